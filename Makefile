@@ -1,0 +1,42 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow lint format demo bench build clean
+
+BIN := .venv/bin
+# Two processes; one thread each, or torch would start a pool per process and fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+ELSEWHERE := not gpu and not vllm and not live
+
+help: ## list what can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: ## make .venv with the CPU or GPU packages (only when something changed)
+	@bash scripts/setup
+
+test: setup ## run the quick tests
+	@$(PYTEST) -m "$(ELSEWHERE) and not slow"
+
+test-slow: setup ## run the slow tests
+	@# 5 means that nothing is marked slow
+	@$(PYTEST) -m "$(ELSEWHERE) and slow" || [ $$? -eq 5 ]
+
+lint: setup ## check format, style, types and layers
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: setup ## format the code and sort the imports
+	@$(BIN)/ruff check --quiet --fix-only --select I .
+	@$(BIN)/ruff format .
+
+demo: setup ## try the whole road: no GPU, no key, no network
+	@$(BIN)/soul demo
+
+bench: setup ## measure the start-up time
+	@$(BIN)/python benchmarks/startup.py
+
+build: setup ## build the wheel and the source archive into dist/
+	@$(BIN)/python -m build
+
+clean: ## delete .venv and caches (runs/ stays)
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

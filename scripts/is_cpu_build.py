@@ -1,0 +1,29 @@
+"""Exit 0 when the torch in a `pip install --dry-run --report FILE` is no CUDA build."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from pathlib import Path
+
+
+def is_cpu_build(report: dict[str, object], system: str) -> bool:
+    """Whether installing `report` brings torch without CUDA libraries on `system`."""
+    chosen = report.get("install")
+    if not isinstance(chosen, list):
+        return False
+    found = [item["metadata"] for item in chosen if item["metadata"]["name"] == "torch"]
+    if not found:
+        return False
+    if system != "Linux" or found[0]["version"].endswith("+cpu"):
+        return True
+    needs = found[0].get("requires_dist", [])
+    return "+" not in found[0]["version"] and not any(
+        re.match(r"(nvidia|cuda|triton)\b", need) for need in needs
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(not is_cpu_build(json.loads(Path(sys.argv[1]).read_text()), platform.system()))

@@ -1,0 +1,1 @@
+"""The `soul` command: parses, calls, prints. No logic lives here."""

@@ -1,0 +1,224 @@
+"""`soul`: the table of commands, and the one place where an error becomes an exit code.
+
+The commands are registered as names and sentences; a module is imported when its command is called.
+So `soul --help` answers at once, and a broken or missing optional package hurts only the command
+that needs it. Exit codes: 0 done, 1 internal error or a model that stayed silent, 2 something the
+user can mend (always three lines: error, why, fix), 130 interrupted.
+
+To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
+group) or `command` (a function).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from soulkit import __version__
+from soulkit.errors import CallError, MissingPackage, SoulError, UserError, did_you_mean
+from soulkit.text import one_line
+
+COMMANDS = {
+    "demo": "Try the whole road in minutes: no GPU, no key, no network.",
+    "tasks": "List the tasks and suites; show what one asks and scores.",
+    "data": "Make, import, check, show and audit the rows of a task.",
+    "eval": "Score a model: a local checkpoint or any API endpoint.",
+    "train": "Train a model: SFT, GRPO (scalar), Ditto (verbal feedback).",
+    "report": "Show what runs recorded: tables, figures, one HTML page.",
+    "compare": "Compare two runs, paired example by example.",
+    "serve": "Serve a trained simulator as a chat partner.",
+    "completion": "Print the shell completion script for bash, zsh or fish.",
+}
+
+EXTRAS = {
+    "torch": "train",
+    "transformers": "train",
+    "peft": "train",
+    "safetensors": "train",
+    "matplotlib": "report",
+    "vllm": "vllm",
+    "tensorboard": "track",
+    "trackio": "track",
+    "wandb": "track",
+}
+"""Optional packages and the extra of soulkit that brings them."""
+
+COMPLETE_VARIABLE = "_SOUL_COMPLETE"
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table; imports one when it is called or completed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that only knows its help line: enough for listing and for names."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{one_line(name, 60)}'. {did_you_mean(name, COMMANDS)}")
+        found, command, rest = super().resolve_command(ctx, args)
+        return found, command and load(name), rest
+
+
+def load(name: str) -> Any:
+    """Import the module of the command `name` and build its command or group."""
+    module = importlib.import_module(f"soulkit.cli.{name}")
+    if hasattr(module, "app"):
+        group = typer.main.get_group(module.app)
+        group.name, group.no_args_is_help = name, True
+        group.help = group.help or COMMANDS[name]
+        return group
+    single = typer.Typer(add_completion=False)
+    single.command(name)(module.command)
+    command = typer.main.get_command(single)
+    command.help = command.help or COMMANDS[name]
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    # Plain help: rich panels would double the time until the first line.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"soul {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help="Evaluate, train and understand human simulators.")
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")
+    ] = False,
+) -> None:
+    """The options before the command. `main` takes --debug away, here it is only listed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `soul` with `argv` (default: this process's) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = take_debug(arguments)
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
+        if debug:
+            traceback.print_exception(error)
+        return _explain(error)
+
+
+def take_debug(arguments: list[str]) -> bool:
+    """Remove --debug from `arguments`, wherever it stands before `--`; SOULKIT_DEBUG counts."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [word for word in arguments[:end] if word != "--debug"]
+    asked = len(kept) < end
+    arguments[:end] = kept
+    return asked or os.environ.get("SOULKIT_DEBUG", "0") not in ("", "0")
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if COMPLETE_VARIABLE in os.environ:
+        # Typer registers its shells only where it also adds its own install options.
+        from typer._completion_classes import completion_init
+
+        completion_init()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a C locale must not end a run
+    try:
+        typer.main.get_group(app).main(
+            args=arguments, prog_name="soul", complete_var=COMPLETE_VARIABLE
+        )
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    _flush()
+    if code == 130:  # Typer turns Ctrl-C into a silent 130
+        return _interrupted()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def _flush() -> None:
+    """Empty stdout now: a reader that left (`soul tasks list | head`) is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _interrupted() -> int:
+    _say("interrupted: what was finished is kept; run the same command again to resume")
+    return 130
+
+
+def _explain(error: Exception) -> int:
+    """Tell on stderr what went wrong, and return the exit code."""
+    found = _known(error)
+    if isinstance(found, UserError):
+        _three_lines(*found.lines())
+        return 2
+    if isinstance(found, CallError):
+        _three_lines(
+            found.detail,
+            "A model did not answer, and no result is made up for it.",
+            "Check the endpoint, then run the same command again.",
+        )
+        return 1
+    detail = one_line(f"{type(error).__name__}: {error}", 300)
+    _say(f"internal error: {detail} (run again with --debug for the traceback)")
+    return 1
+
+
+def _known(error: Exception) -> SoulError | None:
+    """The soulkit error in `error`: itself, one in a task group's bundle, a missing extra."""
+    if isinstance(error, SoulError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        inner = [_known(part) for part in error.exceptions if isinstance(part, Exception)]
+        mendable = [part for part in inner if isinstance(part, UserError)]
+        return next(iter([*mendable, *(part for part in inner if part)]), None)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        if package in EXTRAS:
+            return MissingPackage(package, "this command", EXTRAS[package])
+    return None
+
+
+def _three_lines(what: str, why: str, way_out: str) -> None:
+    _say(f"error: {one_line(what)}")
+    _say(f"why: {one_line(why)}")
+    _say(f"fix: {one_line(way_out)}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

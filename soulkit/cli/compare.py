@@ -1,0 +1,39 @@
+"""`soul compare A B`: is B better than A on the episodes that both scored?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from soulkit.eval.compare import Comparison
+
+
+def command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Run folder to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
+    metric: Annotated[str, typer.Option(help="`value`, or another recorded metric.")] = "value",
+    force_mixed: Annotated[
+        bool, typer.Option("--force-mixed", help="Compare across other prompts or protocols.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two runs, episode by episode: B minus A, with interval and adjusted p-value."""
+    from soulkit.cli.console import print_json
+    from soulkit.eval.compare import compare_runs
+
+    found = compare_runs(a, b, metric, allow_mixed=force_mixed)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+
+
+def _print(found: Comparison) -> None:
+    from soulkit.cli.console import out
+    from soulkit.report.table import comparison
+
+    for part in comparison(found):
+        out.print(part)

@@ -1,0 +1,139 @@
+"""Where the commands print.
+
+`out` is for results, `err` for everything said on the way. With --json stdout carries one JSON
+document and nothing else: print it with `print_json`, and everything else to `console(json=True)`,
+which is stderr. Progress always goes to stderr: a live bar in a terminal, else a plain line every
+few seconds, so that a log file stays readable. Text from models goes through `sanitise`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from soulkit.text import one_line, sanitise
+
+__all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
+__all__ += ["safe", "sanitise"]
+
+PLAIN_EVERY = 5.0
+"""Seconds between two plain progress lines."""
+
+
+def _make(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    # A pipe has no width of its own; 80 columns would wrap tables that no one resizes.
+    piped = not stream.isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, highlight=False, width=160 if piped else None)
+
+
+out = _make(stderr=False)
+err = _make(stderr=True)
+
+
+def console(json: bool = False) -> Console:
+    """Where tables go: stdout, or stderr when stdout is kept for JSON."""
+    return err if json else out
+
+
+def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON document to stdout. ValueError for NaN and infinities."""
+    print(json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False))
+
+
+def safe(text: str) -> str:
+    """Model text for a rich console: sanitised, and its square brackets are no markup."""
+    return escape(sanitise(text))
+
+
+def duration(seconds: float) -> str:
+    """Whole seconds as `42 s`, `3 min 05 s` or `2 h 07 min`."""
+    whole = max(round(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+class Bar(Protocol):
+    """What `progress` hands out."""
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        """`steps` more are done; `note` (a cost, a mean) is shown beside the numbers."""
+
+
+class _State:
+    """Counts, and says rate and remaining time in words."""
+
+    def __init__(self, total: int | None) -> None:
+        self.total, self.done, self.note = total, 0, ""
+        self.start = time.monotonic()
+
+    def add(self, steps: int, note: str) -> None:
+        self.done += steps
+        self.note = one_line(note, 60) if note else self.note
+
+    def words(self) -> str:
+        seconds = time.monotonic() - self.start
+        rate = self.done / seconds if seconds > 0 else 0.0
+        parts = [f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"]
+        if self.total is not None and 0 < self.done < self.total:
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return ", ".join([*parts, self.note] if self.note else parts)
+
+
+class _LiveBar:
+    def __init__(self, bars: Progress, state: _State, description: str) -> None:
+        self.bars, self.state = bars, state
+        self.task = bars.add_task(escape(description), total=state.total, words="")
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.state.add(steps, note)
+        words = escape(self.state.words())
+        self.bars.update(self.task, completed=self.state.done, words=words)
+
+
+class _PlainBar:
+    def __init__(self, state: _State, description: str) -> None:
+        self.state, self.description = state, description
+        self.said_at, self.said = state.start, -1
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.state.add(steps, note)
+        if time.monotonic() - self.said_at >= PLAIN_EVERY:
+            self.say()
+
+    def say(self) -> None:
+        if self.said == self.state.done:
+            return
+        self.said_at, self.said = time.monotonic(), self.state.done
+        of = "" if self.state.total is None else f"/{self.state.total}"
+        line = f"{self.description}: {self.state.done}{of} ({self.state.words()})"
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(total: int | None, description: str) -> Iterator[Bar]:
+    """Show on stderr how far a loop is, with rate and time left; `total` None: unknown."""
+    state, name = _State(total), one_line(description, 60)
+    if not err.is_terminal:
+        plain = _PlainBar(state, name)
+        try:
+            yield plain
+        finally:
+            plain.say()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    tail = (TimeElapsedColumn(), TextColumn("{task.fields[words]}"))
+    with Progress(*columns, *tail, console=err) as bars:
+        yield _LiveBar(bars, state, name)

@@ -1,0 +1,44 @@
+"""Options that several commands share: how tasks and data files are written on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from soulkit.errors import ConfigError
+
+
+def ratios(text: str) -> dict[str, float]:
+    """`hitom,paratomi:0.5` → task → mixing ratio."""
+    found: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, colon, number = part.partition(":")
+        try:
+            ratio = float(number) if colon else 1.0
+        except ValueError:
+            ratio = -1.0
+        if ratio <= 0:
+            raise ConfigError(
+                f"'{part}' is not a task with a mixing ratio.",
+                "A ratio is a positive number after a colon: 0.5 takes half of the rows.",
+                f"Write {name} or {name}:0.5.",
+            )
+        found[name] = ratio
+    return found
+
+
+def pairs(given: Sequence[str] | None, tasks: str) -> dict[str, str]:
+    """`TASK=FILE` options → task → file; a bare FILE is meant for the only task there is."""
+    names = list(ratios(tasks)) if tasks else []
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals and len(names) == 1:
+            name, value = names[0], text
+        elif not equals:
+            raise ConfigError(
+                f"'{text}' does not say which task it is for.",
+                f"There are {len(names)} tasks.",
+                f"Write --data TASK={text} for each task.",
+            )
+        found[name] = value
+    return found

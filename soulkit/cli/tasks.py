@@ -1,0 +1,112 @@
+"""`soul tasks`: which tasks and suites there are, and what one asks and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from soulkit.cli.console import out, print_json, safe
+
+if TYPE_CHECKING:
+    from soulkit.tasks.registry import Registry, TaskSpec
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+TaskFiles = Annotated[
+    list[Path] | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
+]
+
+
+@app.command("list")
+def list_(
+    suite: Annotated[str | None, typer.Option("--suite", help="Only the tasks of a suite.")] = None,
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """List the tasks and suites."""
+    registry = _registry(tasks)
+    names = registry.suite(suite) if suite is not None else tuple(registry.specs)
+    suites = {n: list(members) for n, members in registry.suites.items() if suite in (None, n)}
+    if as_json:
+        listed = [_summary(name, registry.specs[name]) for name in names]
+        print_json({"tasks": listed, "suites": suites})
+        return
+    table = Table("task", "axis", "metric", "actor plays", "rows", "what it is")
+    for name in names:
+        table.add_row(*(safe(cell) for cell in _cells(name, registry.specs[name])))
+    out.print(table)
+    for name, members in suites.items():
+        out.print(f"suite {safe(name)}: {safe(', '.join(members))}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A task; see: soul tasks list")],
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Show one task: seats, columns and who sees them, metric, files, licence."""
+    registry = _registry(tasks)
+    spec = registry.spec(name)
+    suites = [s for s, members in registry.suites.items() if name in members]
+    if as_json:
+        print_json({"name": name, **spec.model_dump(mode="json"), "suites": suites})
+    else:
+        _print_task(name, spec, suites)
+
+
+def _registry(files: Sequence[Path] | None) -> Registry:
+    from soulkit.tasks.registry import load_registry
+
+    return load_registry(*(files or ()))
+
+
+def _summary(name: str, spec: TaskSpec) -> dict[str, Any]:
+    kept = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
+    return {"name": name, **spec.model_dump(mode="json", include=set(kept))}
+
+
+def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
+    acted = ", ".join(seat for seat, role in spec.seats.items() if role == "actor")
+    rows = [*(["synth"] if spec.synth else []), *(["import"] if spec.formats else [])]
+    return name, spec.axis, spec.metric.name, acted, ", ".join(rows), spec.summary
+
+
+def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
+    out.print(f"{safe(name)}: {safe(spec.title)}. {safe(spec.summary)}", soft_wrap=True)
+    table = Table("column", "type", "required", "also called", "seen by", "word budget")
+    for column, c in spec.columns.items():
+        cells = (column, c.type, "yes" if c.required else "", ", ".join(c.aliases),
+                 ", ".join(c.audience) or "nobody", str(c.max_words or ""))  # fmt: skip
+        table.add_row(*(safe(cell) for cell in cells))
+    out.print(table)
+    for label, text in _facts(spec, suites):
+        if text:
+            out.print(f"{label}: {safe(text)}", soft_wrap=True)
+
+
+def _facts(spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
+    metric, coaches = spec.metric, spec.feedback.coaches
+    kind = "each example 0 or 1" if metric.binary else "graded"
+    return [
+        ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
+        ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),
+        ("groups", ", ".join(spec.tags)),
+        ("clusters", ", ".join(spec.cluster) or "each row"),
+        ("coaches", ", ".join(coaches)),
+        ("sampling", ", ".join(f"{k} {v}" for k, v in spec.sampling.items())),
+        ("options", ", ".join(f"{k} {v}" for k, v in spec.options.items())),
+        ("suites", ", ".join(suites)),
+        ("training files", ", ".join(spec.files.train)),
+        ("evaluation files", ", ".join(spec.files.eval)),
+        ("original formats", ", ".join(spec.formats)),
+        ("rows can be made", "yes, with soul data synth" if spec.synth else ""),
+        ("citation", spec.citation),
+        ("licence", spec.licence),
+        ("url", spec.url),
+    ]

@@ -1,0 +1,247 @@
+"""Settings: strict, merged in one order, and told apart when they are wrong.
+
+    defaults < file < environment (SOULKIT_*) < flags
+
+`Settings` is the base of every command's configuration. An unknown key is an error with the
+nearest known one, never a silent no-op; all problems are reported at once, each with its origin.
+Nested settings merge key by key; in the environment `SOULKIT_JUDGE__MODEL` means `judge.model`.
+Other SOULKIT_ variables belong to other commands and are left alone, unless they are one slip of
+the pen away from a setting of this one. Importing this module never imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from soulkit.errors import ConfigError, did_you_mean
+
+PREFIX = "SOULKIT_"
+RESERVED = frozenset({"DEBUG", "TEST_DATA", "VECTORS"})
+"""SOULKIT_ variables that are no settings."""
+
+_SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
+
+
+class Settings(BaseModel):
+    """Base of a command's configuration: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @classmethod
+    def load(
+        cls,
+        file: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Merge file, environment and flags over the defaults.
+
+        `file` is YAML (or JSON); `env` defaults to this process's; a flag that is None was not
+        given; a dotted flag name means a nested setting. ConfigError lists everything wrong.
+        """
+        layers: dict[str, dict[str, Any]] = {
+            f"the file {file}": read_settings_file(file) if file is not None else {},
+            "the environment": _from_environment(cls, os.environ if env is None else env),
+            "the command line": _from_flags(flags or {}),
+        }
+        merged: dict[str, Any] = {}
+        for layer in layers.values():
+            merged = merge(merged, layer)
+        _refuse_unknown(cls, layers)
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            raise _config_error(error, layers) from error
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting with its value, in plain JSON types: what a run folder stores."""
+        return self.model_dump(mode="json")
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; ConfigError when it is missing, no YAML, or no mapping."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"The config file {file} cannot be read: {' '.join(str(error).split())}.",
+            "Its settings would be missing from the run.",
+            "Check the path and the YAML in it.",
+        ) from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"The config file {file} holds a {type(loaded).__name__}, not settings.",
+            "Settings are lines of the form 'name: value'.",
+            "Write the settings at the top level of the file.",
+        )
+    return {str(key): value for key, value in loaded.items()}
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the values of `over` laid on top; mappings merge, everything else replaces."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merge(below, value)
+        merged[key] = value
+    return merged
+
+
+def _nested(path: list[str], value: Any) -> dict[str, Any]:
+    first, *rest = path
+    return {first: _nested(rest, value) if rest else value}
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is not None:
+            layer = merge(layer, _nested(name.split("."), value))
+    return layer
+
+
+# --- environment ----------------------------------------------------------------------------------
+
+
+def _from_environment(cls: type[BaseModel], env: Mapping[str, str]) -> dict[str, Any]:
+    known = {PREFIX + path.replace(".", "__").upper(): (path, kind) for path, kind in _leaves(cls)}
+    layer: dict[str, Any] = {}
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX) or variable[len(PREFIX) :] in RESERVED or not text:
+            continue
+        if variable not in known:
+            _refuse_slip(variable, known)
+            continue
+        path, kind = known[variable]
+        layer = merge(layer, _nested(path.split("."), _read_variable(variable, text, kind)))
+    return layer
+
+
+def _leaves(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting's dotted name and type, groups before their members."""
+    for name, info in cls.model_fields.items():
+        yield prefix + name, info.annotation
+        group = _group(info.annotation)
+        if group is not None:
+            yield from _leaves(group, f"{prefix}{name}.")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if union else (kind,)
+
+
+def _group(kind: Any) -> type[BaseModel] | None:
+    """The nested model in an annotation such as `Judge` or `Judge | None`."""
+    models = [k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
+    return models[0] if models else None
+
+
+def _read_variable(variable: str, text: str, kind: Any) -> Any:
+    """Text as the setting wants it: `[…]`/`{…}` are YAML, a list may also be `a,b,c`."""
+    import yaml
+
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"The environment variable {variable} starts like a list but is none.",
+                f"It cannot be read: {' '.join(str(error).split())}.",
+                f"Write it as [a, b] or unset it: unset {variable}",
+            ) from error
+    origins = {typing.get_origin(k) or k for k in _alternatives(kind)}
+    if origins & {list, tuple, set, frozenset} and str not in origins:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:
+    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.95)
+    if near:
+        raise ConfigError(
+            f"The environment variable {variable} is no setting.",
+            f"It would be ignored, and it looks like {near[0]}.",
+            f"Rename it to {near[0]}, or unset it: unset {variable}",
+        )
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def _refuse_unknown(cls: type[BaseModel], layers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Before validation, so that a misspelled key is not reported as a missing one as well."""
+    for source, layer in layers.items():
+        for path, known in _unknown(cls, layer, ""):
+            hint = did_you_mean(path.rsplit(".", 1)[-1], known)
+            raise ConfigError(
+                f"'{path}' in {source} is no setting.",
+                "A setting that nobody reads would change nothing.",
+                hint,
+            )
+
+
+def _unknown(
+    cls: type[BaseModel], layer: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, list[str]]]:
+    if cls.model_config.get("extra") != "forbid":
+        return
+    for key, value in layer.items():
+        if key not in cls.model_fields:
+            yield f"{prefix}{key}", list(cls.model_fields)
+            continue
+        group = _group(cls.model_fields[key].annotation)
+        if group is not None and isinstance(value, Mapping):
+            yield from _unknown(group, value, f"{prefix}{key}.")
+
+
+def _config_error(error: ValidationError, layers: Mapping[str, Mapping[str, Any]]) -> ConfigError:
+    problems = [_problem(dict(item), layers) for item in error.errors(include_url=False)]
+    count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
+    return ConfigError(
+        f"{count} wrong: {'; '.join(problems)}.",
+        "The run would not do what the configuration says.",
+        "Correct what is named above and start again.",
+    )
+
+
+def _problem(item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]) -> str:
+    path = [str(part) for part in item["loc"]]
+    name = ".".join(path) or "the settings together"
+    message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
+    if item["type"] == "missing":
+        return f"{name} is required"
+    shown = item.get("input")
+    quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
+    got = f" (got {shown!r:.60}" if quoted and path else " ("
+    source = _source(path, layers)
+    return f"{name}: {message}{got}{', ' if quoted and path else ''}{source})"
+
+
+def _source(path: list[str], layers: Mapping[str, Mapping[str, Any]]) -> str:
+    """The last layer that set the first part of `path`: the one that won."""
+    for source, layer in reversed(list(layers.items())):
+        node: Any = layer
+        for part in path:
+            if not isinstance(node, Mapping) or part not in node:
+                break
+            node = node[part]
+        if path and node is not layer:
+            return f"from {source}"
+    return "the default" if path else "all sources"

@@ -1,0 +1,424 @@
+"""Row files: .jsonl, .json, .parquet, .csv and .tsv, read to plain Python and written aside.
+
+Every reader gives the same thing: good rows with their provenance, and bad ones with a reason, so
+that one broken line costs one row. Provenance is `file:number`; the number counts lines in .jsonl,
+.csv and .tsv, and rows in .json and .parquet. None, NaN and an empty CSV cell all mean *absent*.
+
+The released layout keeps the real row inside the struct `extra_info` (or its JSON, or a JSON
+string `raw` in it) beside a dummy `prompt`; here it is flattened: the keys of `extra_info` become
+the fields, and `data_source` stays. A struct column of several files joined has the keys of all of
+them, None where a file had none: another reason why None means absent.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError
+
+RELEASED = frozenset(
+    ("prompt", "data_source", "extra_info", "ability", "reward_model", "agent_name", "index", "uid")
+)
+"""Columns that a file of the released layout may have beside the row itself."""
+
+_PACKED = b"soulkit.packed"
+"""Metadata key of a Parquet column whose values have no one type and are kept as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One flat row as its file has it: nothing bound, nothing checked."""
+
+    fields: dict[str, Any]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used, and why."""
+
+    source: str
+    why: str
+
+
+def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
+    """Every row of a file, in file order. DataError when the file as a whole cannot be used."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        check_file(path)
+        raise DataError(
+            f"'{path}' has a suffix that is no row format.",
+            f"The suffix '{path.suffix}' says nothing about how to read it.",
+            f"Rename or convert it to one of {', '.join(_READERS)}.",
+        )
+    good: list[RawRow] = []
+    bad: list[BadRow] = []
+    for source, value in reader(path):
+        if isinstance(value, BadRow):
+            bad.append(value)
+            continue
+        try:
+            good.append(RawRow(flatten(value), source))
+        except ValueError as error:
+            bad.append(BadRow(source, str(error)))
+    if not good and not bad:
+        raise empty(path)
+    return good, bad
+
+
+def nth_row(path: Path, index: int) -> RawRow:
+    """The row at `index` (from 0) among the readable rows of a file."""
+    rows, bad = read_rows(path)
+    if not 0 <= index < len(rows):
+        raise DataError(
+            f"'{path}' has no row {index}.",
+            f"It holds {len(rows)} readable rows, counted from 0, and {len(bad)} broken ones.",
+            f"Give --row a number from 0 to {len(rows) - 1}." if rows else "Mend the file first.",
+        )
+    return rows[index]
+
+
+def empty(path: Path) -> DataError:
+    return DataError(
+        f"'{path}' holds no rows.",
+        "A command on no rows would report numbers about nothing.",
+        "Check that the file was written completely, or name another one.",
+    )
+
+
+def check_file(path: Path) -> None:
+    """DataError unless `path` is a file."""
+    if path.is_dir():
+        raise DataError(
+            f"'{path}' is a folder, not a file.",
+            "Rows are read from single files.",
+            "Name the file in it; several files may be given one after the other.",
+        )
+    if not path.exists():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        state = "does not hold it" if beside else "is empty or missing"
+        raise DataError(
+            f"There is no file '{path}'.",
+            f"The folder '{path.parent}' {state}.",
+            f"Did you mean '{near[0]}'?" if near else "Check the path.",
+        )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; DataError when there is none to read."""
+    check_file(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, str(error.strerror)) from error
+
+
+def unreadable(path: Path, why: str) -> DataError:
+    return DataError(
+        f"'{path}' cannot be read.",
+        f"The reader says: {' '.join(why.split())}.",
+        "Copy or download the file again, and check that its suffix says what it is.",
+    )
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """(number from 1, line without its end); None for a line that is not UTF-8."""
+    content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
+    # Split at newlines only: a Unicode line separator inside a JSON string ends no line.
+    for number, line in enumerate(content.split(b"\n"), 1):
+        try:
+            yield number, line.decode("utf-8").removesuffix("\r")
+        except UnicodeDecodeError:
+            yield number, None
+
+
+def parse_json(text: str) -> Any:
+    """JSON with NaN read as None; ValueError (with the reason) for anything that is not JSON."""
+    value = _loads(text)
+    if "\\ud" in text.lower() and _has_lone_surrogate(value):
+        raise ValueError("half of a surrogate pair stands alone, which no text file can hold")
+    return value
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _constant(name: str) -> None:
+    if name != "NaN":
+        raise ValueError(f"{name} is no number that a row can hold")
+
+
+def _has_lone_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+# -- one reader per format: (source, row or BadRow) ----------------------------------------------
+
+Entry = tuple[str, Any]
+
+
+def _read_jsonl(path: Path) -> Iterator[Entry]:
+    for number, line in text_lines(path):
+        source = f"{path.name}:{number}"
+        if line is None:
+            yield source, BadRow(source, "the line is not UTF-8 text")
+        elif line.strip():
+            try:
+                yield source, parse_json(line)
+            except ValueError as error:
+                yield source, BadRow(source, f"the line is not JSON: {error}")
+
+
+def _read_json(path: Path) -> Iterator[Entry]:
+    try:
+        value = parse_json(read_bytes(path).decode("utf-8-sig"))
+    except ValueError as error:
+        raise unreadable(path, f"not JSON: {error}") from error
+    rows = value.get("data") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise DataError(
+            f"'{path}' holds no list of rows.",
+            'A .json file is an array of objects, or {"data": [...]}.',
+            "Wrap the rows in an array, or write one object a line and name the file .jsonl.",
+        )
+    for number, row in enumerate(rows, 1):
+        yield f"{path.name}:{number}", row
+
+
+def _read_parquet(path: Path) -> Iterator[Entry]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            packed = [f.name for f in file.schema_arrow if _PACKED in (f.metadata or {})]
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    texts = {name: row[name] for name in packed if row[name] is not None}
+                    yield (
+                        f"{path.name}:{number}",
+                        row | {name: parse_json(text) for name, text in texts.items()},
+                    )
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(path, f"not a sound Parquet file: {error}") from error
+
+
+def _read_csv(path: Path) -> Iterator[Entry]:
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise unreadable(path, f"not UTF-8 text: {error}") from error
+    csv.field_size_limit(2**31 - 1)  # stories are longer than the module's own limit allows
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    while True:
+        source = f"{path.name}:{reader.line_num + 1}"
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield source, BadRow(source, f"the record is not CSV: {error}")
+            continue
+        if header is None:
+            header = _header(path, cells)
+        elif cells:
+            yield source, _record(header, cells, source)
+
+
+def _header(path: Path, cells: Sequence[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    if not names or len(set(names)) < len(names):
+        raise DataError(
+            f"The first line of '{path}' does not name its columns.",
+            f"It reads: {', '.join(names) or '(empty)'}.",
+            "Put a line with one distinct name per column first.",
+        )
+    return names
+
+
+def _record(header: Sequence[str], cells: Sequence[str], source: str) -> dict[str, str] | BadRow:
+    if len(cells) != len(header):
+        return BadRow(source, f"it has {len(cells)} cells where the header names {len(header)}")
+    return {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+}
+
+
+# -- flattening ----------------------------------------------------------------------------------
+
+
+def flatten(row: Any) -> dict[str, Any]:
+    """A row without its released wrapping and without absent values. ValueError when it is none."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"it is no row of named fields but {_kind(row)}")
+    fields = present(row)
+    inner = fields.get("extra_info")
+    if isinstance(inner, str):
+        inner = _packed(inner, must=set(fields) <= RELEASED)
+    if not isinstance(inner, Mapping):
+        return fields
+    flat = {**inner, **_raw(inner)}
+    if "data_source" in fields:
+        flat["data_source"] = fields["data_source"]
+    # Files that mix both layouts keep their other columns; the wrapping itself is dropped.
+    return {**{k: v for k, v in fields.items() if k not in RELEASED}, **present(flat)}
+
+
+def _raw(inner: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = _packed(inner["raw"], must=False) if isinstance(inner.get("raw"), str) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _packed(text: str, must: bool) -> Mapping[str, Any] | None:
+    """The object that a JSON string holds; None (or ValueError if it `must`) when it holds none."""
+    why = "it is no JSON object"
+    if text.lstrip().startswith("{"):
+        try:
+            value = parse_json(text)
+            return value if isinstance(value, Mapping) else None
+        except ValueError as error:
+            why = str(error)
+    if must:
+        raise ValueError(f"extra_info cannot be read: {why}")
+    return None
+
+
+def present(value: Any) -> Any:
+    """`value` without what is None or NaN; inside lists those become None, so places stay."""
+    if isinstance(value, Mapping):
+        kept = {str(k): present(v) for k, v in value.items()}
+        return {k: v for k, v in kept.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [present(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _kind(value: Any) -> str:
+    return {str: "text", list: "a list", type(None): "null"}.get(type(value), "a bare value")
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+Writer = Callable[[Path, Sequence[Mapping[str, Any]]], None]
+
+
+def refuse_same(source: Path, target: Path) -> None:
+    """DataError when writing `target` would replace the file that is being read."""
+    if target.exists() and source.exists() and target.samefile(source):
+        raise DataError(
+            f"'{target}' is the file to read.",
+            "Writing the result there would replace the original.",
+            "Give another name with -o.",
+        )
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], *, data_source: str = "") -> int:
+    """Write flat rows as .jsonl or .parquet, aside and renamed; returns how many.
+
+    `data_source` marks every row that has no mark of its own. DataError when there are no rows or
+    the suffix is neither.
+    """
+    marked = [{**({"data_source": data_source} if data_source else {}), **row} for row in rows]
+    writer = _WRITERS.get(path.suffix.lower())
+    if writer is None or path.is_dir():
+        raise DataError(
+            f"Rows cannot be written to '{path}'.",
+            "They are written as JSON lines or Parquet, chosen by the suffix.",
+            "Name a file that ends in .jsonl or .parquet.",
+        )
+    if not marked:
+        raise DataError(
+            f"There are no rows to write to '{path}'.",
+            "An empty file would stop the next command anyway.",
+            "Check what was asked for, and the bad rows if any were named.",
+        )
+    try:
+        _write_aside(path, writer, marked)
+    except OSError as error:
+        raise DataError(
+            f"Rows cannot be written to '{path}'.",
+            f"The system says: {error.strerror or error}.",
+            "Check the folder and the space left, or give another name with -o.",
+        ) from error
+    return len(marked)
+
+
+def _write_aside(path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        writer(aside, rows)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns, fields = [], []
+    for name in names:
+        values = [row.get(name) for row in rows]
+        column = _column(values)
+        packed = column is None
+        if column is None:
+            column = pa.array([None if v is None else json.dumps(v) for v in values])
+        columns.append(column)
+        fields.append(pa.field(name, column.type, metadata={_PACKED: b"json"} if packed else None))
+    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
+
+
+def _column(values: Sequence[Any]) -> Any:
+    """An Arrow array of `values`; None when they have no one type that Parquet could hold."""
+    import pyarrow as pa
+
+    try:
+        column = pa.array(values)
+    except (pa.ArrowException, TypeError):
+        return None
+    return None if "struct<>" in str(column.type) else column
+
+
+_WRITERS: dict[str, Writer] = {
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}

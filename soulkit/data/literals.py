@@ -1,0 +1,102 @@
+"""Fields that hold a structure inside a string: lists as literals, lettered options.
+
+Literals are read, never evaluated: a data file must not be able to run code. Two protocols. In
+`reference` the readings are those of the published scores, their odd corners included; in `paper`
+options may hold commas or stand on lines of their own, and sentences get their full stops.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from soulkit.types import Protocol
+
+# A letter, a full stop, and text without commas, up to the next lettered option or the end.
+_COMMA_OPTION = re.compile(r"(?P<letter>[A-Z])\. (?P<text>[^,]+?)(?=,\s*[A-Z]\.|$)")
+_BOUNDARY = re.compile(r"(?:\A|[,;\n])\s*\(?(?P<letter>[A-Z])[.)](?=\s)\s*")
+_SENTENCE_END = (".", "!", "?", "…", '"', "”", "'")
+
+
+def read_literal(text: str) -> Any:
+    """The Python or JSON literal that `text` spells; ValueError when it spells none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        pass  # JSON spells null, true and false in its own way: the second reading decides.
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the literal is nested too deeply") from error
+
+
+def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
+    """`value` as a list when it is one or spells one, else None."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if not isinstance(value, str) or not value.strip():
+        return None
+    try:
+        found = ast.literal_eval(value) if protocol == "reference" else read_literal(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def parse_story(value: Any, protocol: Protocol = "paper") -> str:
+    """A story as text, from text, a list of sentences, or the literal of such a list.
+
+    `reference` joins sentences by one blank; `paper` writes one a line and ends each properly, so
+    that sentences stored without full stops stay apart.
+    """
+    if value is None:
+        return ""
+    sentences = literal_list(value, protocol)
+    if sentences is None:
+        return str(value)
+    if protocol == "reference":
+        return " ".join(str(sentence) for sentence in sentences)
+    return join_sentences(str(sentence) for sentence in sentences)
+
+
+def join_sentences(sentences: Iterable[str]) -> str:
+    """One sentence a line, each with its final stop; empty ones left out."""
+    kept = [sentence.strip() for sentence in sentences]
+    return "\n".join(s if s.endswith(_SENTENCE_END) else f"{s}." for s in kept if s)
+
+
+def parse_candidates(value: Any, protocol: Protocol = "paper") -> list[str]:
+    """The candidate answers of a row: from a list, the literal of one, or plain text.
+
+    `reference` takes any other text as one single candidate; `paper` splits it at commas,
+    semicolons and line ends, and drops blanks and repetitions.
+    """
+    if value is None or value == "":
+        return []
+    found = literal_list(value, protocol)
+    if protocol == "reference":
+        return [str(value)] if found is None else [str(item) for item in found]
+    parts = re.split(r"[,;\n]", str(value)) if found is None else [str(x) for x in found]
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def parse_choices(text: str, protocol: Protocol = "paper") -> dict[str, str]:
+    """Letter → option text, from `A. x, B. y` or, in `paper`, from options on lines of their own.
+
+    `paper` accepts a boundary only with the letter that comes next, so that commas and stray
+    capitals inside an option survive. No options: an empty dict.
+    """
+    if protocol == "reference":
+        return {found["letter"]: found["text"] for found in _COMMA_OPTION.finditer(text)}
+    options: dict[str, str] = {}
+    marks: list[re.Match[str]] = []
+    for found in _BOUNDARY.finditer(text):
+        if len(marks) < 26 and found["letter"] == chr(ord("A") + len(marks)):
+            marks.append(found)
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=False):  # without marks there is an end to spare
+        options[mark["letter"]] = text[mark.end() : end].strip().rstrip(",;").rstrip()
+    return options

@@ -1,0 +1,95 @@
+"""One error tree.
+
+* `UserError`: something the user can mend. Three sentences: what happened, why it matters or came
+  about, and the way out. The command line prints them on three lines and exits with 2.
+* `CallError`: a call to a model broke. The engine turns it into a Failure on the episode; it never
+  becomes dialogue, a hint or a verdict.
+
+To add one: subclass, give it a `what`, a `why` and a `way_out`; never print a secret in any of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SoulError(Exception):
+    """Base of every error that soulkit raises on purpose."""
+
+
+class UserError(SoulError):
+    """A mistake that the user can mend; exit code 2."""
+
+    def __init__(self, what: str, why: str, way_out: str) -> None:
+        super().__init__(what)
+        self.what, self.why, self.way_out = what, why, way_out
+
+    def lines(self) -> tuple[str, str, str]:
+        return self.what, self.why, self.way_out
+
+
+class ConfigError(UserError):
+    """A setting is wrong, unknown or missing."""
+
+
+class DataError(UserError):
+    """A data file is missing, unreadable, of the wrong shape, or empty."""
+
+
+class ModelLoadError(UserError):
+    """A model folder or endpoint cannot be used."""
+
+
+class RunError(UserError):
+    """A run folder belongs to something else or was started with another configuration."""
+
+
+class MissingPackage(UserError):
+    """An optional package is needed for what was asked."""
+
+    def __init__(self, package: str, purpose: str, extra: str) -> None:
+        super().__init__(
+            f"The package '{package}' is not installed.",
+            f"It is needed for {purpose}.",
+            f"Install it with: pip install 'soulkit[{extra}]'",
+        )
+
+
+class CallError(SoulError):
+    """A call to a model failed for good, after its retries. `reason` is a Failure slug."""
+
+    reason = "provider_error"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class ProviderError(CallError):
+    """The server answered with an error, or not at all, until the retries ended."""
+
+
+class PartnerError(CallError):
+    """A partner or environment model failed: the actor is not to blame."""
+
+    reason = "partner_error"
+
+
+class ContextOverflow(CallError):
+    """The prompt does not fit the model's context; nothing is cut silently."""
+
+    reason = "context_overflow"
+
+
+class UnreadableVerdict(CallError):
+    """A judge or coach answered something that cannot be read."""
+
+    reason = "judge_error"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint such as \" Did you mean 'hitom'?\", or the sorted list when nothing is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."

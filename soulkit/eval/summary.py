@@ -1,0 +1,179 @@
+"""From the lines of `episodes.jsonl` to the numbers of `summary.json`.
+
+One pass, no scoring: what a Score says is counted and averaged, never judged again. Means are over
+scored episodes, each beside how many were scored, why the others were not, and, where the scale is
+known, where the mean would lie if they had scored worst or best. Break-downs are metrics with
+names of their own, `value/<tag>=<v>`. In a training run the drafts are the headline and the refined
+episodes stand under `value/kind=refined`, since feedback made them another quantity.
+
+    {"command", "model", "protocol", "seconds", "cost", "n", "n_scored", "unscored_share",
+     "tasks":    {task: {metric: {"mean", "ci_low", "ci_high", "n_scored", "n", "method",
+                                  "unscored": {reason: count}, and "worst", "best" if known}}},
+     "statuses": {task: {status: count}}}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.metrics.statistics import Interval, bounds, estimate
+from soulkit.types import Record
+
+UNDEFINED = "undefined"
+"""Why a scored episode has no number under one of its metrics."""
+
+Cell = dict[str, Any]
+
+
+def unscored_share(records: Sequence[Record]) -> float:
+    """Share of episodes without a score, in [0, 1]; DataError when there are none."""
+    if not records:
+        raise DataError(
+            "There are no episodes.",
+            "A share of nothing is no number.",
+            "Check --limit and the task's files with `soul tasks show TASK`.",
+        )
+    return sum(not r.score.scored for r in records) / len(records)
+
+
+def summarise(
+    records: Sequence[Record],
+    *,
+    command: str,
+    model: str,
+    protocol: str,
+    seconds: float,
+    cost: float | None,
+    extra: Mapping[str, Mapping[str, float | None]] | None = None,
+    scale: Mapping[str, Interval] | None = None,
+) -> dict[str, Any]:
+    """The contents of `summary.json`; the shape stands at the top of this module.
+
+    `extra` holds, by task, what the task computed over the whole batch (no interval: it is no mean
+    over episodes). `scale` gives the (lowest, highest) score of a task, or of one of its other
+    metrics under the name `task/metric`; binary metrics are known to lie in [0, 1]. `seconds` is
+    wall time, `cost` US dollars or None when no price is known.
+    """
+    groups = by_task(records)
+    tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
+    for name, metrics in (extra or {}).items():
+        counted = headline(groups.get(name, []))
+        cells = tasks.setdefault(name, {})
+        cells.update({metric: _given(value, counted) for metric, value in metrics.items()})
+    return {
+        "command": command,
+        "model": model,
+        "protocol": protocol,
+        "seconds": seconds,
+        "cost": cost,
+        "n": len(records),
+        "n_scored": sum(r.score.scored for r in records),
+        "unscored_share": unscored_share(records) if records else None,
+        "tasks": tasks,
+        "statuses": {name: _statuses(rows) for name, rows in groups.items()},
+    }
+
+
+def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by task, tasks in alphabetical order, so that a resumed run reads the same."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.task, []).append(record)
+    return dict(sorted(groups.items()))
+
+
+def headline(records: Sequence[Record]) -> list[Record]:
+    """The records a task's headline is made of: its drafts, or all when it has none."""
+    return [r for r in records if r.kind == "draft"] or list(records)
+
+
+def cluster_of(record: Record) -> str:
+    """What is resampled together: the record's cluster, else its example with all its rollouts."""
+    return record.cluster or record.example_id
+
+
+def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:
+    """The records that `metric` applies to, with its value (None: unscored or undefined).
+
+    `value` applies to all. Another metric applies to the records that carry it, and to unscored
+    ones too if every scored record carries it: then it is what they would have carried.
+    """
+    if metric == "value":
+        return [(r, r.score.value) for r in records]
+    scored = [r for r in records if r.score.scored]
+    everywhere = bool(scored) and all(metric in r.score.metrics for r in scored)
+    return [
+        (r, r.score.metrics.get(metric))
+        for r in records
+        if metric in r.score.metrics or (everywhere and not r.score.scored)
+    ]
+
+
+def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
+    main = headline(records)
+    cells = {"value": _cell(metric_values(main, "value"), scale.get(name))}
+    for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
+        cells[metric] = _cell(metric_values(main, metric), scale.get(f"{name}/{metric}"))
+    for label, rows in _breakdowns(main, records).items():
+        cells[f"value/{label}"] = _cell(metric_values(rows, "value"), scale.get(name))
+    return cells
+
+
+def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in main:
+        for tag, value in record.tags.items():
+            groups.setdefault(f"{tag}={value}", []).append(record)
+    found = dict(sorted(groups.items()))
+    for kind in ("refined", "gold"):
+        rows = [r for r in records if r.kind == kind]
+        if rows and len(rows) < len(records):
+            found[f"kind={kind}"] = rows
+    return found
+
+
+def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) -> Cell:
+    values = [v for _, v in pairs]
+    scored = [v for v in values if v is not None]
+    binary = bool(scored) and set(scored) <= {0.0, 1.0}
+    found = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
+    cell: Cell = {
+        "mean": found.mean,
+        "ci_low": found.ci_low,
+        "ci_high": found.ci_high,
+        "n_scored": found.n_scored,
+        "n": found.n,
+        "method": found.method,
+        "unscored": _reasons(pairs),
+    }
+    limits = scale or ((0.0, 1.0) if binary else None)
+    if limits is not None and found.n_scored < found.n:
+        cell["worst"], cell["best"] = bounds(values, limits)
+    return cell
+
+
+def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
+    missing = [r for r, v in pairs if v is None]
+    named = Counter(UNDEFINED if r.score.scored else (r.score.reason or "unknown") for r in missing)
+    return dict(sorted(named.items()))
+
+
+def _given(value: float | None, records: Sequence[Record]) -> Cell:
+    """A number that a task computed over its whole batch: no interval, no bounds."""
+    scored = sum(r.score.scored for r in records)
+    return {
+        "mean": value,
+        "ci_low": None,
+        "ci_high": None,
+        "n_scored": scored,
+        "n": len(records),
+        "method": "batch",
+        "unscored": _reasons([(r, r.score.value) for r in records]),
+    }
+
+
+def _statuses(records: Sequence[Record]) -> dict[str, int]:
+    return dict(sorted(Counter(r.score.status for r in headline(records)).items()))

@@ -1,0 +1,193 @@
+"""JSON files that survive a killed process.
+
+JSON lines are appended one line a write, each on the disk before the call returns; whole files are
+written aside and renamed. So a process that dies at any moment leaves at most one torn last line,
+which readers leave out and writers move aside: nothing is thrown away, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from soulkit.errors import DataError
+
+
+class JsonlWriter:
+    """Appends JSON objects to a file, one a line, each on the disk before `write` returns.
+
+    A torn last line of an earlier, killed process is moved to `<name>.torn` first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            _mend_tail(self.path)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far: what a checkpoint stores, and `cut_to` accepts."""
+        return os.fstat(self._fd).st_size
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one line. ValueError for NaN and infinities: they are no JSON and no result."""
+        self.write_all([record])
+
+    def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append several lines with one sync at the end: all are on disk on return."""
+        lines, start = b"".join(_line(record) for record in records), self.offset
+        try:
+            _write_all(self._fd, lines)
+            os.fsync(self._fd)
+        except OSError:
+            # Half a line (a full disk) would swallow the next one.
+            os.ftruncate(self._fd, start)
+            raise
+
+    def cut_to(self, offset: int) -> None:
+        """Forget what follows byte `offset`, which must end a line; it stays in `<name>.cut`."""
+        if not 0 <= offset <= self.offset:
+            raise DataError(
+                f"{self.path} has {self.offset} bytes and cannot be cut to {offset}.",
+                "The checkpoint belongs to a longer file than this one.",
+                "Restore the file, or start a new run.",
+            )
+        if offset and os.pread(self._fd, 1, offset - 1) != b"\n":
+            raise DataError(
+                f"Byte {offset} of {self.path} is in the middle of a line.",
+                "The checkpoint belongs to another file than this one.",
+                "Restore the file, or start a new run.",
+            )
+        if offset < self.offset:
+            _move_tail(self.path, offset, ".cut")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_jsonl(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, in order; none when the file does not exist yet.
+
+    A torn last line (no line end, no valid object) is left out; with `repair` it is also moved to
+    `<name>.torn`. DataError names file and line of anything else that is no JSON object.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    if repair:
+        _mend_tail(path)
+    return list(_objects(path))
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            value = _parsed(line)
+            if value is not None:
+                yield value
+            elif line.endswith(b"\n") and line.strip():
+                raise DataError(
+                    f"{path}:{number} is not a JSON object.",
+                    "The file was changed by hand or by another program; lines after it may be "
+                    "wrong as well.",
+                    "Mend or delete that line, or start a new run.",
+                )
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _mend_tail(path: Path) -> None:
+    """Make the file end with a line end, moving a torn last line aside."""
+    with path.open("r+b") as stream:
+        start, last = _last_line(stream)
+        if not last:
+            return
+        if _parsed(last) is not None:  # whole, only its line end is missing
+            stream.seek(0, os.SEEK_END)
+            stream.write(b"\n")
+            return
+    _move_tail(path, start, ".torn")
+
+
+def _last_line(stream: BinaryIO) -> tuple[int, bytes]:
+    """Where the unfinished last line starts, and its bytes (empty when the file ends a line)."""
+    end, tail, block = stream.seek(0, os.SEEK_END), b"", 1 << 16
+    while end > 0 and b"\n" not in tail:
+        step = min(block, end)
+        end = stream.seek(end - step)
+        tail = stream.read(step) + tail
+    cut = tail.rfind(b"\n") + 1
+    return end + cut, tail[cut:]
+
+
+def _move_tail(path: Path, offset: int, suffix: str) -> None:
+    """Append the bytes from `offset` on to `<name><suffix>`, then cut them off."""
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        with path.with_name(path.name + suffix).open("ab") as aside:
+            aside.write(stream.read())
+            aside.flush()
+            os.fsync(aside.fileno())
+        stream.truncate(offset)
+        os.fsync(stream.fileno())
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        return _json(record, ascii_only=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, as some servers send: only \u can hold it
+        return _json(record, ascii_only=True).encode() + b"\n"
+
+
+def _json(record: Mapping[str, Any], *, ascii_only: bool, indent: int | None = None) -> str:
+    return json.dumps(dict(record), ensure_ascii=ascii_only, allow_nan=False, indent=indent)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_json(path: Path, obj: Mapping[str, Any]) -> None:
+    """Write a JSON object aside and rename it: a reader sees the old file or the new one."""
+    write_aside(Path(path), (_json(obj, ascii_only=True, indent=2) + "\n").encode())
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Replace the file `path` by `data`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

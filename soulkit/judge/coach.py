@@ -1,0 +1,25 @@
+"""The model coach: one call, one short text for the actor, never an error text in its place."""
+
+from __future__ import annotations
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Player
+from soulkit.types import Call, Feedback, Segment
+
+MAX_WORDS = 120
+
+
+async def ask_coach(coach: Player, prompt: str, call: Call) -> Feedback:
+    """Feedback written by `coach` on `prompt`.
+
+    Raises UnreadableVerdict when the reply is empty after thinking is removed, or longer than
+    MAX_WORDS (a coach that rambles is usually solving the task for the actor).
+    """
+    completion = await coach.complete((Segment("user", prompt),), call)
+    text = " ".join(spoken(completion.text, "paper").split())
+    if not text:
+        raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
+    if len(text.split()) > MAX_WORDS:
+        raise UnreadableVerdict(f"the coach wrote more than {MAX_WORDS} words")
+    return Feedback(text=text, author=coach.model.name)

@@ -1,0 +1,147 @@
+"""Loading a model folder, a hub model or an adapter, or saying what is missing.
+
+Only safetensors are read and no code of a model's folder is run. Every mistake a user can make
+with a path becomes a ModelLoadError that names what is missing and the way out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER = "policy"
+"""The name under which PEFT holds the adapter."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU when there is one. ModelLoadError for a device that does not work."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ModelLoadError(
+            f"The device '{name}' cannot be used.",
+            f"torch says: {_first_line(error)}",
+            "Use auto, cpu, or a device that this machine has, such as cuda:0.",
+        ) from error
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+    import torch
+
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    found = getattr(torch, name, None)
+    if isinstance(found, torch.dtype) and found.is_floating_point:
+        return found
+    raise ModelLoadError(
+        f"'{name}' is no number type for a model.",
+        "The weights are kept and multiplied in it.",
+        "Use auto, float32, bfloat16 or float16.",
+    )
+
+
+def locate(path: str | Path) -> str:
+    """A checked local folder, or the hub id as it is."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        _check_folder(place)
+        return str(place)
+    if place.exists():
+        raise ModelLoadError(
+            f"'{path}' is a file, not a model.",
+            "A model is a folder with its configuration, weights and tokenizer.",
+            f"Name the folder that holds it, perhaps '{place.parent}'.",
+        )
+    if isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ModelLoadError(
+            f"There is no folder '{path}'.",
+            "It does not read like a model of the hub either.",
+            "Check the path, or name a hub model as owner/name.",
+        )
+    return path
+
+
+def _check_folder(folder: Path) -> None:
+    names = {p.name for p in folder.iterdir()}
+    if "config.json" not in names and "adapter_config.json" in names:
+        raise ModelLoadError(
+            f"'{folder}' holds an adapter, not a model.",
+            "An adapter is a change to a base model, which must be loaded first.",
+            "Name the base model as the model and this folder as its adapter.",
+        )
+    missing = [] if "config.json" in names else ["the configuration (config.json)"]
+    if not any(n.endswith(".safetensors") for n in names):
+        missing.append("the weights (*.safetensors)")
+    if not names.intersection(_TOKENIZER_FILES):
+        missing.append("the tokenizer (tokenizer.json)")
+    if missing:
+        raise ModelLoadError(
+            f"'{folder}' is no complete model: it lacks {' and '.join(missing)}.",
+            "Weights in any other format than safetensors are not read, since they can run code.",
+            "Save model and tokenizer there with save_pretrained, or download the folder again.",
+        )
+
+
+def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
+    """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kind = _dtype(dtype, device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            where, dtype=kind, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(
+            f"The model '{where}' cannot be loaded.",
+            f"transformers says: {_first_line(error)}",
+            "Check the folder or the hub name, and that the model is a causal language model "
+            "which needs no code of its own.",
+        ) from error
+    return model, tokenizer
+
+
+def load_adapter(model: Any, adapter: Path) -> Any:
+    """The model with the adapter on top, under the name ADAPTER, frozen."""
+    from peft import PeftModel
+
+    needed = ("adapter_config.json", "adapter_model.safetensors")
+    lacks = [n for n in needed if not (adapter / n).is_file()]
+    if lacks:
+        raise ModelLoadError(
+            f"'{adapter}' is no adapter: it lacks {' and '.join(lacks)}.",
+            "An adapter is a folder as PEFT saves it, with its weights in safetensors.",
+            "Name the adapter's folder, for example one under a run's checkpoints.",
+        )
+    try:
+        return PeftModel.from_pretrained(model, str(adapter), adapter_name=ADAPTER)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"The adapter '{adapter}' does not fit this model.",
+            f"PEFT says: {_first_line(error)}",
+            "Use the base model that is named in its adapter_config.json.",
+        ) from error
+
+
+def adapter_hash(adapter: Path) -> str:
+    """16 hexadecimal digits of the sha256 of the adapter's weights."""
+    with (adapter / "adapter_model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

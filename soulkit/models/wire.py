@@ -1,0 +1,176 @@
+"""The chat-completions wire format: what is sent, and how replies and refusals are read.
+
+Pure functions without network, so that every oddity of a server has one place and one test. Servers
+agree on little beyond `choices[0].message`: the rest is read leniently here, and what cannot be
+read raises `Unreadable` instead of becoming an empty answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from soulkit.errors import SoulError
+from soulkit.types import Call, Sampling, Segment
+
+_FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
+"""Wire names that differ from the name of the `Sampling` field they carry."""
+_UNSUPPORTED = re.compile(
+    r"unsupported|(?:not|n't) (?:\w+ )?(?:support|permit|allow|recogni)|no longer supported"
+    r"|unknown|unrecogni[sz]ed|unexpected|deprecated|extra_forbidden|extra inputs",
+    re.IGNORECASE,
+)
+_TOO_LONG = re.compile(
+    r"context[ _-]?(?:length|window|size)|prompt is too long|input is too long"
+    r"|too many (?:input |prompt )?tokens|reduce the length of",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one reply says; token counts are None when the server gave none."""
+
+    text: str
+    reasoning: str
+    stop_reason: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class Unreadable(SoulError):
+    """A reply with status 200 that holds no completion."""
+
+
+def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
+    """Role and text of each segment; empty system segments, which some servers refuse, go."""
+    return [{"role": s.role, "content": s.text} for s in context if s.text or s.role != "system"]
+
+
+def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
+    """The sampling parameters under their names on the wire, unset ones left out."""
+    wire: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    if sampling.top_p != 1.0:
+        wire["top_p"] = sampling.top_p
+    if sampling.seed is not None:
+        wire["seed"] = _seed(sampling.seed, call)
+    if sampling.stop:
+        wire["stop"] = list(sampling.stop)
+    if sampling.reasoning_effort is not None:
+        wire["reasoning_effort"] = sampling.reasoning_effort
+    if sampling.thinking is not None:
+        budget = {} if sampling.thinking else {"thinking_budget": 0}
+        wire["chat_template_kwargs"] = {"enable_thinking": sampling.thinking} | budget
+    return wire
+
+
+def _seed(seed: int, call: Call) -> int:
+    text = json.dumps([seed, asdict(call)], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def without(wanted: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
+    """`wanted` less what the server refuses; a refused `max_tokens` goes under its newer name."""
+    sent = {name: value for name, value in wanted.items() if name not in refused}
+    if "max_tokens" in refused and "max_completion_tokens" not in refused:
+        sent["max_completion_tokens"] = wanted["max_tokens"]
+    return sent
+
+
+def dropped_fields(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
+    """The `Sampling` fields that were asked for and not sent, sorted."""
+    carried = {_FIELD_OF.get(name, name) for name in sent}
+    return tuple(sorted({_FIELD_OF.get(name, name) for name in wanted} - carried))
+
+
+def error_message(body: object) -> str:
+    """The message of an error body, whatever its shape."""
+    if isinstance(body, str):
+        return body.strip() or "no error body"
+    said = body.get("message") if isinstance(body, dict) else None
+    return str(said) if said else json.dumps(body) if body else "no error body"
+
+
+def too_long(text: str) -> bool:
+    """Whether an error's code, type and message say that the prompt exceeds the context."""
+    return _TOO_LONG.search(text) is not None
+
+
+def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -> str:
+    """The sent parameter that the server does not take; empty when it is about something else.
+
+    A value out of range also names its parameter, but is the caller's mistake: it must not be
+    mended by dropping the parameter, hence the look for words of non-support.
+    """
+    if not _UNSUPPORTED.search(f"{code} {message}"):
+        return ""
+    if param:
+        # It may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
+        return next((name for name in re.findall(r"\w+", param) if name in sent), "")
+    places = {name: re.search(rf"\b{name}\b", message) for name in sent}
+    found = {name: match.start() for name, match in places.items() if match}
+    return min(found, key=lambda name: found[name], default="")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a Retry-After header, a number or a date; None without a readable one."""
+    value = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", value):
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())
+
+
+def parse_json(raw: str) -> Any:
+    """The value of a JSON text, None when it is none (or nested beyond reason)."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_reply(raw: str) -> Answer:
+    """What a reply says. Raises `Unreadable` when it holds no completion."""
+    body = parse_json(raw)
+    if not isinstance(body, dict):
+        raise Unreadable("empty body" if not raw.strip() else "no JSON object")
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Unreadable("no choices")
+    message = choices[0].get("message")
+    if not isinstance(message, dict):
+        raise Unreadable("no message")
+    usage = body.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    return Answer(
+        # A refusal is what the model said to its user: words of the actor, not an error.
+        text=_text(message.get("content")) or _text(message.get("refusal")),
+        reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
+        stop_reason=str(choices[0].get("finish_reason") or "unknown"),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _text(content: object) -> str:
+    """A message's text; some servers send a list of typed parts, others null."""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+    if not isinstance(content, str):
+        return ""
+    # A character cut at the length limit arrives as half a surrogate pair, which no file can hold.
+    return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,185 @@
+"""The only scheduler: walks rollouts down the road and hands every record to a sink at once.
+
+A rollout is walked alone, without a barrier: draft, score, critique, leak check, refined, score. A
+CallError anywhere becomes a Failure on the record it concerns; anything else is a bug and stops the
+run (what is recorded stays).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from soulkit.errors import CallError
+from soulkit.judge.leaks import check, read_blind
+from soulkit.models.base import Cast, Player
+from soulkit.tasks.base import Rollout, Task
+from soulkit.types import (
+    Episode,
+    Example,
+    Failure,
+    Feedback,
+    Record,
+    Score,
+    record_key,
+    unscored,
+)
+
+Sink = Callable[[Record], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout to walk."""
+
+    task: Task
+    example: Example
+    index: int = 0
+    step: int = 0
+
+    def rollout(self, seed: int, kind: str = "draft", feedback: Feedback | None = None) -> Rollout:
+        refined = kind == "refined"
+        return Rollout(index=self.index, kind="refined" if refined else "draft", step=self.step,
+                       seed=seed, feedback=feedback)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackPolicy:
+    """When a draft gets feedback. `blind_reader` adds a model to the leak check."""
+
+    when: str = "all"
+    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates)."""
+    blind_reader: Player | None = None
+    blind_reads: int = 8
+
+    def wants(self, task: Task, score: Score, step: int) -> bool:
+        if score.reward is None:
+            return False
+        gate = task.spec.feedback
+        if self.when == "imperfect":
+            return score.reward < task.spec.metric.high
+        if self.when == "task":
+            return score.reward < gate.below and (gate.until_step is None or step < gate.until_step)
+        return True
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Plays with one cast. `concurrency` bounds the rollouts that are under way at once."""
+
+    cast: Cast
+    seed: int = 0
+    concurrency: int = 256
+    feedback: FeedbackPolicy | None = None
+
+    async def draft(self, job: Job) -> Record:
+        """Play and score once."""
+        return await self._walked(job, job.rollout(self.seed))
+
+    async def refine(self, job: Job, feedback: Feedback) -> Record:
+        """Play and score again, with feedback in the context."""
+        return await self._walked(job, job.rollout(self.seed, "refined", feedback))
+
+    async def critique(self, job: Job, draft: Record) -> Record:
+        """The draft's record with the feedback it earned, leak check done."""
+        policy = self.feedback
+        if policy is None or not policy.wants(job.task, draft.score, job.step):
+            return draft
+        rollout = job.rollout(self.seed)
+        try:
+            given = await job.task.critique(
+                job.example, draft.episode, draft.score, self.cast, rollout
+            )
+            checked = await self._leak_checked(job, given) if given else None
+        except CallError as error:
+            # A coach that failed gave no feedback: the draft stands, and the failure is on record.
+            notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
+            return replace(draft, episode=replace(draft.episode, notes=notes))
+        return replace(draft, received=checked)
+
+    async def _leak_checked(self, job: Job, given: Feedback) -> Feedback:
+        view = job.task.leak_view(job.example)
+        checked = check(given, view)
+        reader = self.feedback.blind_reader if self.feedback else None
+        if reader is None or view is None or checked.leak:
+            return checked
+        rollout = job.rollout(self.seed)
+        reads = self.feedback.blind_reads if self.feedback else 0
+        calls = [rollout.call("judge", job.example, sample=i) for i in range(reads)]
+        return await read_blind(checked, view, reader, calls)
+
+    async def critiqued(self, job: Job) -> Record:
+        """A draft with the feedback it earned."""
+        return await self.critique(job, await self.draft(job))
+
+    async def walk(self, job: Job, sink: Sink) -> list[Record]:
+        """Draft, feedback where the policy wants it, refined where the feedback does not leak."""
+        draft = await self.critiqued(job)
+        sink(draft)
+        if draft.received is None or draft.received.leak:
+            return [draft]
+        refined = await self.refine(job, draft.received)
+        sink(refined)
+        return [draft, refined]
+
+    async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
+        """Walk every job; records reach the sink as they come and are returned in job order."""
+        room = asyncio.Semaphore(self.concurrency)
+
+        async def one(job: Job) -> list[Record]:
+            async with room:
+                return await self.walk(job, sink)
+
+        return [record for walked in await gather(one(job) for job in jobs) for record in walked]
+
+    async def _walked(self, job: Job, rollout: Rollout) -> Record:
+        try:
+            episode = await job.task.play(job.example, self.cast, rollout)
+        except CallError as error:
+            episode = Episode(
+                example_id=job.example.id, task=job.task.name, kind=rollout.kind,
+                rollout=job.index, stop="failed", failure=Failure(error.reason, error.detail),
+            )  # fmt: skip
+        try:
+            score = await job.task.score(job.example, episode, self.cast)
+        except CallError as error:
+            score = unscored(Failure(error.reason, error.detail), job.task.protocol)
+        return record_of(job, rollout, episode, score)
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order. The first error cancels the rest, so nothing is paid for after a bug."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(c) for c in coroutines]
+    except BaseExceptionGroup as errors:
+        # One cause, one error: the others are its echoes or would be shown on the next run.
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Record:
+    """The line of `episodes.jsonl` for one play."""
+    context = episode.traces[0].turns[0].context if _has_turn(episode) else ()
+    return Record(
+        key=record_key(job.step, job.example.id, job.index, rollout.kind),
+        task=job.task.name,
+        example_id=job.example.id,
+        rollout=job.index,
+        kind=rollout.kind,
+        step=job.step,
+        episode=episode,
+        score=score,
+        cluster=job.example.cluster,
+        tags=job.example.tags,
+        given=rollout.feedback,
+        prompt="\n\n".join(segment.text for segment in context),
+        gold=job.task.gold_text(job.example),
+    )
+
+
+def _has_turn(episode: Episode) -> bool:
+    return bool(episode.traces and episode.traces[0].turns)

@@ -1,0 +1,166 @@
+"""Episodes for human eyes: which ones to show, and what of them.
+
+A draft and the refined episode that its feedback led to are one unit, shown side by side. A report
+holds at most `CAP` units, taken in turn from every run and task in the order of a hash of their
+keys: the same run always shows the same episodes, and nobody has picked them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal, TypeVar
+
+from soulkit.report.load import RunData
+from soulkit.report.table import number
+from soulkit.text import one_line, sanitise
+from soulkit.types import Feedback, Record
+
+CAP = 200
+TEXT_LIMIT = 6000
+"""Characters of one text; what is longer ends with a note of how much is left out."""
+
+_T = TypeVar("_T")
+Outcome = Literal["right", "partial", "wrong", "unscored"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """One play of an example, ready to print. All texts are sanitised, none is escaped."""
+
+    text: str
+    reasoning: str
+    score: str
+    outcome: Outcome
+    status: str
+    words: str
+    failure: str
+    metrics: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A draft with its feedback and refined twin, or a single episode."""
+
+    run: str
+    task: str
+    example_id: str
+    step: int
+    rollout: int
+    kind: str
+    prompt: str
+    gold: str
+    tags: tuple[tuple[str, str], ...]
+    draft: Take
+    feedback: str
+    feedback_note: str
+    refined: Take | None
+    improved: bool
+
+
+def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[Unit], int]:
+    """(the units to show, the number there are), shown in the order of run, task, step, example."""
+    groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
+    for index, run in enumerate(runs):
+        for pair in _pairs(run.records):
+            groups.setdefault((index, pair[0].task), []).append(pair)
+    for pairs in groups.values():
+        pairs.sort(key=lambda pair: hashlib.sha256(pair[0].key.encode("utf-8", "replace")).digest())
+    tagged = [[(index, *pair) for pair in pairs] for (index, _), pairs in sorted(groups.items())]
+    picked = list(_in_turn(tagged))[:cap]
+    picked.sort(key=lambda p: (p[0], p[1].task, p[1].step, p[1].example_id, p[1].rollout))
+    units = [_unit(runs[index].name, draft, refined) for index, draft, refined in picked]
+    return units, sum(map(len, groups.values()))
+
+
+def _in_turn(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:
+    for row in zip_longest(*groups):
+        yield from (item for item in row if item is not None)
+
+
+def _pairs(records: Iterable[Record]) -> list[tuple[Record, Record | None]]:
+    """Every draft with its refined twin; a refined episode without its draft stands alone."""
+    slots: dict[tuple[str, int, str, int], dict[str, Record]] = {}
+    for r in records:
+        slots.setdefault((r.task, r.step, r.example_id, r.rollout), {})[r.kind] = r
+    pairs: list[tuple[Record, Record | None]] = []
+    for kinds in slots.values():
+        twin = kinds.pop("refined", None)
+        if "draft" in kinds:
+            pairs.append((kinds.pop("draft"), twin))
+        elif twin is not None:
+            pairs.append((twin, None))
+        pairs += [(other, None) for other in kinds.values()]
+    return pairs
+
+
+def _unit(run: str, draft: Record, refined: Record | None) -> Unit:
+    feedback = draft.received or draft.given or (refined.given if refined else None)
+    before, after = draft.score.value, refined.score.value if refined else None
+    return Unit(
+        run=run,
+        task=one_line(draft.task),
+        example_id=one_line(draft.example_id),
+        step=draft.step,
+        rollout=draft.rollout,
+        kind=draft.kind,
+        prompt=clean(draft.prompt),
+        gold=clean(draft.gold),
+        tags=tuple((one_line(k), one_line(str(v))) for k, v in draft.tags.items()),
+        draft=_take(draft),
+        feedback=clean(feedback.text) if feedback else "",
+        feedback_note=_feedback_note(feedback),
+        refined=_take(refined) if refined else None,
+        improved=before is not None and after is not None and after > before,
+    )
+
+
+def _feedback_note(feedback: Feedback | None) -> str:
+    if feedback is None:
+        return ""
+    kind = feedback.kind.replace("_", " ")
+    leak = f", leaks ({feedback.leak})" if feedback.leak else ""
+    return one_line(f"{kind} by {feedback.author}{leak}")
+
+
+def _take(record: Record) -> Take:
+    score, failure = record.score, record.episode.failure
+    final = record.episode.final
+    return Take(
+        text=clean(_spoken(record)),
+        reasoning=clean(final.reasoning) if final else "",
+        score=number(score.value),
+        outcome=outcome(score.value),
+        status=one_line(f"{score.status}: {score.reason}" if score.reason else score.status),
+        words=clean(score.words),
+        failure=clean(failure.detail) if failure and failure.detail != score.words else "",
+        metrics=tuple((one_line(k), number(v)) for k, v in score.metrics.items()),
+    )
+
+
+def _spoken(record: Record) -> str:
+    """The dialogue when there was one, otherwise the answer."""
+    lines = record.episode.transcript
+    if len(lines) > 1:
+        return "\n\n".join(f"{line.seat}: {line.text}" for line in lines)
+    final = record.episode.final
+    if final is not None:
+        return final.text
+    return lines[0].text if lines else ""
+
+
+def outcome(value: float | None) -> Outcome:
+    """`right` is a full score of 1 (or more), `wrong` is 0 (or less), `partial` lies between."""
+    if value is None:
+        return "unscored"
+    return "right" if value >= 1 else "wrong" if value <= 0 else "partial"
+
+
+def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+    """`text` without control characters, cut at `limit` characters with a note of the rest."""
+    safe = sanitise(text).strip()
+    if len(safe) <= limit:
+        return safe
+    return f"{safe[:limit]}\n… {len(safe) - limit:,} more characters in episodes.jsonl"

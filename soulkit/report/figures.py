@@ -1,0 +1,186 @@
+"""Learning curves as inline SVG.
+
+Each curve is a small figure of its own, so that a phone can stack them. matplotlib draws with
+placeholder colours; they are then replaced by CSS variables, which lets one picture follow the
+light or dark scheme of the page around it, and the text stays text. The drawing is deterministic.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from soulkit.errors import MissingPackage
+from soulkit.report.load import RunData
+
+INK, GRID = "#010203", "#010204"
+SERIES = ("#010301", "#010302", "#010303", "#010304", "#010305", "#010306")
+_CSS = {INK: "var(--ink-2)", GRID: "var(--line)"} | {
+    colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line of a figure; None is a gap. `low` and `high` bound a band around it."""
+
+    label: str
+    steps: Sequence[int]
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A drawn figure; `legend` pairs each label with its CSS colour."""
+
+    title: str
+    caption: str
+    svg: str
+    legend: tuple[tuple[str, str], ...]
+
+
+def learning_curves(run: RunData) -> list[Figure]:
+    """The figures that a training run's lines allow, in reading order; none without lines.
+
+    Raises MissingPackage when something is to be drawn and matplotlib is not installed.
+    """
+    wanted = [
+        (
+            "Rewards",
+            "Mean reward of the drafts, and of the refined episodes that saw feedback.",
+            [_curve(run, "draft_reward", "drafts"), _curve(run, "refined_reward", "refined")],
+        ),
+        (
+            "Teacher–student gap",
+            "How much better refined episodes are than other drafts of the same example, with its "
+            "95% interval. Zero: the feedback says nothing.",
+            [
+                _curve(run, "loo_gap", "leave-one-out", band=True),
+                _curve(run, "pair_gap", "raw pairs"),
+            ],
+        ),
+        ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
+        (
+            "Feedback",
+            "Share of drafts with feedback, and of feedback that gives the answer away.",
+            [_curve(run, "feedback_share", "with feedback"), _curve(run, "leak_share", "leaks")],
+        ),
+        (
+            "Policy",
+            "Entropy and divergence from the base model, per token.",
+            [_curve(run, "entropy", "entropy"), _curve(run, "kl", "KL to base")],
+        ),
+    ]
+    found = []
+    for title, caption, curves in wanted:
+        kept = [c for c in curves if any(v is not None for v in c.values)]
+        if kept:
+            found.append(_figure(title, caption, kept, f"{run.name}/{title}"))
+    return found
+
+
+def _curve(run: RunData, key: str, label: str, *, band: bool = False) -> Curve:
+    return Curve(
+        label=label,
+        steps=[line["step"] for line in run.steps],
+        values=_column(run.steps, key),
+        low=_column(run.steps, f"{key}_low") if band else (),
+        high=_column(run.steps, f"{key}_high") if band else (),
+    )
+
+
+def _eval_curves(run: RunData) -> list[Curve]:
+    tasks = dict.fromkeys(task for _, means in run.evals for task in means)
+    steps = [step for step, _ in run.evals]
+    return [
+        Curve(label=task, steps=steps, values=[means.get(task) for _, means in run.evals])
+        for task in tasks
+    ]
+
+
+def _column(lines: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+    return [_finite(line.get(key)) for line in lines]
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _figure(title: str, caption: str, curves: Sequence[Curve], salt: str) -> Figure:
+    colours = [SERIES[i % len(SERIES)] for i in range(len(curves))]
+    return Figure(
+        title=title,
+        caption=caption,
+        svg=_themed(_draw(curves, colours, salt), title),
+        legend=tuple((c.label, _CSS[k]) for c, k in zip(curves, colours, strict=True)),
+    )
+
+
+def _draw(curves: Sequence[Curve], colours: Sequence[str], salt: str) -> str:
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        raise MissingPackage("matplotlib", "the learning curves of a report", "report") from error
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
+        figure = Canvas(figsize=(4.2, 2.5), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for curve, colour in zip(curves, colours, strict=True):
+            _plot(axes, curve, colour)
+        _dress(axes, curves)
+        buffer = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    return buffer.getvalue()
+
+
+def _plot(axes: Any, curve: Curve, colour: str) -> None:
+    y = [math.nan if v is None else v for v in curve.values]
+    few = sum(v is not None for v in curve.values) <= 12
+    axes.plot(
+        curve.steps, y, color=colour, linewidth=1.6, marker="o" if few else "", markersize=3.2
+    )
+    if curve.low and curve.high:
+        low = [math.nan if v is None else v for v in curve.low]
+        high = [math.nan if v is None else v for v in curve.high]
+        axes.fill_between(curve.steps, low, high, color=colour, alpha=0.16, linewidth=0)
+
+
+def _dress(axes: Any, curves: Sequence[Curve]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel("step", color=INK, fontsize=9, loc="right")
+    known = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
+    if min(known) < 0 < max(known):
+        axes.axhline(0, color=INK, linewidth=0.9)
+
+
+def _themed(svg: str, title: str) -> str:
+    """The bare <svg> element, its placeholders replaced, its ids only those it refers to."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", svg)
+    for placeholder, css in _CSS.items():
+        svg = svg.replace(placeholder, css)
+    svg = re.sub(r"\n\s*", "\n", svg)
+    head = f'<svg role="img" aria-label="{title}"'
+    return svg.replace("<svg", head, 1)

@@ -1,0 +1,170 @@
+"""The report as one HTML file.
+
+It opens without a network and without a server: style, script and figures are inside. What models
+wrote is data, never markup: Jinja escapes it, control characters are gone, and a content security
+policy with the hash of the one script would stop anything that slipped through.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit import __version__
+from soulkit.report import table
+from soulkit.report.episodes import CAP, choose
+from soulkit.report.figures import Figure, learning_curves
+from soulkit.report.load import RunData
+from soulkit.report.published import CAVEAT
+from soulkit.text import one_line
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+N_COLOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A mean with its interval on the scale [0, 1], in percent of the width."""
+
+    run: str
+    colour: str
+    left: float
+    width: float
+    dot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training run's figures and its first and last step."""
+
+    run: RunData
+    figures: list[Figure]
+    rows: list[tuple[str, str, str]]
+
+
+def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
+    """The page for `runs`, with at most `cap` episodes. Raises MissingPackage for figures."""
+    units, total = choose(runs, cap)
+    names = [one_line(run.name) for run in runs]
+    return _environment().get_template("report.html.j2").render(
+        title=" · ".join(names),
+        version=__version__,
+        runs=runs,
+        table=table,
+        rows=_result_rows(runs),
+        firsts=_first_columns(runs),
+        compared=table.compared(runs),
+        summarised=[run for run in runs if run.tasks],
+        trained=[_trained(run) for run in runs if run.steps or run.evals],
+        statuses=_statuses(runs),
+        published=table.published(runs),
+        caveat=CAVEAT,
+        units=units,
+        total=total,
+        choices=_choices(units),
+        script_hash=_script_hash(),
+    )  # fmt: skip
+
+
+def write(runs: Sequence[RunData], path: Path, *, cap: int = CAP) -> Path:
+    """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
+    page = render(runs, cap=cap)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside.write_text(page, encoding="utf-8", errors="replace")
+    aside.replace(path)
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("soulkit.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["line"] = one_line
+    return made
+
+
+def _script_hash() -> str:
+    """The CSP source of the script, which stands between its tags exactly as the file has it."""
+    text = _environment().get_template("script.html.j2").render()
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _trained(run: RunData) -> Trained:
+    return Trained(run, learning_curves(run), table.step_rows(run) if run.steps else [])
+
+
+def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    kept = table.compared(runs)
+    published = table.published(kept)
+    rows = []
+    for task, cells in table.rows_across(kept):
+        context = [t.figure(task, m) for t in published for m in t.highlight]
+        rows.append(
+            {"task": task, "cells": cells, "strips": _strips(kept, cells), "shown": context}
+        )
+    return rows
+
+
+def _first_columns(runs: Sequence[RunData]) -> list[int]:
+    """Where each published table begins among the context columns."""
+    starts, at = [], 0
+    for context in table.published(runs):
+        starts.append(at)
+        at += len(context.highlight)
+    return starts
+
+
+def _strips(runs: Sequence[RunData], cells: Sequence[Mapping[str, Any] | None]) -> list[Strip]:
+    found = []
+    for i, (run, cell) in enumerate(zip(runs, cells, strict=True)):
+        mean = cell.get("mean") if cell else None
+        if cell is None or mean is None:
+            continue
+        low, high = cell.get("ci_low"), cell.get("ci_high")
+        low, high = (mean if low is None else low), (mean if high is None else high)
+        if not 0 <= min(low, mean) <= max(high, mean) <= 1:
+            return []  # another scale: a picture on [0, 1] would mislead
+        colour = f"var(--s{i % N_COLOURS + 1})"
+        found.append(Strip(run.name, colour, 100 * low, 100 * (high - low), 100 * mean))
+    return found
+
+
+def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
+    """What became of the episodes: a row a run and task, a column a status or unscored reason."""
+    rows = []
+    for run in runs:
+        for task, counts in (run.summary or {}).get("statuses", {}).items():
+            kept = {k: v for k, v in counts.items() if k != "unscored"}
+            cell = run.tasks.get(task, {}).get("value", {})
+            reasons = {f"unscored: {k}": v for k, v in cell.get("unscored", {}).items()}
+            rows.append((run.name, task, kept | reasons))
+    columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)
+    return {"columns": columns, "rows": rows}
+
+
+def _status_order(name: str) -> tuple[bool, bool, str]:
+    return name != "ok", name.startswith("unscored"), name
+
+
+def _choices(units: Sequence[Any]) -> dict[str, list[str]]:
+    return {
+        "run": list(dict.fromkeys(u.run for u in units)),
+        "task": sorted({u.task for u in units}),
+    }

@@ -1,0 +1,145 @@
+"""Find run folders and read what they recorded.
+
+A run is recognised by its files, so that a run which was killed before its summary can still be
+looked at: `metrics.jsonl` makes it a training run, otherwise it is an evaluation. Nothing is scored
+or averaged here; what a run did not write is missing from the report, and the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from soulkit.errors import DataError, RunError
+from soulkit.records import load_records
+from soulkit.runs import read_jsonl
+from soulkit.types import Record
+
+_FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
+_ORDER = ("before", "train", "after")
+"""The order in which the parts of one story are told; other names follow alphabetically."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run folder, read."""
+
+    name: str
+    path: Path
+    kind: Literal["eval", "train"]
+    summary: dict[str, Any] | None
+    """None while the run is unfinished."""
+    steps: tuple[dict[str, Any], ...] = ()
+    """Training lines of `metrics.jsonl`, by step."""
+    evals: tuple[tuple[int, dict[str, float]], ...] = ()
+    """(step, task → mean) of the evaluations during training."""
+    records: tuple[Record, ...] = ()
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Task → metric → cell, empty without a summary."""
+        found = (self.summary or {}).get("tasks", {})
+        return found if isinstance(found, dict) else {}
+
+
+def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
+    """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
+
+    RunError when a path holds no run; DataError when a file cannot be read. Without `episodes` the
+    (large) episode files stay closed.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += [p for p in find_runs(path) if p not in found]
+    names = _names(found)
+    return [_read(path, name, episodes) for path, name in zip(found, names, strict=True)]
+
+
+def find_runs(path: Path) -> list[Path]:
+    """`path` itself when it is a run, else the runs directly inside it; RunError if none."""
+    if _is_run(path):
+        return [path]
+    inside = [p for p in path.iterdir() if p.is_dir() and _is_run(p)] if path.is_dir() else []
+    if not inside:
+        raise RunError(
+            f"There is no run in '{path}'.",
+            f"A run folder holds at least one of {', '.join(_FILES)}.",
+            "Name a folder that `soul eval`, `soul train` or `soul demo` wrote.",
+        )
+    return sorted(inside, key=lambda p: (_rank(p.name), p.name))
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in _FILES)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Folder names, with their parent's name where they would be equal, else numbered."""
+    short = [p.resolve().name for p in paths]
+    if len(set(short)) < len(short):
+        short = [f"{p.resolve().parent.name}/{p.resolve().name}" for p in paths]
+    seen: dict[str, int] = {}
+    names = []
+    for name in short:
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return names
+
+
+def _read(path: Path, name: str, episodes: bool) -> RunData:
+    summary = _summary(path / "summary.json")
+    lines = read_jsonl(path / "metrics.jsonl")
+    known = path / "episodes.jsonl"
+    training = bool(lines) or str((summary or {}).get("command", "")).startswith("train")
+    return RunData(
+        name=name,
+        path=path,
+        kind="train" if training else "eval",
+        summary=summary,
+        steps=_steps(lines),
+        evals=_evals(lines),
+        records=tuple(load_records(known)) if episodes and known.is_file() else (),
+    )
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _bad_summary(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _bad_summary(path, "it holds no object")
+    return loaded
+
+
+def _bad_summary(path: Path, detail: str) -> DataError:
+    return DataError(
+        f"The summary '{path}' cannot be read ({detail}).",
+        "A report prints the numbers that the run recorded there.",
+        "Run the same command again: it resumes, and writes the summary anew.",
+    )
+
+
+def _steps(lines: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Training lines by step; a later line of a step replaces an earlier one."""
+    found = {ln["step"]: ln for ln in lines if isinstance(ln.get("step"), int) and "eval" not in ln}
+    return tuple(found[step] for step in sorted(found))
+
+
+def _evals(lines: Sequence[dict[str, Any]]) -> tuple[tuple[int, dict[str, float]], ...]:
+    found: dict[int, dict[str, float]] = {}
+    for line in lines:
+        if isinstance(line.get("step"), int) and isinstance(line.get("eval"), dict):
+            found.setdefault(line["step"], {}).update(
+                {str(t): float(v) for t, v in line["eval"].items() if isinstance(v, int | float)}
+            )
+    return tuple(sorted(found.items()))

@@ -1,0 +1,360 @@
+"""Results as a terminal table, as Markdown and as JSON.
+
+All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100)` is the
+mean, half the width of its interval, and scored of all episodes. Wilson and bootstrap intervals are
+not symmetric, so the interval itself is printed too; where anything is unscored, the worst and best
+mean it could hide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from soulkit.report.load import RunData
+from soulkit.report.published import CAVEAT, Publication, published_for
+from soulkit.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from soulkit.eval.compare import Comparison, TaskDifference
+
+Cell = Mapping[str, Any]
+
+DASH = "\u2013"
+
+
+def number(value: object, digits: int = 3) -> str:
+    """A number for readers, with a true minus sign; a dash when there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return DASH
+    return f"{value:.{digits}f}".replace("-", "\u2212")
+
+
+def mean_text(cell: Cell) -> str:
+    """`mean ± half-width (n scored / n)`, as much of it as is known."""
+    low, high = cell.get("ci_low"), cell.get("ci_high")
+    half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
+    return f"{number(cell.get('mean'))}{half} ({cell.get('n_scored', 0)}/{cell.get('n', 0)})"
+
+
+def interval_text(cell: Cell) -> str:
+    """`0.620\u20130.798` (`to` between them when one is negative), or a dash."""
+    if cell.get("ci_low") is None or cell.get("ci_high") is None:
+        return DASH
+    return _range(cell["ci_low"], cell["ci_high"])
+
+
+def bounds_text(cell: Cell) -> str:
+    """The mean if everything unscored were worst or best; empty when complete."""
+    if cell.get("worst") is None or cell.get("best") is None:
+        return ""
+    return _range(cell["worst"], cell["best"])
+
+
+def _range(low: float, high: float) -> str:
+    between = " to " if low < 0 else "\u2013"
+    return f"{number(low)}{between}{number(high)}"
+
+
+def unscored_text(cell: Cell) -> str:
+    """`2 judge_error, 1 provider_error`, or empty."""
+    return ", ".join(f"{count} {reason}" for reason, count in cell.get("unscored", {}).items())
+
+
+def duration(seconds: object) -> str:
+    """`1 h 02 min`, `3 min 20 s`, `4.2 s`; a dash when unknown."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def merged(runs: Sequence[RunData]) -> dict[str, Any]:
+    """What `--json` prints: the recorded summaries by run, training runs with their last step."""
+    found = {}
+    for run in runs:
+        found[run.name] = {
+            **(run.summary or {}),
+            "kind": run.kind,
+            "finished": run.summary is not None,
+            **({"last_step": run.steps[-1]} if run.steps else {}),
+        }
+    return {"runs": found}
+
+
+def facts(run: RunData) -> list[tuple[str, str]]:
+    """What stands in the head of a run: label and text."""
+    summary = run.summary or {}
+    found = [("command", summary.get("command")), ("model", summary.get("model"))]
+    found.append(("protocol", summary.get("protocol")))
+    if run.steps:
+        found.append(("steps", str(run.steps[-1]["step"])))
+    found.append(("time", duration(summary["seconds"]) if "seconds" in summary else None))
+    cost = summary.get("cost")
+    found.append(
+        ("cost", "unknown" if cost is None else f"${cost:,.2f}") if summary else ("", None)
+    )
+    return [(label, one_line(str(text), 200)) for label, text in found if text]
+
+
+def compared(runs: Sequence[RunData]) -> list[RunData]:
+    """The runs whose headlines may stand side by side.
+
+    A training run averages over a policy that changed under way, so it stands beside others only
+    when there is nothing else to show.
+    """
+    kept = [run for run in runs if run.tasks]
+    return [run for run in kept if run.kind == "eval"] or kept
+
+
+def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
+    """Published tables for what was evaluated; means over training drafts compare with none."""
+    return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
+
+
+def markdown(runs: Sequence[RunData]) -> str:
+    """The report as Markdown: one section a run, its metrics as a table."""
+    parts = ["# Results\n"]
+    for run in runs:
+        parts.append(f"## {_md(run.name)}\n")
+        parts.append(" · ".join(f"{label}: {_md(text)}" for label, text in facts(run)) + "\n")
+        if run.summary is None:
+            parts.append("This run is unfinished: it has no summary yet.\n")
+        if run.tasks:
+            parts.append(_md_table(_HEAD, [_row(*item) for item in _cells(run)]))
+        if run.steps:
+            parts.append(_md_table(("training", "first step", "last step"), step_rows(run)))
+    parts += _md_published(runs)
+    return "\n".join(parts)
+
+
+def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
+    """(task, headline cell of each run), tasks in the order they first appear."""
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    return [(task, [run.tasks.get(task, {}).get("value") for run in runs]) for task in tasks]
+
+
+def step_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """(quantity, first, last) for what a training run records every step."""
+    first, last = run.steps[0], run.steps[-1]
+    found = []
+    for key, label in STEP_KEYS.items():
+        if isinstance(last.get(key), int | float) or isinstance(first.get(key), int | float):
+            found.append((label, number(first.get(key)), number(last.get(key))))
+    return found
+
+
+STEP_KEYS = {
+    "draft_reward": "draft reward",
+    "refined_reward": "refined reward",
+    "loo_gap": "leave-one-out gap",
+    "pair_gap": "pair gap",
+    "feedback_share": "drafts with feedback",
+    "leak_share": "feedback that leaks",
+    "clip_fraction": "clipped tokens",
+    "ratio_mean": "mean ratio",
+    "entropy": "entropy",
+    "kl": "KL to base",
+    "response_length": "response length",
+}
+"""What is shown of a step, and how it is called."""
+
+
+def terminal(runs: Sequence[RunData]) -> list[RenderableType]:
+    """What `soul report` prints: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = []
+    if len(compared(runs)) > 1:
+        shown.append(_overview(compared(runs)))
+    for run in runs:
+        head = Text("\n" + one_line(run.name), style="bold")
+        head.append("   " + _facts_line(run), style="not bold dim")
+        shown.append(head)
+        if run.summary is None:
+            shown.append(Text("unfinished: no summary yet", style="yellow"))
+        if run.tasks:
+            shown.append(_terminal_table(run))
+        if run.steps:
+            shown.append(_terminal_steps(run))
+    return shown + _terminal_published(runs)
+
+
+def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
+    """What `terminal` shows as plain text of `width` columns, for a file."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as capture:
+        for part in terminal(runs):
+            console.print(part)
+    return capture.get()
+
+
+def comparison(found: Comparison) -> list[RenderableType]:
+    """What `soul compare` prints: one row a task, then what qualifies the table."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [
+        Text(f"A  {one_line(found.a)}\nB  {one_line(found.b)}\nmetric  {one_line(found.metric)}")
+    ]
+    table = _table()
+    table.add_column("task")
+    for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for task in found.tasks:
+        table.add_row(*map(_plain, _comparison_row(task)))
+    shown.append(table)
+    notes = [f"not measured the same way: {line}" for line in found.mixed]
+    notes += [f"only in A: {', '.join(found.only_a)}"] if found.only_a else []
+    notes += [f"only in B: {', '.join(found.only_b)}"] if found.only_b else []
+    notes += [
+        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
+        for t in found.tasks
+        if t.paired.n_only_a or t.paired.n_only_b
+    ]
+    notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
+    return [*shown, *(Text(one_line(note), style="dim") for note in notes)]
+
+
+def _comparison_row(task: TaskDifference) -> list[str]:
+    pair = task.paired
+    difference = number(pair.difference)
+    plus = "+" if pair.difference is not None and pair.difference > 0 else ""
+    return [
+        one_line(task.task),
+        number(pair.mean_a),
+        number(pair.mean_b),
+        plus + difference,
+        interval_text({"ci_low": pair.ci_low, "ci_high": pair.ci_high}),
+        number(task.p_holm, 4),
+        str(pair.n_shared),
+    ]
+
+
+_HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored")
+
+
+def _cells(run: RunData) -> list[tuple[str, str, Cell]]:
+    return [(t, m, cell) for t, metrics in run.tasks.items() for m, cell in metrics.items()]
+
+
+def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
+    return (
+        one_line(task),
+        one_line(metric, 60),
+        mean_text(cell),
+        interval_text(cell),
+        bounds_text(cell),
+        unscored_text(cell),
+    )
+
+
+def _terminal_table(run: RunData) -> RenderableType:
+    table = _table()
+    rows = [_row(*item) for item in _cells(run)]
+    # Two columns that stay empty in a complete run would only take room from the others.
+    shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
+    for i in shown:
+        # Numbers must survive a narrow terminal whole; names may fold.
+        table.add_column(
+            _HEAD[i],
+            justify="left" if i in (0, 1, 5) else "right",
+            no_wrap=i in (2, 3, 4),
+            overflow="fold",
+        )
+    before = None
+    for row in rows:
+        if before not in (None, row[0]):
+            table.add_section()
+        cells = [row[i] if i or row[0] != before else "" for i in shown]
+        table.add_row(*map(_plain, cells), style="bold" if row[1] == "value" else None)
+        before = row[0]
+    return table
+
+
+def _overview(runs: Sequence[RunData]) -> RenderableType:
+    table = _table()
+    table.add_column("task")
+    for run in runs:
+        table.add_column(_plain(one_line(run.name, 40)), justify="right")
+    for task, cells in rows_across(runs):
+        texts = [mean_text(c) if c else DASH for c in cells]
+        table.add_row(*map(_plain, [one_line(task), *texts]))
+    return table
+
+
+def _terminal_steps(run: RunData) -> RenderableType:
+    table = _table()
+    table.add_column("training")
+    for step in (run.steps[0]["step"], run.steps[-1]["step"]):
+        table.add_column(f"step {step}", justify="right")
+    for row in step_rows(run):
+        table.add_row(*row)
+    return table
+
+
+def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
+    from rich.text import Text
+
+    found: list[RenderableType] = []
+    for table in published(runs):
+        shown = _table()
+        shown.add_column(table.title)
+        for model in table.highlight:
+            shown.add_column(model, justify="right")
+        for task in table.figures:
+            shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
+        found += [Text(), shown]
+    return [*found, Text(CAVEAT, style="dim")] if found else []
+
+
+def _facts_line(run: RunData) -> str:
+    labelled = ("steps", "cost")
+    return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
+
+
+def _table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", border_style="dim")
+
+
+def _plain(text: str) -> Any:
+    """Text that rich does not read as markup: names come from files."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _md(text: str) -> str:
+    line = one_line(text)
+    for mark in "\\`*_[]<>|#":
+        line = line.replace(mark, "\\" + mark)
+    return line
+
+
+def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(map(_md, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _md_published(runs: Sequence[RunData]) -> list[str]:
+    parts = []
+    for table in published(runs):
+        rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
+        parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
+        parts.append(_md_table(("task", *table.models), rows))
+    return [*parts, f"{CAVEAT}\n"] if parts else []

@@ -1,0 +1,274 @@
+"""What a task is: how to play, score, critique and summarise one benchmark.
+
+The same four methods serve evaluation, training and distillation; there is no other code path. A
+choice task overrides `parse` and `grade`; a dialogue overrides `play` and `score`.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.rows import bind, content_hash
+from soulkit.errors import ConfigError
+from soulkit.judge.coach import ask_coach
+from soulkit.judge.leaks import LeakView
+from soulkit.models.base import Cast
+from soulkit.tasks.prompting import PromptFolder
+from soulkit.tasks.registry import TaskSpec
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Kind,
+    Line,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    unscored,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Which play of an example this is: keys every random stream and every call in it."""
+
+    index: int = 0
+    kind: Kind = "draft"
+    step: int = 0
+    seed: int = 0
+    feedback: Feedback | None = None
+
+    def call(self, role: Role, example: Example, turn: int = 0, sample: int = 0) -> Call:
+        return Call(
+            role=role,
+            example_id=example.id,
+            rollout=self.index,
+            kind=self.kind,
+            turn=turn,
+            sample=sample,
+            step=self.step,
+        )
+
+    def rng(self, example: Example, purpose: str) -> random.Random:
+        """A stream of its own for choices that a task makes by chance."""
+        return random.Random(f"{self.seed}/{example.id}/{self.index}/{self.kind}/{purpose}")
+
+
+class Task(ABC):
+    """One benchmark. Instances are stateless; everything about a play comes in as arguments."""
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.protocol: Protocol = protocol
+        self.prompts = PromptFolder(name, folder)
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
+        """Bind a row's columns to the seats that may see them. Raises DataError on a bad row."""
+        fields = self.prepare(bind(row, self.spec.columns, self.name, source))
+        identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
+        key = content_hash(self.name, identity)
+        cluster = content_hash("", {c: fields.get(c) for c in self.spec.cluster})
+        return Example(
+            id=key,
+            task=self.name,
+            fields=fields,
+            audience={k: c.audience for k, c in self.spec.columns.items()},
+            seats=self.spec.seats,
+            split=split,
+            source=source,
+            cluster=cluster if self.spec.cluster else key,
+            tags=self.tags(fields),
+        )
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Normalise a bound row (parse list literals, say); DataError on what cannot be used."""
+        return fields
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        """Break-down values of a row."""
+        columns = self.spec.tags
+        return {tag: str(fields[c]) for tag, c in columns.items() if fields.get(c) is not None}
+
+    def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """A seat's view with long texts cut to their word budgets; field → words cut."""
+        fitted, cuts = dict(view), {}
+        for name, value in view.items():
+            budget = self.spec.columns[name].max_words if name in self.spec.columns else None
+            words = value.split() if isinstance(value, str) and budget else []
+            if budget and len(words) > budget:
+                fitted[name] = " ".join(words[:budget]) + " [...]"
+                cuts[name] = len(words) - budget
+        return fitted, cuts
+
+    def acted_seat(self, example: Example) -> str:
+        return next(seat for seat, role in example.seats.items() if role == "actor")
+
+    # -- the road -----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        """Play the example once. A CallError means that something outside the actor broke."""
+
+    @abstractmethod
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """Score an episode; the same function for drafts and refined ones."""
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        """Feedback on a scored draft: from the cast's coach, else from the task's own rules."""
+        if cast.coach is None:
+            text = self.explain(example, episode, score)
+            return Feedback(text=text, author="symbolic") if text else None
+        prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
+        return await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """The symbolic coach: feedback from rules, without a model. None: nothing to say."""
+        return None
+
+    def rehearse(self, example: Example, rng: random.Random) -> str | None:
+        """Feedback as training will give it, without a draft: for lessons in using feedback."""
+        return self.explain(example, None, None)
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """What the model coach's template may use. The gold answer is not part of it."""
+        fields = {k: v for k, v in example.visible("coach").items() if k not in self.gold_fields}
+        said = "\n".join(f"{line.seat}: {line.text}" for line in episode.transcript)
+        return {**fields, "attempt": said, "reward": score.reward}
+
+    @property
+    def gold_fields(self) -> tuple[str, ...]:
+        return tuple(k for k, c in self.spec.columns.items() if "gold" in c.audience)
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
+        """A scripted perfect episode: for self-checks and supervised warm-up."""
+        return None
+
+    def gold_text(self, example: Example) -> str:
+        """The gold answer as a reader would like to see it."""
+        return ""
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        """What a leak check needs to know; None when the task has no answer to give away."""
+        return None
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+        """Metrics that exist only over a batch (joint accuracy, diversity)."""
+        return {}
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        """The context of the actor's first turn without feedback: for plans and length checks."""
+        raise ConfigError(
+            f"Task '{self.name}' cannot show its first prompt.",
+            "It does not define preview().",
+            "Define preview() in the task's class.",
+        )
+
+
+class ChoiceTask(Task):
+    """One prompt, one completion, one right answer.
+
+    A subclass gives `parse` and `grade`. The template's `feedback`
+    slot is rendered full and empty, so a copy is the same conversation with the slot left empty.
+    """
+
+    template = "user"
+
+    def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        view, _ = self.within_budget(example.visible(self.acted_seat(example)))
+        bare = self.prompts.render(self.template, feedback=None, **view)
+        full = bare
+        if feedback is not None:
+            full = self.prompts.render(self.template, feedback=feedback.text, **view)
+        return (Segment("user", full, bare=bare),)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return self.context(example, None)
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        context = self.context(example, rollout.feedback)
+        completion = await cast.actor.complete(context, rollout.call("actor", example))
+        return self._episode(example, context, completion, rollout.index, rollout.kind)
+
+    def _episode(
+        self,
+        example: Example,
+        context: tuple[Segment, ...],
+        completion: Completion,
+        index: int,
+        kind: Kind,
+    ) -> Episode:
+        seat = self.acted_seat(example)
+        _, cuts = self.within_budget(example.visible(seat))
+        dropped = {"dropped": list(completion.dropped)} if completion.dropped else {}
+        return Episode(
+            example_id=example.id,
+            task=self.name,
+            kind=kind,
+            rollout=index,
+            traces=(Trace(seat, (Turn(context, completion),)),),
+            transcript=(Line(seat, completion.text),),
+            stop=completion.stop_reason,
+            usage=completion.usage,
+            notes={**dropped, **({"cut_words": cuts} if cuts else {})},
+        )
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        completion = Completion(text=self.gold_completion(example))
+        return self._episode(example, self.context(example, feedback), completion, 0, "gold")
+
+    @abstractmethod
+    def gold_completion(self, example: Example) -> str:
+        """The text of a perfect answer."""
+
+    @abstractmethod
+    def parse(self, text: str) -> tuple[str, str]:
+        """(answer, status): what the completion answers, and `ok`, `no_tag` or `malformed`."""
+
+    @abstractmethod
+    def grade(self, example: Example, answer: str) -> float:
+        """The value of an answer in [0, 1]."""
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        completion = episode.final
+        assert completion is not None
+        answer, status = self.parse(completion.text)
+        value = self.grade(example, answer) if status == "ok" else self.spec.metric.low
+        return Score(
+            value=value,
+            reward=value,
+            status=actor_status(completion, status),
+            words=answer,
+            protocol=self.protocol,
+            prompts=self.prompts.hashes(self.template),
+        )
+
+
+def actor_status(completion: Completion, parsed: str) -> str:
+    """Why an answer could not be read, from the completion: the actor's own failure, by name."""
+    if parsed == "ok":
+        return "ok"
+    if completion.stop_reason == "content_filter":
+        return "refusal"
+    if completion.stop_reason == "length":
+        return "truncated"
+    return parsed if completion.text.strip() else "empty"

@@ -1,0 +1,37 @@
+"""Text from models and files, made safe to show.
+
+What a model writes may hold terminal escape sequences, carriage returns that overwrite a line, or
+bidirectional overrides that reorder it. Everything that reaches a terminal or a report goes through
+`sanitise` first. Scores and records keep the original text: only the showing is cleaned.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Whole escape sequences go first: removing only their ESC would leave "[31m" behind.
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # system commands: titles, links
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]*(?:\x1b\\|\x9c)?"  # device control strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences: colours, cursor moves
+    r"|\x1b[ -/]*[0-~]?"  # two-character escapes
+)
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 without tab and newline
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional marks, overrides and isolates
+    "\u2028\u2029\ufeff\ud800-\udfff]"  # line separators, byte order mark, lone surrogates
+)
+
+
+def sanitise(text: str) -> str:
+    """`text` without escape sequences, controls (tab and newline stay) and bidi overrides.
+
+    Carriage returns of Windows line ends vanish with the other controls, their newlines stay.
+    """
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def one_line(text: str, limit: int = 0) -> str:
+    """Sanitised text on one line, white space folded; cut to `limit` characters when it is > 0."""
+    line = " ".join(sanitise(text).split())
+    return line if limit <= 0 or len(line) <= limit else line[: max(limit - 1, 0)] + "…"

@@ -1,0 +1,321 @@
+"""Advantages: how much better than its group a rollout, or a token, did.
+
+Two families, both pure:
+
+* **Group advantages** (GRPO and its relatives). The unit is an `Entry`: one trained sequence with
+  its group key, its rollout id and its reward. Everything that methods disagree on is in the keys:
+  plain GRPO groups by prompt; Ditto puts drafts and copies of one prompt into one group and the
+  feedback-conditioned sequences into another; several acted characters add their role. The
+  arithmetic never learns what a copy is.
+* **Distillation advantages** (log-ratio of a teacher to the student, token by token), with four
+  ways to let a token answer for what follows it.
+
+Statistics run in double precision whatever the tensors hold: in float32 the rounding of a mean,
+divided by an epsilon of 1e-6, turns a group of equal rewards into visible advantages.
+
+Shapes are [batch][token]. Nothing here carries a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from soulkit.errors import ConfigError, did_you_mean
+
+StdMode = Literal["group", "batch", "none"]
+"""What divides a centred reward: its group's spread, the batch's, or nothing (Dr. GRPO)."""
+
+Singleton = Literal["zero", "raw"]
+"""A group without a comparison: advantage 0 (protocol `paper`) or raw value (`reference`)."""
+
+Estimator = Literal["local", "sum", "discount", "window"]
+"""How far ahead a token's distillation advantage looks."""
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One trained sequence, as the group statistics see it.
+
+    Sequences of one rollout share `rollout` and count once per group; `reward` is None when the
+    episode is unscored.
+    """
+
+    group: Hashable
+    rollout: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """How many groups can teach anything. Only groups with a scored rollout are counted."""
+
+    groups: int
+    singletons: int
+    """Groups of one scored rollout."""
+    flat: int
+    """Groups of two or more rollouts whose rewards are all equal."""
+
+    @property
+    def silent_share(self) -> float | None:
+        """Share of groups with no comparison in them; None when there is no group."""
+        return (self.singletons + self.flat) / self.groups if self.groups else None
+
+
+def group_advantages(
+    entries: Sequence[Entry],
+    *,
+    epsilon: float = EPSILON,
+    std: StdMode = "group",
+    singleton: Singleton = "zero",
+) -> list[float | None]:
+    """Â = (r − mean) / (std + ε) within each group; one value per entry, None where unscored.
+
+    Source: algorithms §2 (GRPO, multi-sequence rollouts). The standard deviation is the sample one
+    (n−1). A rollout enters the statistics once per group, with the reward of its first scored
+    entry. Unscored entries leave before any statistic. `std="batch"` divides by the spread of all
+    scored rollouts of the batch instead, `std="none"` by nothing. A group of one scored rollout
+    gets 0 (`singleton="zero"`) or is treated as if its mean were 0 and its spread 1 (`"raw"`).
+
+    Raises ConfigError for an unknown option and ValueError for a reward that is not finite.
+    """
+    _check("std", std, get_args(StdMode))
+    _check("singleton", singleton, get_args(Singleton))
+    groups = _rewards_by_group(entries)
+    batch_spread = _spread([r for rewards in groups.values() for r in rewards])
+    scales = {
+        key: _centre_and_scale(rewards, std, epsilon, batch_spread)
+        for key, rewards in groups.items()
+    }
+    values: list[float | None] = []
+    for entry in entries:
+        if entry.reward is None:
+            values.append(None)
+        elif len(groups[entry.group]) == 1:
+            values.append(_lone_value(entry.reward, std, epsilon, singleton))
+        else:
+            mean, scale = scales[entry.group]
+            values.append((entry.reward - mean) / scale)
+    return values
+
+
+def group_stats(entries: Sequence[Entry]) -> GroupStats:
+    """Counts groups of one rollout and groups without spread (a log line of every step)."""
+    groups = _rewards_by_group(entries)
+    singletons = sum(len(rewards) == 1 for rewards in groups.values())
+    flat = sum(len(r) > 1 and min(r) == max(r) for r in groups.values())
+    return GroupStats(len(groups), singletons, flat)
+
+
+def token_advantages(
+    rewards: Tensor,
+    mask: Tensor,
+    *,
+    prompts: Sequence[str],
+    rollouts: Sequence[str] | None = None,
+    roles: Sequence[str | None] | None = None,
+    epsilon: float = EPSILON,
+    std: StdMode = "group",
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Group advantages of token-level rewards, spread over the trained tokens: [batch][token].
+
+    Source: algorithms §2. A row's reward is the sum over all its tokens, trained or not: it belongs
+    to the sequence, wherever it was written. The group key is (prompt, role), no role and an empty
+    one being the same; without `rollouts` every row is its own rollout.
+    """
+    rollouts = rollouts if rollouts is not None else [str(i) for i in range(len(prompts))]
+    roles = roles if roles is not None else [None] * len(prompts)
+    totals: list[float] = rewards.detach().sum(-1).tolist()
+    entries = [
+        Entry((prompt, role or ""), str(rollout), total)
+        for prompt, role, rollout, total in zip(prompts, roles, rollouts, totals, strict=True)
+    ]
+    values = group_advantages(entries, epsilon=epsilon, std=std, singleton=singleton)
+    return spread_over_tokens(values, mask.to(rewards.dtype))
+
+
+def spread_over_tokens(values: Sequence[float | None], mask: Tensor) -> Tensor:
+    """Every trained token of a row gets the row's advantage, every other token 0.
+
+    Raises ValueError when an unscored row still has trained tokens: it must leave the batch before.
+    """
+    rows = []
+    for value, row in zip(values, mask, strict=True):
+        if value is None and bool((row != 0).any()):
+            raise ValueError("an unscored sequence has trained tokens; drop it before training")
+        rows.append(row * (0.0 if value is None else value))
+    return torch.stack(rows) if rows else mask.clone()
+
+
+def distill_advantages(
+    teacher: Tensor,
+    student: Tensor,
+    mask: Tensor,
+    *,
+    estimator: Estimator = "local",
+    clip: float = 5.0,
+    discount: float = 0.99,
+    window: int = 32,
+    normalize: bool = False,
+    groups: Sequence[Hashable] | None = None,
+    taught: Sequence[float] | None = None,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Per-token advantages from d_t = log π_T(y_t) − log π_θ(y_t), in nats: [batch][token].
+
+    Source: algorithms §4 (`sdpo-token`, `opd`). Over the trained tokens of a row:
+    `local` A_t = d_t; `sum` A_t = Σ_{u≥t} d_u; `discount` A_t = Σ_{u≥t} γ^{u−t} d_u; `window` the
+    sum of the next `window` terms, d_t included (0 = all). Tokens outside the mask take neither
+    discount nor window. With `normalize`, the mean over the row (or over all trained tokens of its
+    group, when `groups` gives one key per row) is subtracted; then A is clipped to ±`clip`.
+    `taught` is 0 for rows without a teacher: they get 0 and enter no mean. A *group* of one
+    token follows `singleton`. Raises ConfigError for an unknown estimator or a negative window.
+    """
+    _check("estimator", estimator, get_args(Estimator))
+    _check("singleton", singleton, get_args(Singleton))
+    _check_window(window)
+    used = mask != 0
+    if taught is not None:
+        used = used & (torch.as_tensor(taught, device=mask.device) != 0).unsqueeze(-1)
+    ratio = (teacher - student).detach().double()
+    rows = [
+        _look_ahead(r[u], estimator, discount, window) for r, u in zip(ratio, used, strict=True)
+    ]
+    if normalize:
+        rows = _subtract_means(rows, groups, singleton)
+    result = torch.zeros_like(ratio)
+    for out, row_used, row in zip(result, used, rows, strict=True):
+        out[row_used] = row.clamp(-clip, clip)
+    return result.to(teacher.dtype)
+
+
+def combine(
+    advantages: Tensor,
+    distilled: Tensor,
+    mask: Tensor,
+    *,
+    weight: float = 0.1,
+    taught: Sequence[float] | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """A + weight · A_distill, and what both contributed.
+
+    Source: algorithms §4 (`sdpo-token+grpo`, `opd`; `distill_weight`). Statistics of the distilled
+    part are over trained tokens of taught rows and absent when there is none; the spread is the
+    sample standard deviation, absent for a single token.
+    """
+    used = mask != 0
+    rows = torch.ones(len(mask)) if taught is None else torch.as_tensor(taught)
+    part = distilled[used & (rows.to(mask.device) != 0).unsqueeze(-1)].double()
+    base = advantages[used].double()
+    metrics = {"samples": float((rows != 0).sum())}
+    if base.numel():
+        metrics["grpo_adv_abs_mean"] = float(base.abs().mean())
+    if part.numel():
+        absolute = float(part.abs().mean())
+        metrics |= {"adv_mean": float(part.mean()), "adv_abs_mean": absolute}
+        metrics |= {"adv_max": float(part.max()), "adv_min": float(part.min())}
+        metrics["weighted_adv_abs_mean"] = weight * absolute
+    if part.numel() > 1:
+        metrics["adv_std"] = float(part.std())
+    return advantages + weight * distilled, metrics
+
+
+# --- group statistics -----------------------------------------------------------------------------
+
+
+def _rewards_by_group(entries: Sequence[Entry]) -> dict[Hashable, list[float]]:
+    seen: dict[Hashable, dict[str, float]] = {}
+    for entry in entries:
+        if entry.reward is None:
+            continue
+        if not math.isfinite(entry.reward):
+            raise ValueError(f"reward of rollout {entry.rollout!r} is {entry.reward}")
+        seen.setdefault(entry.group, {}).setdefault(entry.rollout, entry.reward)
+    return {key: list(rollouts.values()) for key, rollouts in seen.items()}
+
+
+def _spread(rewards: Sequence[float]) -> float:
+    return stdev(rewards) if len(rewards) > 1 else 0.0
+
+
+def _centre_and_scale(
+    rewards: Sequence[float], std: StdMode, epsilon: float, batch_spread: float
+) -> tuple[float, float]:
+    # Equal rewards must give exactly 0: the rounding of their mean would be divided by epsilon.
+    mean = rewards[0] if min(rewards) == max(rewards) else fmean(rewards)
+    if std == "none":
+        return mean, 1.0
+    return mean, (batch_spread if std == "batch" else _spread(rewards)) + epsilon
+
+
+def _lone_value(reward: float, std: StdMode, epsilon: float, singleton: Singleton) -> float:
+    if singleton == "zero":
+        return 0.0
+    return reward if std == "none" else reward / (1.0 + epsilon)
+
+
+# --- distillation ---------------------------------------------------------------------------------
+
+
+def _look_ahead(ratio: Tensor, estimator: Estimator, discount: float, window: int) -> Tensor:
+    """One row's trained tokens, already without the gaps between them."""
+    if estimator == "local":
+        return ratio
+    if estimator == "discount":
+        return _discounted(ratio, discount)
+    tail = ratio.flip(0).cumsum(0).flip(0)
+    if estimator == "sum" or window == 0 or window >= len(ratio):
+        return tail
+    beyond = torch.zeros_like(tail)
+    beyond[:-window] = tail[window:]
+    return tail - beyond
+
+
+def _discounted(ratio: Tensor, discount: float) -> Tensor:
+    # The recursion, not a ratio of cumulative sums: those divide by discount**t, which underflows.
+    values: list[float] = ratio.tolist()
+    for t in range(len(values) - 2, -1, -1):
+        values[t] += discount * values[t + 1]
+    return ratio.new_tensor(values)
+
+
+def _subtract_means(
+    rows: Sequence[Tensor], groups: Sequence[Hashable] | None, singleton: Singleton
+) -> list[Tensor]:
+    keys: Sequence[Hashable] = range(len(rows)) if groups is None else groups
+    members: dict[Hashable, list[Tensor]] = {}
+    for key, row in zip(keys, rows, strict=True):
+        members.setdefault(key, []).append(row)
+    means: dict[Hashable, Tensor | float] = {}
+    for key, parts in members.items():
+        tokens = torch.cat(parts)
+        lone = tokens.numel() == 1 and groups is not None and singleton == "raw"
+        means[key] = 0.0 if lone or not tokens.numel() else tokens.mean()
+    return [row - means[key] for key, row in zip(keys, rows, strict=True)]
+
+
+def _check(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"'{value}' is not a value of '{name}'.",
+            "It decides how advantages are computed, so it is not guessed.",
+            did_you_mean(value, known),
+        )
+
+
+def _check_window(window: int) -> None:
+    if window < 0:
+        raise ConfigError(
+            f"A distillation window of {window} tokens is not possible.",
+            "The window counts how many trained tokens ahead an advantage looks.",
+            "Use 1 for the token alone, a larger number, or 0 for the whole rest.",
+        )

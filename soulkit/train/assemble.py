@@ -1,0 +1,155 @@
+"""From a TrainConfig to everything a run needs: tasks, rows, models, the objective.
+
+All that can be wrong in what the user gave is found here, before a run folder is made or a model
+loaded: unknown tasks, missing rows, a missing partner, prompts that do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soulkit.data.rows import RawRow, dev_split, load_examples, to_examples
+from soulkit.data.synth import synth
+from soulkit.errors import ConfigError, DataError
+from soulkit.models.base import Cast, Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.models.ledger import Ledger
+from soulkit.models.local import LocalModel
+from soulkit.runs import Run
+from soulkit.tasks.base import Task
+from soulkit.tasks.registry import Registry, load_registry
+from soulkit.train.config import PartnerSettings, TrainConfig
+from soulkit.train.objectives.base import Objective
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.objectives.grpo import GRPO
+from soulkit.train.policy import Policy
+from soulkit.train.sampling import Pool, mixture
+from soulkit.types import Example, Sampling
+
+SYNTH = "synth:"
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run trains on."""
+
+    tasks: Mapping[str, Task]
+    pool: Pool
+    dev: Pool
+
+
+def gather_material(config: TrainConfig) -> Material:
+    """Tasks and rows; dev rows are taken from the training rows by content hash of the story."""
+    files = (Path(config.tasks_file),) if config.tasks_file else ()
+    registry = load_registry(*files)
+    tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
+    train: dict[str, Sequence[Example]] = {}
+    dev: Pool = []
+    for name, task in tasks.items():
+        rows = training_rows(task, config, registry)
+        kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
+        train[name] = kept
+        dev += [(task, example) for example in held[: config.dev_limit]]
+    return Material(tasks, mixture(tasks, train, config.tasks, config.seed), dev)
+
+
+def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequence[Example]:
+    """The rows of `--data`; DataError when a task has none."""
+    given = config.data.get(task.name)
+    if given is None:
+        made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
+        raise DataError(
+            f"Task '{task.name}' has no training data here.",
+            "Training never reads evaluation files, so its rows must be named.",
+            f"Name a file: --data {task.name}=FILE{made}.",
+        )
+    if given.startswith(SYNTH):
+        rows = synth(task.name, _count(given), config.seed)
+        raw = [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows)]
+        return to_examples(task, raw, split="train").examples[: config.limit]
+    loaded = load_examples(
+        task, [Path(given)], split="train", limit=config.limit, seed=config.seed, strict=True
+    )
+    return loaded.examples
+
+
+def _count(given: str) -> int:
+    try:
+        count = int(given.removeprefix(SYNTH))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(
+            f"'{given}' does not say how many rows to generate.",
+            "Generated training data is written synth:N.",
+            "Write synth:2000, for example.",
+        )
+    return count
+
+
+def make_objective(config: TrainConfig) -> Objective:
+    if config.method == "grpo":
+        return GRPO()
+    return Ditto(lambda_fb=config.lambda_fb, only_copy=config.only_copy)
+
+
+def make_cast(
+    config: TrainConfig, sampler: LocalModel, run: Run, tasks: Mapping[str, Task]
+) -> Cast:
+    """The actor is the trained model; a coach may be an endpoint, the actor itself, or rules."""
+    ledger = Ledger(run.ledger_path)
+    partner = _endpoint(config.partner, ledger)
+    coach = _endpoint(config.coach_model, ledger) if config.coach == "model" else None
+    if config.coach == "self":
+        coach = Player(sampler, Sampling(temperature=config.temperature, max_tokens=128))
+    cast = Cast(actor=Player(sampler), partner=partner, coach=coach)
+    _check_cast(config, cast, tasks)
+    return cast
+
+
+def _check_cast(config: TrainConfig, cast: Cast, tasks: Mapping[str, Task]) -> None:
+    for task in tasks.values():
+        for role in task.spec.seats.values():
+            cast.player(role)
+    if config.coach == "model" and cast.coach is None:
+        raise ConfigError(
+            "A model was asked for as coach, and none was named.",
+            "--coach model needs an endpoint that writes the feedback.",
+            "Name one with --coach-model MODEL --coach-base-url URL, or use --coach symbolic.",
+        )
+
+
+def _endpoint(settings: PartnerSettings | None, ledger: Ledger) -> Player | None:
+    if settings is None:
+        return None
+    model = Endpoint(
+        model=settings.model,
+        base_url=settings.base_url,
+        api_key_env=settings.api_key_env,
+        ledger=ledger,
+    )
+    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    return Player(model, sampling)
+
+
+def check_lengths(
+    policy: Policy, sampler: LocalModel, material: Material, config: TrainConfig
+) -> None:
+    """Every training prompt and its response must fit the model's context, or nothing starts."""
+    limit = sampler.context_limit
+    if limit is None:
+        return
+    worst, count = 0, 0
+    for task, example in material.pool:
+        room = int(config.max_tokens or task.spec.sampling.get("max_tokens", 512))
+        length = len(policy.renderer.prompt_ids(task.preview(example))) + room
+        worst, count = max(worst, length), count + (length > limit)
+    if count:
+        raise DataError(
+            f"{count} of {len(material.pool)} prompts do not fit: the longest needs {worst} "
+            f"tokens, response included, and the model's context holds {limit}.",
+            "A prompt that is cut silently would train on another task.",
+            "Use --max-tokens with a smaller response, shorter rows, or a model with more context.",
+        )

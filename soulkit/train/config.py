@@ -1,0 +1,118 @@
+"""What a training run can be told. Defaults are the paper's, where it names one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from soulkit.config import Settings
+from soulkit.types import Protocol
+
+Method = Literal["sft", "grpo", "ditto"]
+
+
+class LoraSettings(Settings):
+    """The adapter that is trained (PEFT), on every linear layer."""
+
+    r: int = Field(default=32, gt=0)
+    alpha: int = Field(default=64, gt=0)
+
+
+class PartnerSettings(Settings):
+    """An OpenAI-compatible model in the role of partner or coach."""
+
+    model: str
+    base_url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int = Field(default=256, gt=0)
+
+
+class TrainConfig(Settings):
+    method: Method
+    model: str
+    """A local Hugging Face folder, a hub id, or `tiny`."""
+    adapter: str | None = None
+    """Start from this LoRA adapter instead of a new one."""
+    tasks: dict[str, float]
+    """Task → mixing ratio: 0.5 takes half of its rows, 2.0 takes each twice."""
+    tasks_file: str | None = None
+    data: dict[str, str] = Field(default_factory=dict)
+    """Task → training file, or `synth:N` for N generated rows."""
+    limit: int | None = Field(default=None, gt=0)
+    protocol: Protocol = "paper"
+    seed: int = 0
+
+    # -- rollouts --
+    steps: int = Field(default=100, gt=0)
+    prompts_per_step: int = Field(default=64, gt=0)
+    group_size: int = Field(default=8, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Response limit; None takes each task's own."""
+    batch_size: int = Field(default=64, gt=0)
+    """Sequences that the local sampler generates at once."""
+    concurrency: int = Field(default=512, gt=0)
+
+    # -- feedback --
+    feedback_for: Literal["auto", "all", "imperfect", "task"] = "auto"
+    """`auto`: every draft under protocol paper, the reference's gates under protocol reference."""
+    coach: Literal["symbolic", "self", "model"] = "symbolic"
+    coach_model: PartnerSettings | None = None
+    partner: PartnerSettings | None = None
+    shuffle_feedback: bool = False
+    """Control: every draft gets the feedback of another example's draft."""
+
+    # -- objective --
+    lambda_fb: float = Field(default=1.0, ge=0)
+    only_copy: bool = False
+    denominator: Literal["joint", "separate"] = "joint"
+    advantage_std: Literal["group", "batch", "none"] = "group"
+    ratio: Literal["token", "sequence"] = "token"
+    eps_low: float = Field(default=0.2, gt=0, lt=1)
+    eps_high: float = Field(default=0.28, gt=0)
+    clip_ratio_c: float = Field(default=10.0, gt=1)
+    aggregation: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+    ] = "token-mean"
+    norm_length: int = Field(default=8192, gt=0)
+    """The fixed length of `seq-mean-token-sum-norm`."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
+    sampler_cap: float | None = Field(default=None, gt=0)
+    """Cap of the sampler/trainer correction; None: no correction."""
+    mask_truncated: bool = False
+    """Leave completions that ran into the length limit out of the loss."""
+
+    # -- optimizer --
+    lr: float = Field(default=5e-6, gt=0)
+    mini_batch_prompts: int = Field(default=16, gt=0)
+    tokens_per_batch: int = Field(default=16384, gt=0)
+    """Padded tokens in one forward pass."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    lora: LoraSettings = LoraSettings()
+    device: str = "auto"
+    dtype: str = "auto"
+
+    # -- supervised (sft) --
+    full: bool = False
+    """SFT of all weights instead of an adapter: how a tiny model gets its first words."""
+    sft_batch: int = Field(default=32, gt=0)
+    sft_feedback: Literal["never", "always"] = "never"
+    """Whether the prompts hold the symbolic coach's feedback on a perfect draft."""
+
+    # -- keeping --
+    checkpoint_every: int = Field(default=50, gt=0)
+    keep_last: int = Field(default=3, gt=0)
+    eval_every: int | None = Field(default=None, gt=0)
+    dev_share: float = Field(default=0.1, gt=0, lt=1)
+    dev_limit: int = Field(default=200, gt=0)
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+
+    @property
+    def feedback_when(self) -> str:
+        if self.feedback_for != "auto":
+            return self.feedback_for
+        return "task" if self.protocol == "reference" else "all"

@@ -1,0 +1,37 @@
+"""Ditto (algorithms §3): drafts ∪ copies in one group, refined rollouts in a group of their own.
+
+A copy is the refined rollout without the feedback it was sampled with: raising its probability
+under the plain prompt teaches the actor to do unprompted what it could do when told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from soulkit.train.sequences import Part, Renders, TrainSequence, sequences_of
+from soulkit.types import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Ditto:
+    lambda_fb: float = 1.0
+    """Weight of the feedback-conditioned component."""
+    only_copy: bool = False
+    """Ablation: neither drafts nor refined rollouts are trained. Drafts still set the baseline."""
+    name: str = "ditto"
+    uses_feedback: bool = True
+
+    def sequences(self, records: Sequence[Record], renderer: Renders) -> list[TrainSequence]:
+        weights: dict[Part, float] = {
+            "draft": 0.0 if self.only_copy else 1.0,
+            "copy": 1.0,
+            "refined": 0.0 if self.only_copy else self.lambda_fb,
+        }
+        found: list[TrainSequence] = []
+        for record in records:
+            parts: tuple[Part, ...] = ("draft",) if record.kind == "draft" else ("copy", "refined")
+            if record.score.scored:
+                for part in parts:
+                    found += sequences_of(record, part, renderer, weights[part])
+        return found

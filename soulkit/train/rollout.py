@@ -1,0 +1,215 @@
+"""One RL step: prompts → drafts → feedback → refined → groups → update. Reads top to bottom."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from soulkit.errors import SoulError
+from soulkit.models.base import Cast
+from soulkit.models.local import LocalModel
+from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
+from soulkit.tasks.base import Task
+from soulkit.train.config import TrainConfig
+from soulkit.train.loop import Loop, StepMetrics
+from soulkit.train.loss import kl_penalty
+from soulkit.train.measure import feedback_metrics, mean_of, reward_metrics, sequence_metrics
+from soulkit.train.objectives.base import Objective
+from soulkit.train.sampling import Pool, batch
+from soulkit.train.sequences import TrainSequence
+from soulkit.train.update import (
+    Tally,
+    log_probs,
+    mini_batches,
+    prepare,
+    update,
+    with_advantages,
+)
+from soulkit.types import Feedback, Record, Sampling
+
+KL_PROBE = 64
+"""Drafts on which the distance to the base is measured each step."""
+
+
+class StaleRollout(SoulError):
+    """A rollout carries the hash of other weights than the trainer's."""
+
+
+@dataclass
+class RolloutStep:
+    """Takes RL steps for a Loop."""
+
+    loop: Loop
+    objective: Objective
+    sampler: LocalModel
+    cast: Cast
+    pool: Pool
+    dev: Pool
+    recent: deque[Sequence[Record]]
+    """The records of the last steps, for the run's summary."""
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.loop.config
+
+    async def __call__(self, step: int) -> StepMetrics:
+        config, policy = self.config, self.loop.policy
+        started = time.monotonic()
+        self.sampler.policy_version = version = policy.version()
+        jobs = self.jobs(step)
+        records = await self.rollouts(jobs)
+        refuse_stale(records, version)
+        self.loop.episodes.write(*records)
+        self.recent.append(records)
+        sampled = time.monotonic()
+
+        found = self.objective.sequences(records, policy.renderer)
+        found = without_truncated(found, records) if config.mask_truncated else found
+        sequences = with_advantages(found, config)
+        prepared = prepare(policy, sequences, config)
+        tally = Tally()
+        updates = []
+        index = {id(s): i for i, s in enumerate(sequences)}
+        for mini in mini_batches(sequences, config.mini_batch_prompts):
+            chosen = [index[id(s)] for s in mini]
+            updates.append(update(policy, self.loop.optimizer, prepared, chosen, config, tally))
+        trained = time.monotonic()
+
+        line: StepMetrics = {
+            **reward_metrics(records),
+            **feedback_metrics(records),
+            **sequence_metrics(found, sequences),
+            **tally.means(),
+            **mean_of(updates),
+            "updates": len(updates),
+            "kl": self.kl_to_base(sequences),
+            "lr": config.lr,
+            "policy": version,
+            "seconds_sample": round(sampled - started, 3),
+            "seconds_train": round(trained - sampled, 3),
+        }
+        if config.eval_every and (step + 1) % config.eval_every == 0:
+            line["eval"] = await self.evaluate(step)
+        return line
+
+    def jobs(self, step: int) -> list[Job]:
+        """G rollouts of every prompt; an example drawn twice in a step gets 2G."""
+        config = self.config
+        seen: dict[str, int] = {}
+        jobs = []
+        for task, example in batch(self.pool, config.prompts_per_step, step, config.seed):
+            first = seen.get(example.id, 0)
+            seen[example.id] = first + config.group_size
+            indices = range(first, first + config.group_size)
+            jobs += [Job(task, example, index, step) for index in indices]
+        return jobs
+
+    def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
+        default = task.spec.sampling.get("max_tokens", 512)
+        sampling = Sampling(
+            temperature=temperature,
+            max_tokens=int(self.config.max_tokens or default),
+            seed=self.config.seed,
+        )
+        cast = replace(self.cast, actor=replace(self.cast.actor, sampling=sampling))
+        return Engine(cast, self.config.seed, self.config.concurrency, feedback)
+
+    async def rollouts(self, jobs: Sequence[Job]) -> list[Record]:
+        policy = None
+        if self.objective.uses_feedback:
+            policy = FeedbackPolicy(when=self.config.feedback_when)
+        by_task: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_task.setdefault(job.task.name, []).append(job)
+        walk = self.shuffled if self.config.shuffle_feedback and policy else self.in_order
+        found = await gather(
+            walk(self.engine(mine[0].task, policy, self.config.temperature), mine)
+            for mine in by_task.values()
+        )
+        return [record for records in found for record in records]
+
+    async def in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
+        return await engine.run(jobs, _ignore)
+
+    async def shuffled(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
+        """The control: drafts first, then everybody gets somebody else's feedback."""
+        drafts = await gather(engine.critiqued(job) for job in jobs)
+        swapped = swap_feedback(drafts, f"{self.config.seed}/{jobs[0].step}")
+        refined = await gather(
+            engine.refine(job, feedback)
+            for job, feedback in zip(jobs, swapped, strict=True)
+            if feedback is not None
+        )
+        return [*drafts, *refined]
+
+    def kl_to_base(self, sequences: Sequence[TrainSequence]) -> float | None:
+        """Mean k3 estimate of KL(π_θ‖base) in nats over some drafts' tokens, after the update."""
+        drafts = [s.span for s in sequences if s.part == "draft"][:KL_PROBE]
+        if self.config.full or not drafts:
+            return None
+        policy, budget = self.loop.policy, self.config.tokens_per_batch
+        now = torch.cat(log_probs(policy, drafts, budget))
+        with policy.base():
+            base = torch.cat(log_probs(policy, drafts, budget))
+        return float(kl_penalty(now, base, "k3").mean())
+
+    async def evaluate(self, step: int) -> dict[str, float | None]:
+        """Greedy accuracy on the dev split, per task."""
+        values: dict[str, list[float]] = {}
+        jobs: dict[str, list[Job]] = {}
+        for task, example in self.dev:
+            jobs.setdefault(task.name, []).append(Job(task, example, 0, step))
+        for name, mine in jobs.items():
+            records = await self.engine(mine[0].task, None, 0.0).run(mine, _ignore)
+            values[name] = [r.score.value for r in records if r.score.value is not None]
+        return {name: sum(v) / len(v) if v else None for name, v in values.items()}
+
+
+def refuse_stale(records: Sequence[Record], version: str) -> None:
+    """On-policy means: every trained token was sampled by the weights that are about to move."""
+    for record in records:
+        for trace in record.episode.traces:
+            for turn in trace.turns:
+                if turn.completion.policy != version:
+                    raise StaleRollout(
+                        f"{record.key} was sampled by '{turn.completion.policy}', not '{version}'"
+                    )
+
+
+def without_truncated(
+    sequences: Sequence[TrainSequence], records: Sequence[Record]
+) -> list[TrainSequence]:
+    """Sequences of episodes that did not run into the length limit."""
+    cut = {
+        (r.example_id, f"{r.rollout}/{r.kind}") for r in records if r.score.status == "truncated"
+    }
+    return [s for s in sequences if (s.example_id, s.rollout) not in cut]
+
+
+def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
+    """Each draft's usable feedback handed to a draft of another example; None where there is none.
+
+    A rotation over examples in random order: everybody gives one and takes one.
+    """
+    usable = [i for i, d in enumerate(drafts) if d.received is not None and not d.received.leak]
+    by_example: dict[str, list[int]] = {}
+    for i in usable:
+        by_example.setdefault(drafts[i].example_id, []).append(i)
+    groups = list(by_example.values())
+    random.Random(key).shuffle(groups)
+    ordered = [i for group in groups for i in group]
+    shift = max((len(group) for group in groups), default=0)
+    swapped: list[Feedback | None] = [None] * len(drafts)
+    if len(groups) > 1:
+        for place, i in enumerate(ordered):
+            swapped[i] = drafts[ordered[(place + shift) % len(ordered)]].received
+    return swapped
+
+
+def _ignore(record: Record) -> None:
+    """Training writes a whole step's records at once, when the step is complete."""

@@ -1,0 +1,165 @@
+"""`train`: one call from a configuration to a finished run folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from soulkit.errors import ConfigError
+from soulkit.eval.summary import summarise
+from soulkit.metrics.statistics import mean_interval
+from soulkit.models.local import LocalModel
+from soulkit.models.tiny import build_tiny
+from soulkit.records import load_records
+from soulkit.runs import Run, read_jsonl
+from soulkit.train.assemble import (
+    Material,
+    check_lengths,
+    gather_material,
+    make_cast,
+    make_objective,
+)
+from soulkit.train.config import TrainConfig
+from soulkit.train.loop import Loop, Show
+from soulkit.train.measure import reward_metrics
+from soulkit.train.policy import Policy, load_policy
+from soulkit.train.rollout import RolloutStep
+from soulkit.train.sampling import Pool
+from soulkit.train.sft import SupervisedStep
+from soulkit.train.tracking import make_tracker
+from soulkit.types import Record
+
+TINY = "tiny"
+SUMMARY_STEPS = 10
+"""The summary's means are over the last steps; the curves are in metrics.jsonl."""
+
+
+def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
+    """Train as `config` says into the run folder `out` (resuming it) and return the summary.
+
+    The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT).
+    """
+    material = gather_material(config)
+    run = Run.open(out, f"train {config.method}", config.resolved())
+    policy = load_policy(config, base_model(config, material, run))
+    return asyncio.run(_train(config, run, policy, material, show))
+
+
+def base_model(config: TrainConfig, material: Material, run: Run) -> str:
+    """The folder of the base model; `tiny` is built from the words of the rows, once per run."""
+    if config.model != TINY:
+        return config.model
+    if config.method != "sft":
+        raise ConfigError(
+            "The model 'tiny' has random weights.",
+            "Reinforcement needs a model that is right at least now and then.",
+            "Warm one up first: soul train sft --full --model tiny ..., then name its folder.",
+        )
+    folder = run.path / "base"
+    if not (folder / "config.json").exists():
+        build_tiny(folder, words_of(material.pool), seed=config.seed)
+    return str(folder)
+
+
+def words_of(pool: Pool) -> list[str]:
+    """Texts that hold every word a tiny model has to know: prompts, answers and feedback."""
+    texts = set()
+    for task, example in pool:
+        gold = task.gold(example)
+        lines = gold.transcript if gold else ()
+        texts |= {segment.text for segment in task.preview(example)}
+        texts |= {line.text for line in lines}
+        texts.add(task.explain(example, None, None) or "")
+    return sorted(texts)
+
+
+async def _train(
+    config: TrainConfig, run: Run, policy: Policy, material: Material, show: Show
+) -> dict[str, Any]:
+    loop = Loop.open(config, run, policy, make_tracker(config.track, run.path, config.resolved()))
+    try:
+        if config.method == "sft":
+            pools = [(material.pool, config.sft_feedback == "always")]
+            await loop.run_all(SupervisedStep(loop, pools), show)
+            summary = supervised_summary(config, run, loop)
+        else:
+            summary = await _reinforce(config, run, loop, material, show)
+    finally:
+        loop.close()
+    policy.save(run.path / "model")
+    run.write_summary(summary)
+    return summary
+
+
+async def _reinforce(
+    config: TrainConfig, run: Run, loop: Loop, material: Material, show: Show
+) -> dict[str, Any]:
+    sampler = loop.policy.sampler(config.batch_size)
+    check_lengths(loop.policy, sampler, material, config)
+    cast = make_cast(config, sampler, run, material.tasks)
+    recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
+    step = RolloutStep(
+        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent
+    )
+    try:
+        await loop.run_all(step, show)
+    finally:
+        await close_cast(cast, sampler)
+    records = [record for records in recent for record in records]
+    if not records:  # a finished run that was started again
+        last = config.steps - SUMMARY_STEPS
+        records = [r for r in load_records(run.episodes) if r.step >= last]
+    return rollout_summary(config, loop, records)
+
+
+async def close_cast(cast: Any, sampler: LocalModel) -> None:
+    """Close the models of a cast."""
+    await sampler.close()
+    for player in (cast.partner, cast.coach):
+        if player is not None and player.model is not sampler:
+            await player.model.close()
+
+
+def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) -> dict[str, Any]:
+    """Means over the last steps, and the two rewards with the leave-one-out gap."""
+    costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    summary = summarise(
+        records,
+        command=f"train {config.method}",
+        model=config.model,
+        protocol=config.protocol,
+        seconds=loop.seconds,
+        cost=sum(costs) if costs else None,
+    )
+    rewards = reward_metrics(records)
+    names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")
+    return {
+        **summary,
+        "steps": loop.step,
+        "summary_steps": min(SUMMARY_STEPS, loop.step),
+        "rewards": {name: rewards[name] for name in names},
+    }
+
+
+def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> dict[str, Any]:
+    """The loss over the last steps, one cell for every task of the mixture."""
+    losses = [line["loss"] for line in read_jsonl(run.metrics)][-SUMMARY_STEPS:]
+    low, high = mean_interval(losses)
+    cell: Mapping[str, Any] = {
+        "mean": fmean(losses), "ci_low": low, "ci_high": high,
+        "n_scored": len(losses), "n": len(losses), "unscored": {},
+    }  # fmt: skip
+    return {
+        "command": "train sft",
+        "model": config.model,
+        "protocol": config.protocol,
+        "seconds": loop.seconds,
+        "cost": None,
+        "tasks": {name: {"loss": cell} for name in config.tasks},
+        "steps": loop.step,
+        "summary_steps": len(losses),
+    }

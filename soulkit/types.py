@@ -1,0 +1,267 @@
+"""The records of the road: what every layer reads and writes.
+
+Frozen dataclasses, no I/O, no live models, no torch. An Example is played into an Episode, an
+Episode is scored, a Score may be critiqued into Feedback, and Feedback conditions a refined Episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["actor", "partner", "environment", "judge", "coach"]
+"""What a live model does at the table; a Cast fills roles with models."""
+
+Kind = Literal["draft", "refined", "gold"]
+"""How an episode came about. (A *copy* is a training sequence, not an episode.)"""
+
+Protocol = Literal["paper", "reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row of a task, its fields bound to the seats that may see them."""
+
+    id: str
+    """Content hash: equal rows have equal ids, wherever they were read."""
+    task: str
+    fields: Mapping[str, Any]
+    audience: Mapping[str, tuple[str, ...]]
+    """Field name → the seats that may see it; the readers `judge`, `coach` and `gold` are no seats."""
+    seats: Mapping[str, Role]
+    """Seat → the role that plays it in this row."""
+    split: str = "test"
+    source: str = ""
+    """Provenance, `file:line`."""
+    cluster: str = ""
+    """Rows of one cluster (one story, one conversation) are resampled together."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Values that break-downs group by: order, deception, question type."""
+
+    def visible(self, reader: str) -> dict[str, Any]:
+        """The fields that `reader` (a seat, `judge`, `coach` or `gold`) may see."""
+        return {k: v for k, v in self.fields.items() if reader in self.audience.get(k, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One message of a context.
+
+    `bare` is the same message with its feedback slot empty (None: the message has no slot); a copy
+    swaps `text` for `bare`. `token_ids` are the ids the actor emitted, so nothing is re-tokenised.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+    bare: str | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample one completion. Servers may refuse some of it; what is dropped is recorded."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Who asks for a completion: keys its random stream and its ledger entry."""
+
+    role: Role
+    example_id: str
+    rollout: int = 0
+    kind: Kind = "draft"
+    turn: int = 0
+    sample: int = 0
+    step: int = 0
+    """The training step (0 in evaluation): the same example drafted at two steps is two calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What completions cost. `cost` is in US dollars, None when no price is known."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    cost: float | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        known = [c for c in (self.cost, other.cost) if c is not None]
+        return Usage(
+            calls=self.calls + other.calls,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            seconds=self.seconds + other.seconds,
+            cost=sum(known) if known else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One reply. API models leave `prompt_ids`, `token_ids` and `logprobs` empty."""
+
+    text: str
+    prompt_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """Emitted ids, the end-of-turn token included when it was emitted."""
+    logprobs: tuple[float, ...] = ()
+    """One per emitted id, of logits / temperature, from the sampler."""
+    stop_reason: str = "stop"
+    """`stop` | `length` | `content_filter` | whatever else the server says."""
+    reasoning: str = ""
+    usage: Usage = Usage()
+    dropped: tuple[str, ...] = ()
+    """Sampling parameters that the server refused."""
+    policy: str = ""
+    """Hash of the adapter that sampled, empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a seat saw and what it then emitted."""
+
+    context: tuple[Segment, ...]
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The turns of one acted seat, in order."""
+
+    seat: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One readable line of a transcript."""
+
+    seat: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode is unscored: something outside the actor broke.
+
+    `reason` is a slug: `provider_error`, `partner_error`, `judge_error`, `context_overflow`.
+    """
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What happened in one play of one example."""
+
+    example_id: str
+    task: str
+    kind: Kind = "draft"
+    rollout: int = 0
+    traces: tuple[Trace, ...] = ()
+    """One trace per acted seat (the seats of role `actor`), none for the others."""
+    transcript: tuple[Line, ...] = ()
+    stop: str = "done"
+    failure: Failure | None = None
+    usage: Usage = Usage()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Recorded facts that are no score: word-budget cuts, dropped parameters."""
+
+    @property
+    def final(self) -> Completion | None:
+        """The last completion of the first acted seat."""
+        turns = self.traces[0].turns if self.traces else ()
+        return turns[-1].completion if turns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """`value` is the headline, `reward` what training maximises; both None when unscored.
+
+    `status` is `ok`, or the actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`,
+    `refusal`: scored at the task's minimum), or `unscored` with a `reason`.
+    """
+
+    value: float | None
+    reward: float | None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    status: str = "ok"
+    reason: str = ""
+    words: str = ""
+    """The judge's words; for rule-scored tasks what was read from the answer."""
+    protocol: Protocol = "paper"
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Template name → hash, for every template used."""
+
+    @property
+    def scored(self) -> bool:
+        return self.value is not None
+
+
+def unscored(failure: Failure, protocol: Protocol = "paper") -> Score:
+    """The Score of an episode that something outside the actor broke."""
+    return Score(
+        value=None,
+        reward=None,
+        status="unscored",
+        reason=failure.reason,
+        words=failure.detail,
+        protocol=protocol,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Text for the actor about its draft."""
+
+    text: str
+    author: str
+    """`symbolic`, or the name of the model that wrote it."""
+    kind: Literal["coach", "worked_example"] = "coach"
+    dimensions: tuple[str, ...] = ()
+    leak: str = ""
+    """Empty, or how it gives the answer away (`gold_text`, `gold_letter`, `answerable`)."""
+    blind: float | None = None
+    """How often a reader who sees question, options and this text, but not the story, picks the gold."""
+    chance: float | None = None
+    """What guessing would give that reader: 1 / number of options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One line of `episodes.jsonl`: a scored episode with the feedback on both sides of it."""
+
+    key: str
+    """`step/example_id/rollout/kind`, unique in a run; a later line with the same key replaces an earlier one."""
+    task: str
+    example_id: str
+    rollout: int
+    kind: Kind
+    episode: Episode
+    score: Score
+    cluster: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    step: int = 0
+    given: Feedback | None = None
+    """The feedback this (refined) episode was conditioned on."""
+    received: Feedback | None = None
+    """The feedback this (draft) episode earned, leaking ones included (their `leak` says how)."""
+    prompt: str = ""
+    """What the actor first saw, for readers."""
+    gold: str = ""
+    """The gold answer, for readers."""
+
+
+def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:
+    return f"{step}/{example_id}/{rollout}/{kind}"

@@ -1,0 +1,147 @@
+"""`soul data`: the commands run as a user runs them, in process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli import app as cli
+
+ROW = {
+    "story": "1 Ada entered the loft.\n2 The pen is in the jar.",
+    "question": "Where is the pen really?",
+    "answer": "jar",
+    "data_source": "tomi",
+}
+
+
+@pytest.fixture
+def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["data", *arguments])
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def jsonl(path: Path, *rows: Any) -> str:
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("task", ["tomi", "paratomi", "hitom", "secret_keeper"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_made_rows_pass_the_check(soul, task: str, suffix: str):
+    name = f"rows.{suffix}"
+    assert soul("synth", task, "-n", "11", "--seed", "2", "-o", name)[0] == 0
+    code, out, _ = soul("check", name, "--json")
+    found = json.loads(out)["tasks"][0]
+    assert (code, found["task"], found["rows"], found["bad"]) == (0, task, 11, [])
+    code, out, _ = soul("show", name, "--row", "10", "--json")
+    shown = json.loads(out)
+    assert (code, shown["task"], shown["source"]) == (0, task, f"{name}:11")
+    assert shown["prompt"] and shown["fields"]
+
+
+def test_equal_seeds_make_equal_files(soul, tmp_path: Path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        soul("synth", "tomi", "-n", "9", "--seed", seed, "-o", f"{name}.jsonl")
+    a, b, c = (Path(f"{name}.jsonl").read_bytes() for name in "abc")
+    assert a == b != c
+    assert soul("synth", "tomi", "-n", "3")[0] == 0
+    assert Path("tomi_synth_3_s0.jsonl").exists()
+
+
+def test_the_check_names_bad_rows_and_counts_the_good(soul, tmp_path: Path):
+    longer = ROW | {"story": ROW["story"] + "\n3 Ada left.", "stranger": 1, "order": 2}
+    path = jsonl(tmp_path / "rows.jsonl", ROW, ROW, "{", ROW | {"answer": 4}, longer)
+    code, out, err = soul("check", path)
+    assert code == 2
+    assert "2 usable rows of tomi" in out and "1 duplicates" in out
+    assert "ignored columns: stranger" in out and "order: 2 1" in out
+    assert "rows.jsonl:3" in err and "rows.jsonl:4" in err and "'answer' should hold text" in err
+
+
+def test_the_check_finds_each_task_of_a_mixed_file(soul, tmp_path: Path):
+    soul("synth", "hitom", "-n", "2", "-o", "hitom.jsonl")
+    lines = Path("hitom.jsonl").read_text().splitlines()
+    code, out, _ = soul("check", jsonl(tmp_path / "mix.jsonl", ROW, *lines), "--json")
+    assert (code, [t["task"] for t in json.loads(out)["tasks"]]) == (0, ["tomi", "hitom"])
+    stray = jsonl(tmp_path / "stray.jsonl", ROW, ROW | {"data_source": "tommi"})
+    code, _, err = soul("check", stray)
+    assert code == 2 and "stray.jsonl:2" in err and "'tomi'" in err
+
+
+def test_the_check_asks_for_the_task_when_no_row_tells(soul, tmp_path: Path):
+    bare = {k: v for k, v in ROW.items() if k != "data_source"}
+    path = jsonl(tmp_path / "bare.jsonl", bare)
+    code, _, err = soul("check", path)
+    assert code == 2 and "--task" in err
+    assert soul("check", path, "--task", "tomi")[0] == 0
+    code, _, err = soul("check", path, "--task", "hitom")
+    assert code == 2 and "aliases" in err and "choices" in err
+    assert soul("check", path, "--task", "tommi")[0] == 2
+
+
+def test_show_prints_audiences_and_the_prompt_without_escape_codes(soul, tmp_path: Path):
+    path = jsonl(tmp_path / "rows.jsonl", ROW | {"question": "Where is \x1b[31m[bold]it[/bold]?"})
+    code, out, _ = soul("show", path)
+    assert code == 0
+    assert "\x1b" not in out and "[bold]it[/bold]" in out
+    assert "gold, coach" in out and "prompt: user" in out and "rows.jsonl:1" in out
+    code, _, err = soul("show", path, "--row", "7")
+    assert code == 2 and "no row 7" in err
+
+
+def test_import_writes_the_good_rows_and_names_the_bad(soul, tmp_path: Path):
+    (tmp_path / "toy.txt").write_text(
+        "1 Ada entered the attic.\n2 The pen is in the box.\n3 Where is the pen really?\tbox\t1\n"
+        "1 Ada entered the attic.\n7 The pen is in the box.\n3 Where is the pen really?\tbox\t1\n"
+    )
+    code, out, err = soul("import", "tomi", "toy.txt", "-o", "out.jsonl")
+    assert code == 2
+    assert "1 rows of tomi" in out and "toy.txt:4" in err and "numbered 7" in err
+    row = json.loads(Path("out.jsonl").read_text())
+    assert row["data_source"] == "tomi" and row["answer"] == "box"
+    code, out, _ = soul("import", "tomi", "toy.txt", "-o", "again.parquet", "--json")
+    assert json.loads(out)["bad"][0]["source"] == "toy.txt:4"
+    assert soul("check", "again.parquet")[0] == 0
+
+
+def test_import_never_replaces_its_source(soul, tmp_path: Path):
+    path = jsonl(tmp_path / "rows.jsonl", ROW)
+    before = Path(path).read_bytes()
+    code, _, err = soul("import", "tomi", path, "-o", path)
+    assert code == 2 and "file to read" in err and Path(path).read_bytes() == before
+
+
+def test_audit_lists_both_sides_of_a_dispute(soul, tmp_path: Path):
+    story = "1 Ada and Ben entered the attic.\n2 The pen is in the red_box."
+    row = {"prompting_type": "CoTP", "deception": False, "story_length": 1, "question_order": 0,
+           "sample_id": 0, "story": story, "question": "Where is the pen really?",
+           "choices": "A. red_box, B. blue_bag", "answer": "red_box"}  # fmt: skip
+    path = jsonl(tmp_path / "h.jsonl", row, row | {"sample_id": 1, "answer": "blue_bag"})
+    code, out, _ = soul("audit", "hitom", path, "-o", "disputed.jsonl")
+    assert code == 0 and "50.0 %" in out and "deception" in out
+    (disputed,) = map(json.loads, Path("disputed.jsonl").read_text().splitlines())
+    assert (disputed["gold"], disputed["tracker"]) == ("blue_bag", "red_box")
+    code, out, _ = soul("audit", "hitom", path, "--json")
+    assert json.loads(out)["overall"] == {"agreed": 1, "total": 2}
+    assert soul("audit", "coser", path)[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [
+    ("check", "nowhere.jsonl"), ("synth", "nothing"), ("synth", "tomi", "-n", "0"),
+    ("import", "hitom", "."), ("show", "nowhere.jsonl"), ("audit", "hitom", "nowhere.json"),
+])  # fmt: skip
+def test_mistakes_are_three_lines(soul, arguments: tuple[str, ...]):
+    code, out, err = soul(*arguments)
+    assert (code, out) == (2, "")
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error", "why", "fix"]

@@ -1,0 +1,49 @@
+"""Shared test set-up: the vector summary, and a place for fixtures that several folders use."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Test folders have no packages, so helpers next to this file are imported by plain name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# --- fixtures shared by several folders go here ---------------------------------------------------
+
+
+# --- conformance vectors --------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "vector: one line of a conformance file")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Vector outcomes, then the skips by quirk and by family that is not built."""
+    outcomes: Counter[str] = Counter()
+    skips: Counter[str] = Counter()
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if "vector" not in getattr(report, "keywords", {}):
+                continue
+            kind, why = _skip_kind(report) if outcome == "skipped" else (outcome, "")
+            outcomes[kind] += 1
+            skips[why] += bool(why)
+    if not outcomes:
+        return
+    terminalreporter.section("conformance vectors")
+    terminalreporter.write_line(", ".join(f"{n} {kind}" for kind, n in outcomes.items()))
+    for why, count in sorted(skips.items()):
+        if count:
+            terminalreporter.write_line(f"  {count:4d}  {why}")
+
+
+def _skip_kind(report: Any) -> tuple[str, str]:
+    reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+    if reason.startswith("quirk "):
+        return "skipped by quirk", reason
+    return ("skipped as not built" if reason.startswith("not built") else "skipped", reason)

@@ -1,0 +1,108 @@
+"""Paired comparisons of two run folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from soulkit.cli import compare as cli
+from soulkit.errors import DataError, RunError
+from soulkit.eval.compare import compare_runs
+from soulkit.types import Episode, Record, Score, record_key
+
+
+def run(path: Path, values: dict[str, float | None], task: str = "tomi", **score: object) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for example, value in values.items():
+        made = Score(value=value, reward=value, reason="" if value is not None else "judge_error")
+        rows.append(
+            Record(
+                key=record_key(0, example, 0, "draft"),
+                task=task,
+                example_id=example,
+                rollout=0,
+                kind="draft",
+                episode=Episode(example_id=example, task=task),
+                score=replace(made, **score),  # type: ignore[arg-type]
+            )
+        )
+    with (path / "episodes.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(r)) + "\n" for r in rows)
+    return path
+
+
+def test_only_episodes_that_both_scored_count(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0, "2": 0.0, "3": None, "4": 1.0})
+    b = run(tmp_path / "b", {"1": 1.0, "2": 0.0, "3": 1.0, "5": 0.0})
+    (found,) = compare_runs(a, b).tasks
+    assert found.paired.difference == 0.5
+    assert (found.paired.n_shared, found.paired.n_only_a, found.paired.n_only_b) == (2, 1, 2)
+    assert (found.n_a, found.n_b) == (4, 4)
+
+
+def test_p_values_are_adjusted_over_tasks(tmp_path: Path) -> None:
+    for task, gain in (("tomi", 1.0), ("hitom", 0.0), ("coser", 1.0)):
+        rows = {f"{task}{i}": 0.0 for i in range(10)}
+        run(tmp_path / "a", rows, task)
+        run(tmp_path / "b", dict.fromkeys(rows, gain), task)
+    found = {t.task: t for t in compare_runs(tmp_path / "a", tmp_path / "b").tasks}
+    raw = 2 / 2**10
+    assert found["tomi"].paired.p == raw
+    assert found["tomi"].p_holm == pytest.approx(3 * raw)
+    assert found["hitom"].p_holm == 1.0
+
+
+def test_other_prompts_are_refused_and_named(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0, "2": 1.0}, prompts={"tomi/actor": "aa"})
+    b = run(tmp_path / "b", {"1": 1.0, "2": 1.0}, prompts={"tomi/actor": "bb"})
+    with pytest.raises(RunError, match="prompt 'tomi/actor' differs"):
+        compare_runs(a, b)
+    assert compare_runs(a, b, allow_mixed=True).mixed == ("tomi: prompt 'tomi/actor' differs",)
+
+
+def test_other_protocols_are_refused(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0}, protocol="paper")
+    b = run(tmp_path / "b", {"1": 1.0}, protocol="reference")
+    with pytest.raises(RunError, match="protocol paper against reference"):
+        compare_runs(a, b)
+
+
+def test_a_template_of_a_rare_branch_is_no_difference(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0, "2": 1.0}, prompts={"judge": "x"})
+    b = run(tmp_path / "b", {"1": 1.0, "2": 1.0}, prompts={"judge": "x", "judge_again": "y"})
+    assert compare_runs(a, b).mixed == ()
+
+
+def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0})
+    with pytest.raises(RunError, match="no task in common"):
+        compare_runs(a, run(tmp_path / "b", {"1": 0.0}, "hitom"))
+    with pytest.raises(RunError, match="No episode"):
+        compare_runs(a, run(tmp_path / "c", {"2": 0.0}))
+    with pytest.raises(DataError, match="f1"):
+        compare_runs(a, a, "f1")
+
+
+def test_another_metric(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {"1": 0.0, "2": 0.0}, metrics={"f1": 0.2})
+    b = run(tmp_path / "b", {"1": 0.0, "2": 0.0}, metrics={"f1": 0.5})
+    (found,) = compare_runs(a, b, "f1").tasks
+    assert found.paired.difference == pytest.approx(0.3)
+
+
+def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {str(i): 0.0 for i in range(8)})
+    b = run(tmp_path / "b", {str(i): 1.0 for i in range(8)})
+    app = Typer()
+    app.command()(cli.command)
+    shown = CliRunner().invoke(app, [str(a), str(b)])
+    assert shown.exit_code == 0, shown.output
+    assert "tomi" in shown.stdout and "+1.000" in shown.stdout
+    machine = CliRunner().invoke(app, [str(a), str(b), "--json"])
+    assert json.loads(machine.stdout)["tasks"][0]["difference"] == 1.0

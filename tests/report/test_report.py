@@ -1,0 +1,342 @@
+"""Reports of real records: an evaluation, a training run, and the two around it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from soulkit.cli import report as cli
+from soulkit.errors import DataError, MissingPackage, RunError
+from soulkit.eval.summary import summarise
+from soulkit.report import html, table
+from soulkit.report.episodes import TEXT_LIMIT, choose, clean
+from soulkit.report.figures import learning_curves
+from soulkit.report.load import load_runs
+from soulkit.report.published import CAVEAT, publications, published_for
+from soulkit.types import (
+    Completion,
+    Episode,
+    Failure,
+    Feedback,
+    Kind,
+    Line,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    record_key,
+    unscored,
+)
+
+EVIL = (
+    "<script>alert('x')</script> \"onload=\"alert(1) </p></details></script>"
+    "\x1b[31mred\x1b[0m \x07\x00 \u202eevil\u202c \u2066x\u2069 {{ 7*7 }} <!--<img src=x onerror=y>"
+)
+
+
+def record(
+    i: int, value: float | None, *, task: str = "hitom", kind: Kind = "draft", step: int = 0,
+    text: str = "The cup is in the box. [C]", feedback: str = "",
+) -> Record:  # fmt: skip
+    broken = Failure("judge_error", "no verdict in the reply") if value is None else None
+    turn = Turn((Segment("user", "Where?"),), Completion(text=text, reasoning="Anna left."))
+    hint = Feedback(text=feedback, author="symbolic") if feedback else None
+    return Record(
+        key=record_key(step, f"{task}-{i}", 0, kind),
+        task=task,
+        example_id=f"{task}-{i}",
+        rollout=0,
+        kind=kind,
+        step=step,
+        episode=Episode(
+            example_id=f"{task}-{i}", task=task, traces=(Trace("reader", (turn,)),), failure=broken
+        ),
+        score=unscored(broken) if broken else Score(
+            value=value, reward=value, status="ok" if value else "no_tag", words="read: C",
+            metrics={"length": 12.0},
+        ),
+        tags={"order": str(i % 3)},
+        prompt="Anna puts the cup in the box.\nShe leaves.\nWhere does she think it is?",
+        gold="C",
+        received=hint if kind == "draft" else None,
+        given=hint if kind == "refined" else None,
+    )  # fmt: skip
+
+
+def write_run(path: Path, records: list[Record], command: str, steps: int = 0) -> Path:
+    path.mkdir(parents=True)
+    lines = "".join(json.dumps(asdict(r)) + "\n" for r in records)
+    (path / "episodes.jsonl").write_text(lines, encoding="utf-8")
+    summary = summarise(
+        records, command=command, model="tiny-qwen3", protocol="paper", seconds=83.2, cost=None,
+        scale={"hitom": (0.0, 1.0), "paratomi": (0.0, 1.0)},
+    )  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    if steps:
+        text = "".join(json.dumps(line) + "\n" for line in metric_lines(steps))
+        (path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    return path
+
+
+def metric_lines(steps: int) -> Iterator[dict[str, object]]:
+    rng = random.Random(0)
+    for step in range(1, steps + 1):
+        level = 0.3 + 0.5 * step / steps + rng.uniform(-0.05, 0.05)
+        gap = 0.3 - 0.25 * step / steps + rng.uniform(-0.04, 0.04)
+        yield {
+            "step": step, "draft_reward": level, "refined_reward": level + gap, "loo_gap": gap,
+            "loo_gap_low": gap - 0.12, "loo_gap_high": gap + 0.12, "pair_gap": gap + 0.1,
+            "feedback_share": 1 - level, "leak_share": 0.02, "entropy": 1.2 - 0.01 * step,
+            "kl": 0.001 * step, "clip_fraction": 0.03, "response_length": 40.0,
+        }  # fmt: skip
+        if step % 5 == 0:
+            yield {"step": step, "eval": {"hitom": level - 0.05, "paratomi": level + 0.04}}
+
+
+def story(tmp_path: Path) -> Path:
+    """A folder as a demonstration leaves it: before/, train/, after/."""
+    rng = random.Random(1)
+
+    def scores(chance: float) -> list[Record]:
+        return [
+            record(i, None if rng.random() < 0.04 else float(rng.random() < chance), task=task)
+            for task in ("hitom", "paratomi")
+            for i in range(60)
+        ]
+
+    hint = "Anna left before the cup was moved, so she still believes what she saw last."
+    drafts = [record(i, 0.0, step=1 + i % 20, feedback=hint, text="[A]") for i in range(30)]
+    refined = [record(i, float(i % 3 > 0), kind="refined", step=1 + i % 20) for i in range(30)]
+    write_run(tmp_path / "demo" / "before", scores(0.35), "eval")
+    write_run(tmp_path / "demo" / "train", drafts + refined, "train ditto", steps=20)
+    write_run(tmp_path / "demo" / "after", scores(0.8), "eval")
+    return tmp_path / "demo"
+
+
+class Page(HTMLParser):
+    """Every tag and attribute of a page, as a browser's parser would find them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+
+def test_a_folder_of_runs_is_told_in_order(tmp_path: Path) -> None:
+    runs = load_runs([story(tmp_path)])
+    assert [(r.name, r.kind) for r in runs] == [
+        ("before", "eval"), ("train", "train"), ("after", "eval")]  # fmt: skip
+    assert len(runs[1].steps) == 20
+    assert [step for step, _ in runs[1].evals] == [5, 10, 15, 20]
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunError, match="no run"):
+            load_runs([path])
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_runs([tmp_path])
+
+
+def test_a_mean_never_stands_alone() -> None:
+    cell = {"mean": 0.7, "ci_low": 0.6, "ci_high": 0.78, "n_scored": 98, "n": 100}
+    assert table.mean_text(cell) == "0.700 ± 0.090 (98/100)"
+    assert table.interval_text(cell) == "0.600\u20130.780"
+    nothing = {"mean": None, "ci_low": None, "ci_high": None, "n_scored": 0, "n": 4}
+    assert table.mean_text(nothing) == "\u2013 (0/4)"
+    assert table.number(float("nan")) == "\u2013"
+    assert table.number(-0.5) == "\u22120.500"
+
+
+def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
+    runs = load_runs([story(tmp_path)], episodes=False)
+    expected = table.mean_text(runs[2].tasks["hitom"]["value"])
+    plain = table.terminal_text(runs)
+    assert expected in plain
+    assert expected in table.markdown(runs)
+    assert "unfinished" not in plain
+    assert "leave-one-out gap" in plain
+    assert CAVEAT in table.markdown(runs)
+
+
+def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
+    runs = load_runs([story(tmp_path) / "after"], episodes=False)
+    assert table.mean_text(runs[0].tasks["hitom"]["value"]) in table.terminal_text(runs, 80)
+
+
+def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
+    path = story(tmp_path) / "train"
+    (path / "summary.json").unlink()
+    (run,) = load_runs([path])
+    assert "unfinished" in table.terminal_text([run])
+    assert "Unfinished" in html.render([run])
+    assert table.merged([run])["runs"]["train"]["finished"] is False
+
+
+def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
+    page = Page(html.render(load_runs([story(tmp_path)])))
+    loading = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
+    found = {(n, v) for _, n, v in page.attributes if n in loading}
+    assert all(v is not None and v.startswith(("data:", "#")) for _, v in found)
+    assert page.tags.count("script") == 1
+    assert not {"iframe", "object", "embed", "img"} & set(page.tags)
+
+
+def test_the_policy_holds_the_hash_of_the_script(tmp_path: Path) -> None:
+    import base64
+    import hashlib
+
+    text = html.render(load_runs([story(tmp_path)]))
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text.replace("&#39;", "'").replace("&#43;", "+")
+
+
+def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
+    evil = [
+        record(1, 0.0, task=EVIL, text=EVIL, feedback=EVIL, step=1),
+        record(1, 1.0, task=EVIL, text=EVIL, feedback=EVIL, kind="refined", step=1),
+        record(2, None, task="hitom", text=EVIL),
+    ]
+    run = load_runs([write_run(tmp_path / "run", evil, "train", steps=5)])
+    text = html.render(run)
+    page = Page(text)
+    harmless = Page(html.render(load_runs([write_run(
+        tmp_path / "plain",
+        [record(1, 0.0, task="a", feedback="b", step=1),
+         record(1, 1.0, task="a", feedback="b", kind="refined", step=1), record(2, None)],
+        "train", steps=5)])))  # fmt: skip
+    assert page.tags == harmless.tags
+    assert not any(n.startswith("on") for _, n, _ in page.attributes)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "&lt;script&gt;" in text and "{{ 7*7 }}" in text
+    for shown in (table.terminal_text(run), table.markdown(run)):
+        assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
+
+
+def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> None:
+    path = story(tmp_path) / "train"
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 20, "eval": {"<script>$x^$": 0.5}}) + "\n")
+    assert Page(html.render(load_runs([path]))).tags.count("script") == 1
+
+
+def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
+    (run,) = load_runs([story(tmp_path) / "train"])
+    figures = learning_curves(run)
+    titles = "Rewards, Teacher–student gap, Evaluation while training, Feedback, Policy"
+    assert ", ".join(f.title for f in figures) == titles
+    for figure in figures:
+        assert figure.svg.startswith('<svg role="img"')
+        assert "var(--s1)" in figure.svg and "#0103" not in figure.svg
+        assert "<metadata" not in figure.svg and "font-family: var(--sans)" in figure.svg
+    assert [f.svg for f in learning_curves(run)] == [f.svg for f in figures]
+
+
+def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    path.mkdir()
+    (path / "metrics.jsonl").write_text('{"step": 1, "draft_reward": 0.2, "loo_gap": null}\n')
+    (run,) = load_runs([path])
+    assert [f.title for f in learning_curves(run)] == ["Rewards"]
+    assert "draft reward" in table.terminal_text([run])
+
+
+def test_a_draft_and_its_refined_twin_are_one_unit(tmp_path: Path) -> None:
+    units, total = choose(load_runs([story(tmp_path) / "train"]))
+    assert total == len(units) == 30
+    assert all(u.refined is not None and u.feedback for u in units)
+    assert sum(u.improved for u in units) == 20
+
+
+def test_the_choice_of_episodes_is_even_and_repeatable(tmp_path: Path) -> None:
+    runs = load_runs([story(tmp_path)])
+    units, total = choose(runs, cap=50)
+    assert (len(units), total) == (50, 270)
+    assert units == choose(runs, cap=50)[0]
+    counts = {(u.run, u.task): 0 for u in units}
+    for u in units:
+        counts[u.run, u.task] += 1
+    assert set(counts.values()) == {10}
+    assert "50 of 270 episodes" in html.render(runs, cap=50)
+
+
+def test_long_texts_say_how_much_is_missing() -> None:
+    assert clean("a" * (TEXT_LIMIT + 1234)).endswith("… 1,234 more characters in episodes.jsonl")
+
+
+def test_dialogues_are_shown_whole() -> None:
+    from dataclasses import replace
+
+    from soulkit.report.load import RunData
+
+    row = record(1, 1.0)
+    talk = (Line("Anna", "Hello."), Line("Ben", "Goodbye."))
+    row = replace(row, episode=replace(row.episode, transcript=talk))
+    run = RunData(name="r", path=Path("r"), kind="eval", summary=None, records=(row,))
+    assert choose([run])[0][0].draft.text == "Anna: Hello.\n\nBen: Goodbye."
+
+
+def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None:
+    (run,) = load_runs([story(tmp_path) / "train"])
+    assert CAVEAT not in html.render([run])
+    assert CAVEAT not in table.terminal_text([run], 400)
+
+
+def test_published_figures() -> None:
+    paper, card = publications()
+    assert paper.figure("hitom", "Ditto 8B") == 0.78
+    assert card.figure("hitom", "Ditto-8B") == 0.79
+    assert card.figure("tomi", "Ditto-8B") is None
+    assert all(0 <= f <= 1 for t in (paper, card) for row in t.figures.values() for f in row)
+    assert (len(paper.figures), len(card.figures)) == (10, 23)
+    assert [list(t.figures) for t in published_for({"hitom"})] == [["hitom"], ["hitom"]]
+    assert published_for({"tomi"}) == ()
+
+
+def app() -> Typer:
+    made = Typer()
+    made.command()(cli.command)
+    return made
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = story(tmp_path)
+    run = CliRunner()
+    machine = run.invoke(app(), [str(path), "--json"])
+    assert list(json.loads(machine.stdout)["runs"]) == ["before", "train", "after"]
+    assert run.invoke(app(), [str(path)]).exit_code == 0
+    out = tmp_path / "deep" / "r.md"
+    assert run.invoke(app(), [str(path), "--format", "md", "--out", str(out)]).exit_code == 0
+    assert out.read_text().startswith("# Results")
+    made = run.invoke(app(), [str(path), "--format", "html"])
+    assert made.exit_code == 0, made.output
+    assert (path / "report" / "index.html").read_text().startswith("<!doctype html>")
+
+
+def test_without_matplotlib_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = story(tmp_path)
+    with pytest.raises(MissingPackage) as caught:
+        html.render(load_runs([path / "train"]))
+    assert "soulkit[report]" in caught.value.way_out
+    assert "<svg" not in html.render(load_runs([path / "before"]))  # no curves, no need for it

@@ -1,0 +1,1 @@
+"""Scripted servers that tests talk to over real sockets."""

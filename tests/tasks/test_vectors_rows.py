@@ -1,0 +1,24 @@
+"""Conformance: how the published scores read stories, candidates and choices out of strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vectors_support import Vector, assert_matches, load_vectors
+
+from soulkit.data.rows import parse_candidates, parse_choices, parse_story
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "hitom.parse_choices": lambda value: parse_choices(value, "reference"),
+    "paratomi.parse_story": lambda value: parse_story(value, "reference"),
+    "paratomi.parse_candidates": lambda value: parse_candidates(value, "reference"),
+}
+DIFFER = {"evaluates-python-source": "a data file must not run code"}
+
+
+@pytest.mark.parametrize("vector", load_vectors("rows.parse", fns=set(READERS), differ=DIFFER))
+def test_vector(vector: Vector) -> None:
+    value = vector.input["text" if "text" in vector.input else "value"]
+    assert_matches(READERS[vector.family](value), vector.expected["result"])

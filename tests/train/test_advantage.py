@@ -1,0 +1,225 @@
+"""Group and distillation advantages: worked examples, invariants, a naive second implementation."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soulkit.errors import ConfigError
+from soulkit.train.advantage import (
+    Entry,
+    combine,
+    distill_advantages,
+    group_advantages,
+    group_stats,
+    spread_over_tokens,
+)
+
+
+def entries(*rows: tuple[str, str, float | None]) -> list[Entry]:
+    return [Entry(*row) for row in rows]
+
+
+def floats(values: list[float | None]) -> list[float]:
+    assert all(v is not None for v in values)
+    return [v for v in values if v is not None]
+
+
+PAIR = entries(("x", "a", 1.0), ("x", "b", 0.0))
+
+
+def test_two_rollouts_by_hand() -> None:
+    # mean 1/2, sample deviation sqrt(1/2): +-(1/2) / sqrt(1/2)
+    assert floats(group_advantages(PAIR, epsilon=0.0)) == pytest.approx(
+        [math.sqrt(0.5), -math.sqrt(0.5)]
+    )
+
+
+def test_without_std_only_the_mean_goes() -> None:
+    assert group_advantages(PAIR, std="none") == [0.5, -0.5]
+
+
+def test_batch_std_uses_every_scored_rollout_once() -> None:
+    batch = [*PAIR, Entry("y", "a", 4.0), Entry("y", "b", 2.0), Entry("y", "b", 2.0)]
+    spread = statistics.stdev([1.0, 0.0, 4.0, 2.0])
+    expected = [0.5, -0.5, 1.0, -1.0, -1.0]
+    assert floats(group_advantages(batch, std="batch", epsilon=0.0)) == pytest.approx(
+        [e / spread for e in expected]
+    )
+
+
+def test_unscored_leaves_the_group_before_any_statistic() -> None:
+    with_gap = [PAIR[0], Entry("x", "c", None), PAIR[1]]
+    first, gap, second = group_advantages(with_gap)
+    assert gap is None
+    assert [first, second] == group_advantages(PAIR)
+
+
+def test_a_group_left_with_one_scored_rollout_is_a_singleton() -> None:
+    rows = entries(("x", "a", 0.8), ("x", "b", None))
+    assert group_advantages(rows) == [0.0, None]
+    assert group_advantages(rows, singleton="raw", std="none") == [0.8, None]
+    raw = group_advantages(rows, singleton="raw", epsilon=1e-6)[0]
+    assert raw == pytest.approx(0.8 / (1 + 1e-6), rel=1e-12)
+
+
+def test_many_sequences_of_one_rollout_count_once() -> None:
+    rows = [PAIR[0], *[PAIR[1]] * 3]
+    values = floats(group_advantages(rows))
+    once = floats(group_advantages(PAIR))
+    assert values == [once[0], once[1], once[1], once[1]]
+
+
+def test_two_sequences_of_a_single_rollout_are_still_a_singleton() -> None:
+    assert group_advantages([PAIR[0], PAIR[0]]) == [0.0, 0.0]
+
+
+def test_copies_move_the_base_group_and_not_the_feedback_group() -> None:
+    drafts = entries(("base", "d0", 0.0), ("base", "d1", 0.4))
+    copies = entries(("base", "r0", 1.0), ("base", "r1", 0.6))
+    refined = entries(("feedback", "r0", 1.0), ("feedback", "r1", 0.6))
+    values = group_advantages([*drafts, *copies, *refined], std="none")
+    assert floats(values) == pytest.approx([-0.5, -0.1, 0.5, 0.1, 0.2, -0.2])
+
+
+def test_equal_rewards_give_exactly_zero() -> None:
+    # 0.1 + 0.2 has no exact mean in floating point; divided by epsilon the rest would show.
+    rows = entries(*[("x", str(i), 0.1 + 0.2) for i in range(7)])
+    assert group_advantages(rows, epsilon=1e-12) == [0.0] * 7
+
+
+def test_group_stats_counts_silent_groups() -> None:
+    rows = [*PAIR, *entries(("y", "a", 1.0)), *entries(("z", "a", 1.0), ("z", "b", 1.0))]
+    stats = group_stats([*rows, Entry("unscored", "a", None)])
+    assert (stats.groups, stats.singletons, stats.flat) == (3, 1, 1)
+    assert stats.silent_share == pytest.approx(2 / 3)
+    assert group_stats([]).silent_share is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="rollout 'a'"):
+        group_advantages([Entry("x", "a", bad)])
+
+
+def test_unknown_options_name_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        group_advantages(PAIR, std="grup")  # type: ignore[arg-type]
+    assert "group" in caught.value.way_out
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8), st.floats(-5, 5), st.floats(0.5, 3))
+def test_shift_does_nothing_and_the_sum_is_zero(
+    rewards: list[float], shift: float, scale: float
+) -> None:
+    def advantages(values: list[float]) -> list[float]:
+        rows = [Entry("x", str(i), v) for i, v in enumerate(values)]
+        return floats(group_advantages(rows, std="none"))
+
+    base = advantages(rewards)
+    assert sum(base) == pytest.approx(0, abs=1e-9)
+    moved = advantages([r * scale + shift for r in rewards])
+    assert moved == pytest.approx([b * scale for b in base], abs=1e-9)
+
+
+def test_spread_over_tokens_refuses_trained_tokens_without_a_score() -> None:
+    mask = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    assert spread_over_tokens([2.0, -1.0], mask).tolist() == [[2.0, 0.0], [-1.0, -1.0]]
+    assert spread_over_tokens([None], torch.zeros(1, 2)).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ValueError, match="unscored"):
+        spread_over_tokens([None, 1.0], mask)
+
+
+# --- distillation ---------------------------------------------------------------------------------
+
+
+def naive(ratio: list[float], mask: list[int], horizon: int, discount: float) -> list[float]:
+    """Straight from the formula, with positions of trained tokens looked up one by one."""
+    trained = [i for i, m in enumerate(mask) if m]
+    result = [0.0] * len(ratio)
+    for rank, i in enumerate(trained):
+        ahead = trained[rank : rank + horizon]
+        result[i] = sum(discount**k * ratio[j] for k, j in enumerate(ahead))
+    return result
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-4, 4), st.integers(0, 1)), min_size=1, max_size=12),
+    st.sampled_from(["local", "sum", "discount", "window"]),
+    st.integers(1, 5),
+)
+def test_estimators_equal_the_naive_sums(
+    tokens: list[tuple[float, int]], estimator: str, window: int
+) -> None:
+    ratio, mask = [t[0] for t in tokens], [t[1] for t in tokens]
+    horizon = {"local": 1, "window": window}.get(estimator, len(ratio))
+    expected = naive(ratio, mask, horizon, 0.7 if estimator == "discount" else 1.0)
+    found = distill_advantages(
+        torch.tensor([ratio], dtype=torch.float64),
+        torch.zeros(1, len(ratio), dtype=torch.float64),
+        torch.tensor([mask]),
+        estimator=estimator,  # type: ignore[arg-type]
+        discount=0.7,
+        window=window,
+        clip=1e9,
+    )
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_long_rows_keep_the_scale_of_the_discount() -> None:
+    ones = torch.ones(1, 400)
+    found = distill_advantages(ones, 0 * ones, ones, estimator="discount", discount=0.1)
+    assert found[0, :390].tolist() == pytest.approx([1 / 0.9] * 390, rel=1e-6)
+
+
+def test_the_final_clip_comes_last() -> None:
+    teacher = torch.tensor([[4.0, 4.0, -1.0]])
+    found = distill_advantages(
+        teacher, torch.zeros(1, 3), torch.ones(1, 3), estimator="sum", clip=5.0
+    )
+    assert found.tolist() == [[5.0, 3.0, -1.0]]
+
+
+def test_normalising_by_row_or_group_skips_rows_without_teacher() -> None:
+    teacher = torch.tensor([[1.0, 3.0], [5.0, 7.0], [90.0, 90.0]])
+    rest = (torch.zeros(3, 2), torch.ones(3, 2))
+    by_row = distill_advantages(teacher, *rest, normalize=True, taught=[1, 1, 0])
+    assert by_row.tolist() == [[-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0]]
+    by_group = distill_advantages(
+        teacher, *rest, normalize=True, groups=["x", "x", "x"], taught=[1, 1, 0]
+    )
+    assert by_group.tolist() == [[-3.0, -1.0], [1.0, 3.0], [0.0, 0.0]]
+
+
+def test_a_group_of_one_token() -> None:
+    one = torch.ones(1, 1)
+    options: dict[str, Any] = {"normalize": True, "groups": ["x"]}
+    assert distill_advantages(2 * one, 0 * one, one, **options).item() == 0.0
+    raw = distill_advantages(2 * one, 0 * one, one, **options, singleton="raw")
+    assert raw.item() == 2.0
+
+
+def test_no_gradient_leaves() -> None:
+    student = torch.zeros(1, 2, requires_grad=True)
+    found = distill_advantages(torch.ones(1, 2), student, torch.ones(1, 2))
+    assert not found.requires_grad
+
+
+def test_negative_windows_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        distill_advantages(*[torch.ones(1, 1)] * 3, estimator="window", window=-1)
+
+
+def test_combine_without_a_taught_row_changes_nothing() -> None:
+    advantages = torch.tensor([[1.0, -2.0]])
+    mixed, metrics = combine(advantages, torch.zeros(1, 2), torch.ones(1, 2), taught=[0])
+    assert mixed.tolist() == advantages.tolist()
+    assert metrics == {"samples": 0.0, "grpo_adv_abs_mean": 1.5}

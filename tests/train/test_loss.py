@@ -1,0 +1,238 @@
+"""Losses: worked examples, gradient signs, a naive second implementation, additivity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from soulkit.errors import ConfigError
+from soulkit.train import loss as L
+
+MODES: tuple[Any, ...] = L.AGGREGATIONS
+
+
+def one(log_ratio: float, advantage: float, **options: Any) -> tuple[float, float]:
+    """Loss and gradient with respect to log π_θ of a single token."""
+    log_prob = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
+    old = torch.zeros((), dtype=torch.float64)
+    found = L.clipped_loss(
+        log_prob, old, torch.tensor(advantage, dtype=torch.float64), **options
+    ).loss
+    found.backward()
+    assert log_prob.grad is not None
+    return float(found.detach()), float(log_prob.grad)
+
+
+def naive_token(log_ratio: float, advantage: float, low: float, high: float, c: float) -> float:
+    ratio = math.exp(min(max(log_ratio, -20.0), 20.0))
+    inside = min(max(ratio, 1 - low), 1 + high)
+    surrogate = max(-advantage * ratio, -advantage * inside)
+    return min(surrogate, -c * advantage) if advantage < 0 else surrogate
+
+
+@pytest.mark.parametrize("advantage", [-2.0, -0.5, 0.0, 0.5, 2.0])
+@pytest.mark.parametrize("log_ratio", [-25.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 25.0])
+def test_every_branch_equals_the_naive_formula(log_ratio: float, advantage: float) -> None:
+    value, _ = one(log_ratio, advantage)
+    assert value == pytest.approx(naive_token(log_ratio, advantage, 0.2, 0.28, 10.0), rel=1e-12)
+
+
+def test_on_policy_gradient_is_minus_the_advantage() -> None:
+    assert one(0.0, 1.5) == pytest.approx((-1.5, -1.5))
+    assert one(0.0, -1.5) == pytest.approx((1.5, 1.5))
+
+
+def test_descent_raises_good_tokens_and_lowers_bad_ones() -> None:
+    for advantage in (1.0, -1.0):
+        _, grad = one(0.05, advantage)
+        assert math.copysign(1, -grad) == math.copysign(1, advantage)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage"), [(1.29, 1.0), (0.79, -1.0), (11.0, -1.0), (math.exp(21), -1.0)]
+)
+def test_clipped_tokens_have_no_gradient(ratio: float, advantage: float) -> None:
+    assert one(math.log(ratio), advantage)[1] == 0.0
+
+
+@pytest.mark.parametrize(("ratio", "advantage"), [(0.5, 1.0), (1.27, 1.0), (5.0, -1.0)])
+def test_tokens_that_must_come_back_keep_theirs(ratio: float, advantage: float) -> None:
+    assert one(math.log(ratio), advantage)[1] == pytest.approx(-advantage * ratio)
+
+
+def test_the_bounds_are_asymmetric() -> None:
+    value, _ = one(math.log(2.0), 1.0, eps_low=0.1, eps_high=0.5)
+    assert value == pytest.approx(-1.5)
+    value, _ = one(math.log(0.5), -1.0, eps_low=0.1, eps_high=0.5)
+    assert value == pytest.approx(0.9)
+
+
+def test_metrics_by_hand() -> None:
+    log_prob = torch.log(torch.tensor([[2.0, 20.0, 1.0, 9.0]], dtype=torch.float64))
+    advantages = torch.tensor([[1.0, -1.0, 1.0, 1.0]], dtype=torch.float64)
+    found = L.clipped_loss(log_prob, torch.zeros_like(log_prob), advantages)
+    metrics = found.metrics(torch.tensor([[1, 1, 1, 0]]))
+    assert metrics == {
+        "clip_fraction": pytest.approx(1 / 3),
+        "clip_fraction_lower": pytest.approx(1 / 3),
+        "approx_kl": pytest.approx(-math.log(40) / 3),
+    }
+    assert found.metrics(torch.zeros(1, 4)) == {}
+
+
+def test_a_dual_clip_of_one_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        one(0.0, 1.0, clip_ratio_c=1.0)
+
+
+# --- sequence-level ratio -------------------------------------------------------------------------
+
+
+def test_gspo_has_the_gradient_of_the_sequence_objective() -> None:
+    torch.manual_seed(0)
+    old = -torch.rand(3, 5, dtype=torch.float64)
+    log_prob = (old + 0.05 * torch.randn(3, 5, dtype=torch.float64)).requires_grad_()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 0]])
+    per_row = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    found = L.gspo_loss(log_prob, old, per_row[:, None].expand(3, 5), mask)
+    value = L.aggregate(found.loss, mask, "seq-mean-token-mean")
+    (grad,) = torch.autograd.grad(value, log_prob)
+    lengths = mask.sum(-1)
+    ratio = (((log_prob - old) * mask).sum(-1) / lengths).exp()
+    naive = torch.maximum(-per_row * ratio, -per_row * ratio.clamp(0.8, 1.28)).mean()
+    (expected,) = torch.autograd.grad(naive, log_prob)
+    assert float(value.detach()) == pytest.approx(float(naive.detach()))
+    torch.testing.assert_close(grad, expected)
+
+
+# --- weights, entropy, likelihood -----------------------------------------------------------------
+
+
+def test_importance_weights_are_capped_and_detached() -> None:
+    old = torch.log(torch.tensor([0.5, 0.9, 0.1])).requires_grad_()
+    weights = L.importance_weights(old, torch.log(torch.tensor([0.5, 0.1, 0.4])), cap=2.0)
+    assert weights.tolist() == pytest.approx([1.0, 2.0, 0.25])
+    assert not weights.requires_grad
+    with pytest.raises(ConfigError):
+        L.importance_weights(old, old, cap=0.0)
+
+
+def test_weights_scale_the_loss_and_get_no_gradient() -> None:
+    weights = torch.tensor([2.0], requires_grad=True)
+    log_prob = torch.zeros(1, requires_grad=True)
+    found = L.clipped_loss(log_prob, torch.zeros(1), torch.ones(1), weights=weights)
+    found.loss.sum().backward()
+    assert found.loss.item() == -2.0
+    assert weights.grad is None
+
+
+def test_entropy_of_a_uniform_and_of_a_sure_distribution() -> None:
+    assert L.entropy(torch.zeros(1, 8)).item() == pytest.approx(math.log(8))
+    assert L.entropy(torch.tensor([[50.0, 0.0]])).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_likelihood_descent_raises_the_token() -> None:
+    log_prob = torch.tensor([-3.0], requires_grad=True)
+    L.nll_loss(log_prob).sum().backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.item() == -1.0
+
+
+# --- KL -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_estimates_average_to_the_true_kl(kind: str) -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    true = float((p * (p / q).log()).sum())
+    estimate = L.kl_penalty(p.log(), q.log(), kind)
+    assert float((p * estimate).sum()) == pytest.approx(true, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["k1", "abs", "k2", "k3"])
+def test_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind: str) -> None:
+    log_prob = torch.tensor([0.7, -1.2], requires_grad=True)
+    ref = torch.tensor([-0.3, 0.1])
+    value = L.kl_penalty(log_prob, ref, kind + "+")
+    torch.testing.assert_close(value, L.kl_penalty(log_prob, ref, kind))
+    value.sum().backward()
+    torch.testing.assert_close(log_prob.grad, (log_prob - ref).detach())
+
+
+def test_other_names_are_refused() -> None:
+    for kind in ("full", "k4", "k3++", ""):
+        with pytest.raises(ConfigError):
+            L.kl_penalty(torch.zeros(1), torch.zeros(1), kind)
+
+
+# --- aggregation ----------------------------------------------------------------------------------
+
+LOSSES = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 16 / 4),
+        ("seq-mean-token-mean", (2 + 10) / 2),
+        ("seq-mean-token-sum", (6 + 10) / 2),
+        ("seq-mean-token-sum-norm", 16 / 3),
+    ],
+)
+def test_four_modes_by_hand(mode: Any, expected: float) -> None:
+    assert float(L.aggregate(LOSSES, MASK, mode)) == pytest.approx(expected)
+
+
+def random_batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    mask = (torch.rand(6, 7) > 0.4).long()
+    mask[2] = 0
+    return torch.randn(6, 7, dtype=torch.float64), mask
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_add_up_to_the_mini_batch(mode: Any) -> None:
+    losses, mask = random_batch()
+    counts = {"tokens": float(mask.sum()), "sequences": 5.0, "length": 7.0}
+    whole = L.aggregate(losses, mask, mode)
+    parts = [
+        L.aggregate(losses[i : i + 2], mask[i : i + 2], mode, **counts) for i in range(0, 6, 2)
+    ]
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
+    averaged = sum(
+        L.aggregate(losses[i : i + 2], mask[i : i + 2], mode, **counts, ranks=3)
+        for i in range(0, 6, 2)
+    )
+    assert float(averaged) / 3 == pytest.approx(float(whole), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flat_entries_with_token_weights_equal_the_padded_form(mode: Any) -> None:
+    losses, mask = random_batch()
+    counts = {"tokens": float(mask.sum()), "sequences": 5.0, "length": 7.0}
+    flat = 0.0
+    for row, used in zip(losses, mask, strict=True):
+        factor = L.token_weight(mode, own=float(used.sum()), **counts)
+        flat += factor * float(row[used != 0].sum())
+    assert flat == pytest.approx(float(L.aggregate(losses, mask, mode)), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_to_train_is_zero_with_zero_gradient(mode: Any) -> None:
+    losses = torch.full((2, 3), float("inf"), requires_grad=True)
+    value = L.aggregate(losses, torch.zeros(2, 3), mode)
+    value.backward()
+    assert float(value.detach()) == 0.0
+    assert losses.grad is not None
+    assert losses.grad.tolist() == [[0.0] * 3] * 2
+
+
+def test_unknown_modes_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        L.aggregate(LOSSES, MASK, "token_mean")  # type: ignore[arg-type]
+    assert "token-mean" in caught.value.way_out
