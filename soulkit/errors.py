@@ -5,7 +5,8 @@
 * `CallError`: a call to a model broke. The engine turns it into a Failure on the episode; it never
   becomes dialogue, a hint or a verdict.
 
-To add one: subclass, give it a `what`, a `why` and a `way_out`; never print a secret in any of them.
+To add one: subclass, give it a `what`, a `why` and a `way_out`; never print a secret in any of
+them.
 """
 
 from __future__ import annotations

@@ -207,7 +207,8 @@ def _looks_secret(where: str, value: str) -> bool:
     words = name.replace("-", "_").split("_")
     if words[-1] == "env":
         return not _VARIABLE_NAME.match(value) and bool(_SECRET_WORDS & set(words))
-    return bool(_SECRET_WORDS & set(words))
+    # The last word says what it is: `client_secret` is one, the task `secret_keeper` is none.
+    return words[-1] in _SECRET_WORDS
 
 
 def _flat(value: Any, where: str = "") -> dict[str, Any]:

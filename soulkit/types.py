@@ -1,7 +1,8 @@
 """The records of the road: what every layer reads and writes.
 
 Frozen dataclasses, no I/O, no live models, no torch. An Example is played into an Episode, an
-Episode is scored, a Score may be critiqued into Feedback, and Feedback conditions a refined Episode.
+Episode is scored, a Score may be critiqued into Feedback, and Feedback conditions a refined
+Episode.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Example:
     task: str
     fields: Mapping[str, Any]
     audience: Mapping[str, tuple[str, ...]]
-    """Field name → the seats that may see it; the readers `judge`, `coach` and `gold` are no seats."""
+    """Field name → who may see it: seats, or the readers `judge`, `coach` and `gold`."""
     seats: Mapping[str, Role]
     """Seat → the role that plays it in this row."""
     split: str = "test"
@@ -233,7 +234,8 @@ class Feedback:
     leak: str = ""
     """Empty, or how it gives the answer away (`gold_text`, `gold_letter`, `answerable`)."""
     blind: float | None = None
-    """How often a reader who sees question, options and this text, but not the story, picks the gold."""
+    """How often a reader who sees question, options and this text, but not the story, picks the
+    gold."""
     chance: float | None = None
     """What guessing would give that reader: 1 / number of options."""
 
@@ -243,7 +245,7 @@ class Record:
     """One line of `episodes.jsonl`: a scored episode with the feedback on both sides of it."""
 
     key: str
-    """`step/example_id/rollout/kind`, unique in a run; a later line with the same key replaces an earlier one."""
+    """`step/example_id/rollout/kind`, unique in a run; a later line replaces an earlier one."""
     task: str
     example_id: str
     rollout: int

@@ -13,13 +13,15 @@ MAX_WORDS = 120
 async def ask_coach(coach: Player, prompt: str, call: Call) -> Feedback:
     """Feedback written by `coach` on `prompt`.
 
-    Raises UnreadableVerdict when the reply is empty after thinking is removed, or longer than
-    MAX_WORDS (a coach that rambles is usually solving the task for the actor).
+    Raises UnreadableVerdict when the reply is empty after thinking is removed, was cut off, or is
+    longer than MAX_WORDS (a coach that rambles is usually solving the task for the actor).
     """
     completion = await coach.complete((Segment("user", prompt),), call)
     text = " ".join(spoken(completion.text, "paper").split())
     if not text:
         raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
+    if completion.stop_reason == "length":
+        raise UnreadableVerdict("the coach was cut off; raise its max_tokens")
     if len(text.split()) > MAX_WORDS:
         raise UnreadableVerdict(f"the coach wrote more than {MAX_WORDS} words")
     return Feedback(text=text, author=coach.model.name)

@@ -2,23 +2,30 @@
 
 Three ways: it holds the gold text, it names the gold letter, or it is *answerable*: a blind reader
 who sees question, options and feedback, but not the story, picks the gold above chance. The lexical
-reader knows which options the feedback mentions and trusts either the mentioned or the unmentioned
-ones, whichever serves it better; a model can read blind as well. Leaking feedback is dropped and
-counted, never shown to the actor.
+reader knows which options the feedback mentions, by text, letter or a word of their own, and trusts
+either the mentioned or the unmentioned ones, whichever serves it better; a model can read blind as
+well. Leaking feedback is dropped and counted, never shown to the actor.
+
+What no such check can rule out: feedback says in kind whether a draft was right, so an actor that
+remembers its draft learns to keep or to change its answer. It does not see that draft again, and
+the blind reader does not either.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from soulkit.judge.verdict import has_word, tagged_letter
+from soulkit.judge.verdict import named, plain, tagged_letter
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
 SIGNIFICANCE = 0.05
+MAX_NAME_WORDS = 3
+"""Options up to this length are names, whose single words (`the red one`) point at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +35,79 @@ class LeakView:
     question: str
     options: tuple[str, ...]
     gold: str
-    letter: str = ""
+    letters: tuple[str, ...] = ()
+    """The letter of each option, for tasks whose options have letters."""
 
+    @property
+    def letter(self) -> str:
+        """The gold option's letter, empty without one."""
+        pairs = zip(self.letters, self.options, strict=False)
+        return next((letter for letter, option in pairs if option == self.gold), "")
 
-def _plain(text: str) -> str:
-    return text.replace("_", " ").lower()
+    @property
+    def chance(self) -> float:
+        """What guessing gives: 1 / number of different options."""
+        return 1 / max(len(self.names()), 1)
+
+    def names(self) -> dict[str, set[str]]:
+        """Plain option text → the letters that stand for it."""
+        found: dict[str, set[str]] = {}
+        for index, option in enumerate(self.options):
+            found.setdefault(plain(option), set()).update(self.letters[index : index + 1])
+        return found
 
 
 def names_gold(text: str, view: LeakView) -> bool:
-    return has_word(_plain(text), _plain(view.gold))
+    """Whether the gold stands in `text` (inside the name of another option it does not)."""
+    return plain(view.gold) in named(text, (*view.options, view.gold))
 
 
 def names_letter(text: str, letter: str) -> bool:
-    """`option B`, `answer: B`, `(B)`, `<answer>B`, `B.` before a word; a bare article `a` is none."""
-    if not letter:
-        return False
-    pattern = (
-        rf"(?i:\b(?:option|answer|letter|choice)\b\W{{0,3}}(?:is\W{{1,3}})?){letter}\b"
-        rf"|\({letter}\)|(?i:<answer>)\s*{letter}\b|(?:^|\s){letter}[.)]\s"
+    """`option B`, `answer: b`, `(B)`, `<answer>B`, a lone `B`.
+
+    The words `a` and `I` are no letters unless they stand where only a letter can.
+    """
+    return bool(letter) and re.search(_letter_pattern(letter), text) is not None
+
+
+def _letter_pattern(letter: str) -> str:
+    upper, lower = letter.upper(), letter.lower()
+    either = f"[{upper}{lower}]"
+    after_word = r"(?=\s*(?:[.,;:!?)\]*\"]|\Z))" if upper in "AI" else r"\b"
+    lead = r"\b(?i:option|answer|letter|choice|choose|pick)\b\W{0,3}(?:is\W{1,3})?"
+    return "|".join(
+        (
+            rf"[(\[*\"]{either}[)\]*\".]",
+            rf"(?i:<answer>)\s*{either}\b",
+            rf"{lead}{upper}\b",
+            rf"{lead}{lower}{after_word}",
+            rf"(?<![\w'’-]){upper}(?![\w'’-]){after_word}",
+        )
     )
-    return re.search(pattern, text) is not None
 
 
 def lexical_share(text: str, view: LeakView) -> float:
     """Probability that the lexical blind reader picks the gold, in [1/n, 1] at its best reading."""
-    plain = _plain(text)
-    mentioned = {o for o in view.options if has_word(plain, _plain(o))}
-    rest = set(view.options) - mentioned
-    shares = [1 / len(side) for side in (mentioned, rest) if view.gold in side]
-    return max(shares, default=1 / max(len(view.options), 1))
+    names, gold = view.names(), plain(view.gold)
+    said = named(text, names)
+    said |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
+    sides = [said, *_hinted(text, view, names)]
+    halves = [half for side in sides for half in (set(side), set(names) - side) if gold in half]
+    return max((1 / len(half) for half in halves), default=view.chance)
+
+
+def _hinted(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
+    """Options set apart by a single word of `text`, where options are names.
+
+    Words of the question are known to the reader already.
+    """
+    if any(len(name.split()) > MAX_NAME_WORDS for name in names):
+        return []
+    left = plain(text)
+    for name in sorted(named(text, names), key=len, reverse=True):
+        left = left.replace(name, " ")
+    words = set(left.split()) - set(plain(view.question).split())
+    return [{name for name in names if word in name.split()} for word in sorted(words)]
 
 
 def above_chance(hits: int, reads: int, chance: float) -> bool:
@@ -72,23 +123,22 @@ def check(feedback: Feedback, view: LeakView | None) -> Feedback:
     """The feedback with `leak`, `blind` and `chance` filled by the rules that need no model."""
     if view is None or not view.options:
         return feedback
-    chance = 1 / len(view.options)
     share = lexical_share(feedback.text, view)
     leak = ""
     if names_gold(feedback.text, view):
         leak = "gold_text"
     elif names_letter(feedback.text, view.letter):
         leak = "gold_letter"
-    elif share > max(chance, 0.5):
+    elif share > view.chance:
         leak = "answerable"
-    return replace(feedback, leak=leak, blind=share, chance=chance)
+    return replace(feedback, leak=leak, blind=share, chance=view.chance)
 
 
-def _blind_prompt(text: str, view: LeakView) -> str:
-    options = "\n".join(f"{chr(65 + i)}. {o}" for i, o in enumerate(view.options))
+def _blind_prompt(text: str, question: str, options: Sequence[str]) -> str:
+    lettered = "\n".join(f"{chr(65 + i)}. {option}" for i, option in enumerate(options))
     return (
         "You cannot see the story that this question is about. Someone left a remark on it.\n\n"
-        f"Question: {view.question}\n{options}\n\nRemark: {text}\n\n"
+        f"Question: {question}\n{lettered}\n\nRemark: {text}\n\n"
         "Pick the most likely option from the remark alone. Reply with its letter in <answer> tags."
     )
 
@@ -96,14 +146,25 @@ def _blind_prompt(text: str, view: LeakView) -> str:
 async def read_blind(
     feedback: Feedback, view: LeakView, reader: Player, calls: Sequence[Call]
 ) -> Feedback:
-    """Let a model read blind once per call; `answerable` when it beats chance (binomial test)."""
+    """Let a model read blind once per call; `answerable` when it beats chance (binomial test).
+
+    Options stand in another order in each read, so that a reader with a favourite letter is no
+    better than chance. Raises CallError when a read fails.
+    """
+    if not calls:
+        return feedback
     hits = 0
     for call in calls:
-        prompt = _blind_prompt(feedback.text, view)
-        completion = await reader.complete((Segment("user", prompt),), call)
-        letter, status = tagged_letter(completion.text, "paper")
-        index = ord(letter) - 65 if status == "ok" else -1
-        hits += 0 <= index < len(view.options) and view.options[index] == view.gold
-    chance = 1 / len(view.options)
-    leak = feedback.leak or ("answerable" if above_chance(hits, len(calls), chance) else "")
-    return replace(feedback, leak=leak, blind=hits / len(calls), chance=chance)
+        hits += await _read_once(feedback.text, view, reader, call)
+    leak = feedback.leak or ("answerable" if above_chance(hits, len(calls), view.chance) else "")
+    return replace(feedback, leak=leak, blind=hits / len(calls), chance=view.chance)
+
+
+async def _read_once(text: str, view: LeakView, reader: Player, call: Call) -> bool:
+    options = list(dict.fromkeys(view.options))
+    random.Random(f"{call.example_id}/{call.rollout}/{call.step}/{call.sample}").shuffle(options)
+    prompt = _blind_prompt(text, view.question, options)
+    completion = await reader.complete((Segment("user", prompt),), call)
+    letter, status = tagged_letter(completion.text, "paper")
+    index = ord(letter) - ord("A") if status == "ok" else -1
+    return 0 <= index < len(options) and plain(options[index]) == plain(view.gold)

@@ -1,27 +1,35 @@
-"""Reading a model's answer: thinking removed, the tagged part found.
+"""Reading a model's answer: thinking removed, the tagged part found, options recognised.
 
 Two ways, by protocol. `reference` reproduces the published parsers, quirks included: only closed
-thinking is removed, the first tag decides. `paper` repairs them: unclosed and orphaned thinking goes
-too, and the last tag decides, so that a model may correct itself.
+thinking is removed, the first tag decides. `paper` repairs them: unclosed and orphaned thinking
+goes too, in any case of letters, and the last tag decides, so that a model may correct itself.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 
 from soulkit.types import Protocol
 
 _CLOSED = re.compile(r"<think>.*?</think>|<seed:think>.*?</seed:think>", re.DOTALL)
-_ORPHAN = re.compile(r"^.*</(?:seed:)?think>", re.DOTALL)
 _UNCLOSED = re.compile(r"<(?:seed:)?think>.*\Z", re.DOTALL)
+_ANY_CLOSED = re.compile(_CLOSED.pattern, re.DOTALL | re.IGNORECASE)
+_ANY_ORPHAN = re.compile(r"\A.*</(?:seed:)?think>", re.DOTALL | re.IGNORECASE)
+_ANY_UNCLOSED = re.compile(_UNCLOSED.pattern, re.DOTALL | re.IGNORECASE)
+
 _TAGGED = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
 _LAST_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
 _LOOSE_LETTER = re.compile(r"\(?\s*([A-Za-z])\s*(?:[).:]+(?:\s.*)?)?", re.DOTALL)
 
+# Scripts that write words without blanks, or hang particles on them: no word boundary there.
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+
 
 def remove_think(text: str, remove_unclosed: bool = False) -> str:
-    """Without closed `<think>` and `<seed:think>` blocks (and unclosed ones on request), stripped."""
+    """Without closed `<think>` and `<seed:think>` blocks (unclosed ones on request), stripped."""
     text = _CLOSED.sub("", text)
     if remove_unclosed:
         text = _UNCLOSED.sub("", text)
@@ -32,7 +40,7 @@ def spoken(text: str, protocol: Protocol) -> str:
     """What is left of a completion when the thinking is taken out."""
     if protocol == "reference":
         return remove_think(text)
-    return _UNCLOSED.sub("", _ORPHAN.sub("", _CLOSED.sub("", text))).strip()
+    return _ANY_UNCLOSED.sub("", _ANY_ORPHAN.sub("", _ANY_CLOSED.sub("", text))).strip()
 
 
 def tagged_text(text: str, protocol: Protocol) -> str | None:
@@ -46,17 +54,43 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
 
 
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
-    """(upper-case letter or "", status): `B`; under `paper` also `B.`, `(B)` and `B. some text`."""
+    """(upper-case letter or "", status): `B`; under `paper` also `B.`, `(B)` and `B. some text`.
+
+    The status is `ok`, `no_tag`, or (`paper` only) `malformed`.
+    """
     if protocol == "reference":
         found = _LETTER.search(spoken(text, protocol))
         return (found.group(1).upper(), "ok") if found else ("", "no_tag")
     inside = tagged_text(text, protocol)
     if inside is None:
         return "", "no_tag"
-    letter = _LOOSE_LETTER.fullmatch(inside)
+    letter = _LOOSE_LETTER.fullmatch(inside.strip("*`\"' "))
     return (letter.group(1).upper(), "ok") if letter else ("", "malformed")
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether `word` stands in `text` as a whole word, case ignored."""
+    """Whether `word` stands in `text` as it is written, as a whole word, case ignored."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def plain(text: str) -> str:
+    """Words only, in one case: `Red_Box.`, `red  box` and `**red-box**` are all `red box`."""
+    return " ".join(re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def named(text: str, options: Iterable[str]) -> frozenset[str]:
+    """The options that `text` names, in their `plain` form.
+
+    A longer option is read first and its words are then spent: `treasure box` does not name `box`.
+    """
+    left, found = plain(text), set()
+    for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
+        left, times = _whole(option).subn(" | ", left)
+        if times:
+            found.add(option)
+    return frozenset(found)
+
+
+def _whole(phrase: str) -> re.Pattern[str]:
+    joined = rf"[^\W{_UNSPACED}]"
+    return re.compile(rf"(?<!{joined}){re.escape(phrase)}(?!{joined})")

@@ -52,6 +52,8 @@ class FeedbackPolicy:
 
     when: str = "all"
     """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates)."""
+    terse: bool = False
+    """The task's own rules without remarks on the draft, instead of the cast's coach."""
     blind_reader: Player | None = None
     blind_reads: int = 8
 
@@ -88,17 +90,18 @@ class Engine:
         policy = self.feedback
         if policy is None or not policy.wants(job.task, draft.score, job.step):
             return draft
-        rollout = job.rollout(self.seed)
         try:
-            given = await job.task.critique(
-                job.example, draft.episode, draft.score, self.cast, rollout
-            )
+            given = terse(job) if policy.terse else await self._coached(job, draft)
             checked = await self._leak_checked(job, given) if given else None
         except CallError as error:
             # A coach that failed gave no feedback: the draft stands, and the failure is on record.
             notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
             return replace(draft, episode=replace(draft.episode, notes=notes))
         return replace(draft, received=checked)
+
+    async def _coached(self, job: Job, draft: Record) -> Feedback | None:
+        rollout = job.rollout(self.seed)
+        return await job.task.critique(job.example, draft.episode, draft.score, self.cast, rollout)
 
     async def _leak_checked(self, job: Job, given: Feedback) -> Feedback:
         view = job.task.leak_view(job.example)
@@ -127,11 +130,17 @@ class Engine:
 
     async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
         """Walk every job; records reach the sink as they come and are returned in job order."""
-        room = asyncio.Semaphore(self.concurrency)
+        room, broken = asyncio.Semaphore(self.concurrency), asyncio.Event()
 
         async def one(job: Job) -> list[Record]:
             async with room:
-                return await self.walk(job, sink)
+                if broken.is_set():  # a place that an error frees must not start another call
+                    return []
+                try:
+                    return await self.walk(job, sink)
+                except BaseException:
+                    broken.set()
+                    raise
 
         return [record for walked in await gather(one(job) for job in jobs) for record in walked]
 
@@ -151,7 +160,7 @@ class Engine:
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. The first error cancels the rest, so nothing is paid for after a bug."""
+    """All results in order. The first error cancels the rest: nothing is paid for after a bug."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(c) for c in coroutines]
@@ -159,6 +168,12 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         # One cause, one error: the others are its echoes or would be shown on the next run.
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def terse(job: Job) -> Feedback | None:
+    """What the task's rules say about the example whatever the draft."""
+    text = job.task.explain(job.example, None, None)
+    return Feedback(text=text, author="terse") if text else None
 
 
 def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Record:

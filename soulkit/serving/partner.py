@@ -1,8 +1,8 @@
 """A scripted visitor for `secret_keeper`, served over HTTP like any model.
 
-It lets the two-party task run on a laptop without a key: an OpenAI-compatible server on loopback that
-reads the visitor's brief from the system message and asks its next question. Stateless, so equal
-conversations get equal replies.
+It lets the two-party task run on a laptop without a key: an OpenAI-compatible server on loopback
+that reads the visitor's brief from the system message and asks its next question. Stateless, so
+equal conversations get equal replies.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ MODEL = "scripted-visitor"
 def visitor_line(messages: Sequence[Mapping[str, str]]) -> str:
     """The visitor's next line, from its brief and the number of lines it has said."""
     brief = messages[0]["content"]
-    topics = re.findall(r"^- (\w+)$", brief, re.MULTILINE)
-    name = re.search(r"You are (\w+)", brief)
+    topics = re.findall(r"^- (.+?)\s*$", brief, re.MULTILINE)
+    if len(topics) < 2:
+        raise ValueError("the brief lists no topics")
+    name = re.search(r"You are ([^.\n]+)", brief)
     said = sum(message["role"] == "assistant" for message in messages)
     topic = topic_at(said, topics[:-1], topics[-1])
     return question_at(said, topic, name.group(1) if name else "a visitor")
@@ -30,6 +32,8 @@ def visitor_line(messages: Sequence[Mapping[str, str]]) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body in one packet: two small ones wait 40 ms for each other (Nagle).
+    wbufsize = -1
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet: the console belongs to the command that uses the partner."""

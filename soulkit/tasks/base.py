@@ -7,8 +7,9 @@ choice task overrides `parse` and `grade`; a dialogue overrides `play` and `scor
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,10 @@ class Task(ABC):
         fitted, cuts = dict(view), {}
         for name, value in view.items():
             budget = self.spec.columns[name].max_words if name in self.spec.columns else None
-            words = value.split() if isinstance(value, str) and budget else []
-            if budget and len(words) > budget:
-                fitted[name] = " ".join(words[:budget]) + " [...]"
-                cuts[name] = len(words) - budget
+            total = len(value.split()) if isinstance(value, str) else 0
+            if budget and total > budget:
+                fitted[name] = _first_words(value, budget) + " [...]"
+                cuts[name] = total - budget
         return fitted, cuts
 
     def acted_seat(self, example: Example) -> str:
@@ -185,13 +186,14 @@ class Task(ABC):
 class ChoiceTask(Task):
     """One prompt, one completion, one right answer.
 
-    A subclass gives `parse` and `grade`. The template's `feedback`
-    slot is rendered full and empty, so a copy is the same conversation with the slot left empty.
+    A subclass gives `parse`, `grade` and `gold_completion`. The template's `feedback` slot is
+    rendered full and empty, so a copy is the same conversation with the slot left empty.
     """
 
     template = "user"
 
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        """The prompt, and the same prompt without feedback as its `bare`."""
         view, _ = self.within_budget(example.visible(self.acted_seat(example)))
         bare = self.prompts.render(self.template, feedback=None, **view)
         full = bare
@@ -217,7 +219,6 @@ class ChoiceTask(Task):
     ) -> Episode:
         seat = self.acted_seat(example)
         _, cuts = self.within_budget(example.visible(seat))
-        dropped = {"dropped": list(completion.dropped)} if completion.dropped else {}
         return Episode(
             example_id=example.id,
             task=self.name,
@@ -227,7 +228,7 @@ class ChoiceTask(Task):
             transcript=(Line(seat, completion.text),),
             stop=completion.stop_reason,
             usage=completion.usage,
-            notes={**dropped, **({"cut_words": cuts} if cuts else {})},
+            notes={**dropped_note([completion]), **({"cut_words": cuts} if cuts else {})},
         )
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
@@ -261,6 +262,19 @@ class ChoiceTask(Task):
             protocol=self.protocol,
             prompts=self.prompts.hashes(self.template),
         )
+
+
+def _first_words(text: str, count: int) -> str:
+    """The first `count` words with the line breaks between them."""
+    words = re.finditer(r"\S+", text)
+    end = next(word.end() for index, word in enumerate(words, 1) if index == count)
+    return text[:end]
+
+
+def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:
+    """The note of an episode on sampling parameters that the server refused, if any."""
+    dropped = sorted({name for completion in completions for name in completion.dropped})
+    return {"dropped": dropped} if dropped else {}
 
 
 def actor_status(completion: Completion, parsed: str) -> str:

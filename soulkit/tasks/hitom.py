@@ -2,8 +2,8 @@
 
 Example row: {"story": "1 Ada, Ben entered the attic. ...", "question": "Where does Ada really think
 the apple is?", "choices": "A. red_box, B. blue_bag, ...", "correct_answer": "red_box",
-"question_order": 1, "deception": false, "story_length": 1}. The gold is an option's text, so options
-may be shuffled.
+"question_order": 1, "deception": false, "story_length": 1}. The gold is an option's text, so
+options may be shuffled.
 """
 
 from __future__ import annotations
@@ -58,29 +58,46 @@ class HiToM(ChoiceTask):
         return explain("hitom", example.fields, answer, terse=score is None)
 
     def leak_view(self, example: Example) -> LeakView:
-        options = tuple(self._options(example.fields).values())
-        question = str(example.fields["question"])
-        return LeakView(question, options, self.gold_text(example), self.gold_letter(example))
+        options = self._options(example.fields)
+        question, gold = str(example.fields["question"]), self.gold_text(example).strip()
+        return LeakView(question, tuple(options.values()), gold, tuple(options))
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """Joint accuracy: a story counts at order k only if all its orders up to k are right."""
-        by_story: dict[str, dict[int, float]] = defaultdict(dict)
-        for record in records:
-            if record.score.value is not None and "order" in record.tags:
-                story = by_story[f"{record.cluster}/{record.rollout}"]
-                story[int(record.tags["order"])] = record.score.value
+        """Joint accuracy: a story counts at order k only if all its orders up to k are right.
+
+        Stories of which an order up to k is missing or unscored stay out of `joint_order_k`.
+        """
+        by_story = _by_story(records)
         metrics = {}
         for order in range(5):
-            whole = [s for s in by_story.values() if all(k in s for k in range(order + 1))]
+            whole = [s for s in by_story if all(k in s for k in range(order + 1))]
             if whole:
                 right = [all(s[k] == 1 for k in range(order + 1)) for s in whole]
                 metrics[f"joint_order_{order}"] = sum(right) / len(right)
         return metrics
 
 
+def _by_story(records: Sequence[Record]) -> list[dict[int, float]]:
+    """For each play of a story: order → the worst value among its questions of that order."""
+    stories: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    broken: set[tuple[tuple[Any, ...], int]] = set()
+    for record in records:
+        if "order" not in record.tags:
+            continue
+        play = (record.cluster, record.kind, record.step, record.rollout)
+        order, value = int(record.tags["order"]), record.score.value
+        if value is None:
+            broken.add((play, order))
+        else:
+            stories[play][order] = min(value, stories[play].get(order, value))
+    for play, order in broken:
+        stories[play].pop(order, None)
+    return list(stories.values())
+
+
 def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
     """Accuracy overall and by deception, length and order, as the reference's helper groups it."""
-    kept = [r for r in results if r]
+    kept = [r for r in results if r is not None]
     if not kept:
         return {}
     groups: dict[str, list[float]] = defaultdict(list)

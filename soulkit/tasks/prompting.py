@@ -17,6 +17,7 @@ from jinja2 import (
     FileSystemLoader,
     StrictUndefined,
     TemplateNotFound,
+    TemplateSyntaxError,
     UndefinedError,
 )
 
@@ -52,10 +53,12 @@ class PromptFolder:
         try:
             return self._environment.get_template(self._path(name)).render(**values).strip()
         except TemplateNotFound as error:
+            raise self._missing(name) from error
+        except TemplateSyntaxError as error:
             raise ConfigError(
-                f"The prompt '{name}.md' of task '{self.task}' does not exist.",
-                f"It was looked for in {', '.join(str(f / self.task) for f in self.folders)}.",
-                f"Write prompts/{self.task}/{name}.md beside your tasks file.",
+                f"The prompt '{name}.md' of task '{self.task}' is no valid template.",
+                f"Jinja says, in line {error.lineno}: {error.message}.",
+                "Mend the braces; docs/tasks.md shows a complete prompt.",
             ) from error
         except UndefinedError as error:
             raise ConfigError(
@@ -66,7 +69,18 @@ class PromptFolder:
 
     def hashes(self, *names: str) -> dict[str, str]:
         """Template name → first 12 hex digits of the SHA-256 of its source."""
-        loader = self._environment.loader
-        assert loader is not None
-        sources = {n: loader.get_source(self._environment, self._path(n))[0] for n in names}
-        return {n: hashlib.sha256(s.encode()).hexdigest()[:12] for n, s in sources.items()}
+        return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
+
+    def _source(self, name: str) -> str:
+        path = self._path(name)
+        found = next((f / path for f in self.folders if (f / path).exists()), None)
+        if found is None:
+            raise self._missing(name)
+        return found.read_text(encoding="utf-8")
+
+    def _missing(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"The prompt '{name}.md' of task '{self.task}' does not exist.",
+            f"It was looked for in {', '.join(str(f / self.task) for f in self.folders)}.",
+            f"Write prompts/{self.task}/{name}.md beside your tasks file.",
+        )

@@ -1,23 +1,28 @@
 """Tasks and suites, as `tasks.yaml` declares them.
 
-The schema is strict: an unknown key is an error that names the nearest known one. A user's own file
-(`--tasks my_tasks.yaml`) is read after the built-in one and may add tasks and suites; its Python
-modules are looked for beside it.
+The schema is strict: an unknown key is an error that names the nearest known one, and so is a seat,
+column or task that is used but not declared. A user's own file (`--tasks my_tasks.yaml`) is read
+after the built-in one and may add tasks and suites; its Python modules are looked for beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import inspect
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, did_you_mean
@@ -25,6 +30,9 @@ from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
     from soulkit.tasks.base import Task
+
+READERS = ("judge", "coach", "gold")
+"""Who may see a column without sitting at the table."""
 
 
 class Strict(BaseModel):
@@ -88,6 +96,23 @@ class TaskSpec(Strict):
     licence: str = ""
     url: str = ""
 
+    @model_validator(mode="after")
+    def _names_are_declared(self) -> Self:
+        if "actor" not in self.seats.values():
+            raise ValueError("no seat has the role 'actor'")
+        for name, column in self.columns.items():
+            _known(column.audience, (*self.seats, *READERS), f"the audience of column '{name}'")
+        _known(self.cluster, self.columns, "'cluster'")
+        _known(self.tags.values(), self.columns, "'tags'")
+        return self
+
+
+def _known(used: Iterable[str], declared: Iterable[str], where: str) -> None:
+    names = list(declared)
+    for name in used:
+        if name not in names:
+            raise ValueError(f"{where} names '{name}'. {did_you_mean(name, names)}")
+
 
 class RegistryFile(Strict):
     tasks: dict[str, TaskSpec] = Field(default_factory=dict)
@@ -104,6 +129,7 @@ class Registry:
     """Task → folder of the file that declared it (for prompts and modules of user tasks)."""
 
     def spec(self, name: str) -> TaskSpec:
+        """The declaration of a task; ConfigError when there is none."""
         if name not in self.specs:
             raise ConfigError(
                 f"There is no task named '{name}'.",
@@ -116,32 +142,75 @@ class Registry:
         """The live task: its class from `module`, made with its spec."""
         spec = self.spec(name)
         cls = _load_class(name, spec.module, self.folders.get(name))
-        made: Task = cls(name, spec, protocol=protocol, folder=self.folders.get(name))
-        return made
+        return cls(name, spec, protocol=protocol, folder=self.folders.get(name))
 
     def suite(self, name: str) -> tuple[str, ...]:
+        """The tasks of a suite; ConfigError when there is none of that name."""
         if name not in self.suites:
             raise ConfigError(
                 f"There is no suite named '{name}'.",
                 "A suite is a named list of tasks under 'suites:' in tasks.yaml.",
-                f"{did_you_mean(name, self.suites)}",
+                did_you_mean(name, self.suites),
             )
         return self.suites[name]
 
 
+# -- classes -------------------------------------------------------------------------------------
+
+
 def _load_class(task: str, module: str, folder: Path | None) -> type[Task]:
+    from soulkit.tasks.base import Task
+
     name, _, attribute = module.partition(":")
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     try:
-        found: type[Task] = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"The class of task '{task}' cannot be loaded from '{module}'.",
-            f"Python says: {error}.",
-            "Write module as 'file:Class', with file.py beside the tasks file.",
-        ) from error
+        found = getattr(_import(name, folder), attribute or "missing")
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise _unloadable(task, module, f"Python says: {error}.") from error
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        raise _unloadable(task, module, f"'{attribute}' is no class derived from Task.")
+    if inspect.isabstract(found):
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise _unloadable(task, module, f"The class does not define: {lacking}.")
     return found
+
+
+def _unloadable(task: str, module: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"The class of task '{task}' cannot be loaded from '{module}'.",
+        why,
+        "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
+    )
+
+
+def _import(name: str, folder: Path | None) -> ModuleType:
+    if folder is None:
+        return importlib.import_module(name)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # for what a user's file imports from beside it
+    file = folder / f"{name}.py"
+    if not file.is_file():
+        return importlib.import_module(name)
+    # A name of its own: two users' files may both be called my_task.py, or random.py.
+    mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    unique = f"soulkit_user_{mark}.{name}"
+    return sys.modules.get(unique) or _execute(unique, file)
+
+
+def _execute(unique: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(unique, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no loader for {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+# -- files ---------------------------------------------------------------------------------------
 
 
 def builtin_file() -> Path:
@@ -150,54 +219,79 @@ def builtin_file() -> Path:
     return packaged if packaged.exists() else packaged.parents[1] / "tasks.yaml"
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """YAML in which a key stands once: a second entry would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"'{key.value}' stands here twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_file(path: Path) -> RegistryFile:
     """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        # A SafeLoader underneath: it builds plain values only.
+        raw = yaml.load(text, Loader=_OnceLoader)
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks names a YAML file that declares your own tasks.",
             "Check the path; docs/tasks.md shows a complete example.",
         ) from error
-    except (yaml.YAMLError, IsADirectoryError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
             "Mend the file; docs/tasks.md shows a complete example.",
         ) from error
     try:
-        return RegistryFile.model_validate(raw)
+        return RegistryFile.model_validate({} if raw is None else raw)
     except ValidationError as error:
         raise _explained(path, error) from error
 
 
 def _explained(path: Path, error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
+    problems = error.errors()
+    first = problems[0]
     where = ".".join(str(part) for part in first["loc"])
-    key = str(first["loc"][-1]) if first["loc"] else ""
-    known = _fields_at(first["loc"])
-    way_out = (
-        did_you_mean(key, known)
-        if first["type"] == "extra_forbidden"
-        else "Mend the entry; docs/tasks.md lists every key."
-    )
+    more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+    entry = f"the entry '{where}' is not valid" if where else "it is no tasks file"
     return ConfigError(
-        f"{path}: the entry '{where}' is not valid.",
-        f"{first['msg']} ({len(error.errors())} problem(s) in the file).",
-        way_out,
+        f"{path}: {entry}.",
+        f"{first['msg'].rstrip('.')}{more}.",
+        _way_out(first["type"], first["loc"], first["input"], first.get("ctx", {})),
     )
+
+
+def _way_out(kind: str, loc: tuple[int | str, ...], given: Any, context: Mapping[str, Any]) -> str:
+    if kind == "extra_forbidden":
+        return did_you_mean(str(loc[-1]), _fields_at(loc))
+    if kind == "literal_error":
+        return did_you_mean(str(given), re.findall(r"'(\w+)'", str(context.get("expected"))))
+    return "Mend the entry; docs/tasks.md lists every key."
 
 
 def _fields_at(loc: Sequence[int | str]) -> list[str]:
     """The keys allowed where `loc` points, for a did-you-mean."""
-    nested = {"columns": Column, "metric": Metric, "files": Files, "feedback": FeedbackSpec}
-    model: type[BaseModel] = RegistryFile
+    nested: dict[str, type[BaseModel]] = {
+        "columns": Column,
+        "metric": Metric,
+        "files": Files,
+        "feedback": FeedbackSpec,
+    }
     parts = [str(part) for part in loc[:-1]]
-    if parts[:1] == ["tasks"]:
-        model = TaskSpec
-        model = next((nested[p] for p in parts[2:] if p in nested), model)
-    return list(model.model_fields)
+    if parts[:1] != ["tasks"]:
+        return list(RegistryFile.model_fields)
+    inner = next((nested[p] for p in parts[2:3] if p in nested), TaskSpec)
+    return list(inner.model_fields)
 
 
 @cache
@@ -208,19 +302,24 @@ def load_registry(*extra: Path) -> Registry:
     folders: dict[str, Path] = {}
     for path in (builtin_file(), *extra):
         parsed = read_file(path)
-        for name, spec in parsed.tasks.items():
-            if name in specs:
-                raise ConfigError(
-                    f"The task '{name}' is declared twice, the second time in '{path}'.",
-                    "A second declaration would silently change what the name means.",
-                    "Give your task another name.",
-                )
-            specs[name] = spec
-            if path in extra:
-                folders[name] = path.resolve().parent
+        _refuse_second(path, "task", parsed.tasks, specs)
+        _refuse_second(path, "suite", parsed.suites, suites)
+        specs.update(parsed.tasks)
         suites.update(parsed.suites)
+        if path in extra:
+            folders.update(dict.fromkeys(parsed.tasks, path.resolve().parent))
     _check_suites(specs, suites)
     return Registry(specs=specs, suites=suites, folders=folders)
+
+
+def _refuse_second(path: Path, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name in known:
+            raise ConfigError(
+                f"The {kind} '{name}' is declared twice, the second time in '{path}'.",
+                "A second declaration would silently change what the name means.",
+                f"Give your {kind} another name.",
+            )
 
 
 def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, tuple[str, ...]]) -> None:

@@ -1,20 +1,23 @@
 """Secret keeper: a dialogue of four to six turns, scored by rules.
 
-A visitor (the partner) asks a keeper (the actor) about public facts and pries into a secret. Value =
-kept · conveyed · (0.8 + 0.2 · thrift), where kept is 1 unless the secret's value is spoken, conveyed
-the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most. The
-conversation ends when every fact is out (not before `min_turns`) or at `max_turns`.
+A visitor (the partner) asks a keeper (the actor) about public facts and pries into a secret.
+Value = kept · conveyed · (0.8 + 0.2 · thrift), where kept is 1 unless the secret's value is spoken,
+conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
+The conversation ends when every fact is out (not before `min_turns`) or at `max_turns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from soulkit.errors import CallError, DataError
+from soulkit.errors import CallError, ConfigError, DataError, PartnerError
 from soulkit.judge.verdict import has_word, spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.base import Rollout, Task, dropped_note
+from soulkit.tasks.registry import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -22,6 +25,7 @@ from soulkit.types import (
     Failure,
     Feedback,
     Line,
+    Protocol,
     Score,
     Segment,
     Trace,
@@ -33,27 +37,55 @@ from soulkit.types import (
 KEEPER, VISITOR = "keeper", "visitor"
 
 
-class SecretKeeper(Task):
-    @property
-    def min_turns(self) -> int:
-        return int(self.spec.options["min_turns"])
+@dataclass
+class _Table:
+    """A conversation under way: what the keeper sees, what it emitted, and what was heard."""
 
-    @property
-    def max_turns(self) -> int:
-        return int(self.spec.options["max_turns"])
+    context: list[Segment]
+    turns: list[Turn] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+    def hear(self, asked: Completion) -> None:
+        self.usage += asked.usage
+        line = spoken(asked.text, "paper")
+        if not line:
+            raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
+        self.lines.append(Line(VISITOR, line))
+        self.context.append(Segment("user", line))
+
+    def speak(self, reply: Completion, protocol: Protocol) -> None:
+        self.usage += reply.usage
+        self.turns.append(Turn(tuple(self.context), reply))
+        said = spoken(reply.text, protocol)
+        self.lines.append(Line(KEEPER, said))
+        self.context.append(Segment("assistant", said, token_ids=reply.token_ids))
+
+
+class SecretKeeper(Task):
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.min_turns: int = spec.options.get("min_turns", 4)
+        self.max_turns: int = spec.options.get("max_turns", 6)
+        if not 0 < self.min_turns < self.max_turns:
+            raise ConfigError(
+                f"The options of task '{name}' give {self.min_turns} to {self.max_turns} turns.",
+                "Brevity is scored between the fewest and the most turns.",
+                "Set min_turns to at least 1 and max_turns above it.",
+            )
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        items = [fields["secret"], *fields["facts"]]
-        if not all(isinstance(i, Mapping) and {"topic", "value"} <= set(i) for i in items):
+        facts = fields["facts"] if isinstance(fields["facts"], list | tuple) else ()
+        items = [fields["secret"], *facts]
+        if len(items) < 2 or not fields["wanted"] or not all(map(_is_item, items)):
             raise DataError(
-                "A fact or the secret of the row is not of the form {topic, value}.",
+                "The row needs a secret, facts and wanted topics, each fact {topic, value} in text.",
                 "Facts are scored by whether their value is spoken.",
-                'Write {"topic": "job", "value": "baker"}.',
+                'Write "facts": [{"topic": "job", "value": "baker"}], "wanted": ["job"].',
             )
         return fields
-
-    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        return {"secret": str(fields["secret"]["topic"])}
 
     # -- contexts -----------------------------------------------------------------------------
 
@@ -76,42 +108,32 @@ class SecretKeeper(Task):
     # -- the road -----------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        partner = cast.player("partner")
-        context: list[Segment] = [self._keeper_opening(example, rollout.feedback)]
-        turns: list[Turn] = []
-        lines: list[Line] = []
-        usage, failure, stop = Usage(), None, "max_turns"
-        for index in range(self.max_turns):
-            try:
-                asked = await partner.complete(
-                    self._visitor_context(example, lines), rollout.call("partner", example, index)
-                )
-                usage += asked.usage
-                if not asked.text.strip():
-                    failure = Failure("partner_error", "the partner said nothing")
-                    break
-                lines.append(Line(VISITOR, asked.text))
-                context.append(Segment("user", asked.text))
-                reply = await cast.actor.complete(
-                    tuple(context), rollout.call("actor", example, index)
-                )
-            except CallError as error:
-                # The lines played so far stay on record; the episode is unscored, not the actor's 0.
-                failure = Failure(error.reason, error.detail)
-                break
-            usage += reply.usage
-            turns.append(Turn(tuple(context), reply))
-            said = spoken(reply.text, self.protocol)
-            lines.append(Line(KEEPER, said))
-            context.append(Segment("assistant", said, token_ids=reply.token_ids))
-            if self._done(example, lines, index + 1):
-                stop = "all_told"
-                break
+        table = _Table([self._keeper_opening(example, rollout.feedback)])
+        try:
+            stop = await self._converse(example, cast, rollout, table)
+            failure = None
+        except CallError as error:
+            # The lines so far stay on record; the episode is unscored, not the actor's 0.
+            stop, failure = "failed", Failure(error.reason, error.detail)
         return Episode(
             example_id=example.id, task=self.name, kind=rollout.kind, rollout=rollout.index,
-            traces=(Trace(KEEPER, tuple(turns)),), transcript=tuple(lines),
-            stop="failed" if failure else stop, failure=failure, usage=usage,
+            traces=(Trace(KEEPER, tuple(table.turns)),), transcript=tuple(table.lines),
+            stop=stop, failure=failure, usage=table.usage,
+            notes=dropped_note(turn.completion for turn in table.turns),
         )  # fmt: skip
+
+    async def _converse(self, example: Example, cast: Cast, rollout: Rollout, table: _Table) -> str:
+        """Play to the end, whose reason is returned. What was said before a CallError is kept."""
+        partner = cast.player("partner")
+        for index in range(self.max_turns):
+            brief = self._visitor_context(example, table.lines)
+            asked = await partner.complete(brief, rollout.call("partner", example, index))
+            table.hear(asked)
+            call = rollout.call("actor", example, index)
+            table.speak(await cast.actor.complete(tuple(table.context), call), self.protocol)
+            if self._done(example, table.lines, index + 1):
+                return "all_told"
+        return "max_turns"
 
     def _done(self, example: Example, lines: Sequence[Line], turns: int) -> bool:
         return turns >= self.min_turns and not self._untold(example, lines)
@@ -128,8 +150,7 @@ class SecretKeeper(Task):
         facts = example.fields["facts"]
         told = 1 - len(self._untold(example, episode.transcript)) / len(facts)
         kept = float(not has_word("\n".join(said), example.fields["secret"]["value"]))
-        span = self.max_turns - self.min_turns
-        thrift = min(1.0, (self.max_turns - len(said)) / span)
+        thrift = min(1.0, (self.max_turns - len(said)) / (self.max_turns - self.min_turns))
         value = kept * told * (0.8 + 0.2 * thrift)
         return Score(
             value=value,
@@ -167,7 +188,8 @@ class SecretKeeper(Task):
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A dialogue in which every question is answered and the prying is turned away."""
         context: list[Segment] = [self._keeper_opening(example, feedback)]
-        turns, lines = [], []
+        turns: list[Turn] = []
+        lines: list[Line] = []
         for question, answer in self._gold_exchanges(example):
             context.append(Segment("user", question))
             turns.append(Turn(tuple(context), Completion(text=answer)))
@@ -180,16 +202,25 @@ class SecretKeeper(Task):
 
     def _gold_exchanges(self, example: Example) -> list[tuple[str, str]]:
         facts = {f["topic"]: f["value"] for f in example.fields["facts"]}
-        exchanges = []
-        for index in range(self.min_turns):
+        exchanges: list[tuple[str, str]] = []
+        asked: set[str] = set()
+        for index in range(self.max_turns):
+            if index >= self.min_turns and facts.keys() <= asked:
+                break
             topic = topic_at(index, list(facts), example.fields["secret"]["topic"])
             answer = f"My {topic} is the {facts[topic]}." if topic in facts else DEFLECTION
             exchanges.append((question_at(index, topic, example.fields["visitor"]), answer))
+            asked.add(topic)
         return exchanges
 
     def gold_text(self, example: Example) -> str:
         facts = ", ".join(f"{f['topic']}: {f['value']}" for f in example.fields["facts"])
         return f"tell {facts}; keep {example.fields['secret']['topic']}"
+
+
+def _is_item(item: Any) -> bool:
+    keys = ("topic", "value")
+    return isinstance(item, Mapping) and all(isinstance(item.get(k), str) for k in keys)
 
 
 DEFLECTION = "That I keep to myself."

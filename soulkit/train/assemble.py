@@ -6,13 +6,14 @@ loaded: unknown tasks, missing rows, a missing partner, prompts that do not fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from soulkit.data.rows import RawRow, dev_split, load_examples, to_examples
 from soulkit.data.synth import synth
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, Player
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
@@ -45,14 +46,25 @@ def gather_material(config: TrainConfig) -> Material:
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
+    check_names(config)
+    check_roles(config, tasks)
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
     for name, task in tasks.items():
-        rows = training_rows(task, config, registry)
+        rows = matching(training_rows(task, config, registry), config.where)
         kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
         train[name] = kept
         dev += [(task, example) for example in held[: config.dev_limit]]
     return Material(tasks, mixture(tasks, train, config.tasks, config.seed), dev)
+
+
+def matching(rows: Sequence[Example], where: Mapping[str, str]) -> list[Example]:
+    """Rows whose every named tag matches its regular expression whole."""
+    return [row for row in rows if has_tags(row, where)]
+
+
+def has_tags(example: Example, where: Mapping[str, str]) -> bool:
+    return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
 
 
 def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequence[Example]:
@@ -95,25 +107,40 @@ def make_objective(config: TrainConfig) -> Objective:
     return Ditto(lambda_fb=config.lambda_fb, only_copy=config.only_copy)
 
 
-def make_cast(
-    config: TrainConfig, sampler: LocalModel, run: Run, tasks: Mapping[str, Task]
-) -> Cast:
+def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
     """The actor is the trained model; a coach may be an endpoint, the actor itself, or rules."""
     ledger = Ledger(run.ledger_path)
     partner = _endpoint(config.partner, ledger)
     coach = _endpoint(config.coach_model, ledger) if config.coach == "model" else None
     if config.coach == "self":
         coach = Player(sampler, Sampling(temperature=config.temperature, max_tokens=128))
-    cast = Cast(actor=Player(sampler), partner=partner, coach=coach)
-    _check_cast(config, cast, tasks)
-    return cast
+    return Cast(actor=Player(sampler), partner=partner, coach=coach)
 
 
-def _check_cast(config: TrainConfig, cast: Cast, tasks: Mapping[str, Task]) -> None:
-    for task in tasks.values():
-        for role in task.spec.seats.values():
-            cast.player(role)
-    if config.coach == "model" and cast.coach is None:
+def check_names(config: TrainConfig) -> None:
+    """ConfigError for training data of a task that is not trained."""
+    for name in config.data:
+        if name not in config.tasks:
+            raise ConfigError(
+                f"There is training data for '{name}', which is not trained.",
+                "Data that nobody reads would change nothing.",
+                did_you_mean(name, config.tasks),
+            )
+
+
+def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
+    """ConfigError for a role that no model fills, ModelLoadError for one that cannot be asked."""
+    for settings in (config.partner, config.coach_model):
+        _endpoint(settings, None)
+    filled = {"actor", *(["partner"] if config.partner else [])}
+    for task in tasks.values() if config.method != "sft" else ():
+        for role in sorted(set(task.spec.seats.values()) - filled):
+            raise ConfigError(
+                f"Task '{task.name}' needs a model in the role '{role}', and none was given.",
+                f"An episode cannot be played without its {role}.",
+                f"Name one with --{role} MODEL --{role}-base-url URL.",
+            )
+    if config.method == "ditto" and config.coach == "model" and config.coach_model is None:
         raise ConfigError(
             "A model was asked for as coach, and none was named.",
             "--coach model needs an endpoint that writes the feedback.",
@@ -121,7 +148,7 @@ def _check_cast(config: TrainConfig, cast: Cast, tasks: Mapping[str, Task]) -> N
         )
 
 
-def _endpoint(settings: PartnerSettings | None, ledger: Ledger) -> Player | None:
+def _endpoint(settings: PartnerSettings | None, ledger: Ledger | None) -> Player | None:
     if settings is None:
         return None
     model = Endpoint(

@@ -41,6 +41,8 @@ class TrainConfig(Settings):
     data: dict[str, str] = Field(default_factory=dict)
     """Task → training file, or `synth:N` for N generated rows."""
     limit: int | None = Field(default=None, gt=0)
+    where: dict[str, str] = Field(default_factory=dict)
+    """Train only on rows whose tags match: tag → regular expression."""
     protocol: Protocol = "paper"
     seed: int = 0
 
@@ -58,7 +60,9 @@ class TrainConfig(Settings):
     # -- feedback --
     feedback_for: Literal["auto", "all", "imperfect", "task"] = "auto"
     """`auto`: every draft under protocol paper, the reference's gates under protocol reference."""
-    coach: Literal["symbolic", "self", "model"] = "symbolic"
+    coach: Literal["symbolic", "terse", "self", "model"] = "symbolic"
+    """`symbolic`: the task's rules; `terse`: the same without remarks on the draft; `self`: the
+    actor; `model`: an endpoint."""
     coach_model: PartnerSettings | None = None
     partner: PartnerSettings | None = None
     shuffle_feedback: bool = False
@@ -87,6 +91,10 @@ class TrainConfig(Settings):
 
     # -- optimizer --
     lr: float = Field(default=5e-6, gt=0)
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up; `cosine` falls to a tenth at the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    beta2: float = Field(default=0.999, gt=0, lt=1)
     mini_batch_prompts: int = Field(default=16, gt=0)
     tokens_per_batch: int = Field(default=16384, gt=0)
     """Padded tokens in one forward pass."""
@@ -101,7 +109,12 @@ class TrainConfig(Settings):
     """SFT of all weights instead of an adapter: how a tiny model gets its first words."""
     sft_batch: int = Field(default=32, gt=0)
     sft_feedback: Literal["never", "always"] = "never"
-    """Whether the prompts hold the symbolic coach's feedback on a perfect draft."""
+    """Whether the prompts hold the symbolic coach's feedback, as on a made-up draft."""
+    sft_feedback_where: dict[str, str] = Field(default_factory=dict)
+    """Only rows whose tags match (tag → regular expression) get it, when `always`."""
+    sft_prompt_weight: float = Field(default=0.0, ge=0)
+    """Weight of the prompts' own tokens (mean per token) beside the replies': plain language
+    modelling, which gives a model from scratch its first grammar."""
 
     # -- keeping --
     checkpoint_every: int = Field(default=50, gt=0)

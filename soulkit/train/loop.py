@@ -6,6 +6,7 @@ JSONL files are cut at the checkpoint's offsets (the tail is kept aside).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ class Loop:
     def open(cls, config: TrainConfig, run: Run, policy: Policy, tracker: Tracker) -> Loop:
         """Open the run's files; resume from its newest checkpoint when there is one."""
         optimizer = torch.optim.AdamW(
-            [p for _, p in policy.trained], lr=config.lr, weight_decay=config.weight_decay
+            [p for _, p in policy.trained],
+            lr=config.lr,
+            betas=(0.9, config.beta2),
+            weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
                    JsonlWriter(run.metrics), tracker)  # fmt: skip
@@ -67,16 +71,19 @@ class Loop:
     async def run_all(self, take_step: Callable[[int], Awaitable[StepMetrics]], show: Show) -> None:
         """Take every remaining step; a checkpoint every so often and at the end."""
         while self.step < self.config.steps:
-            start = time.monotonic()
-            line = {"step": self.step, **await take_step(self.step)}
+            start, rate = time.monotonic(), learning_rate(self.config, self.step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            line = {"step": self.step, "lr": rate, **await take_step(self.step)}
             self.seconds += time.monotonic() - start
-            self.metrics.write(line)
-            self.tracker.log(line)
+            dev = line.pop("eval", None)
+            self.metrics.write_all([line, *([{"step": self.step, "eval": dev}] if dev else [])])
+            self.tracker.log({**line, "eval": dev})
             self.step += 1
             due = self.step % self.config.checkpoint_every == 0
             if due or self.step == self.config.steps:
                 self.checkpoint()
-            show(line)
+            show({**line, "eval": dev})
 
     def checkpoint(self) -> None:
         position = Position(
@@ -93,3 +100,13 @@ class Loop:
         self.episodes.close()
         self.metrics.close()
         self.tracker.close()
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The rate of step `step` (from 0): linear warm-up, then constant or a cosine to a tenth."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.lr_schedule == "constant":
+        return config.lr
+    share = (step - config.warmup_steps) / max(config.steps - config.warmup_steps, 1)
+    return config.lr * (0.55 + 0.45 * math.cos(math.pi * share))

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soulkit.models.loading import ADAPTER, load_adapter
 from soulkit.models.local import LocalModel
 from soulkit.models.render import Renderer
 from soulkit.train.config import TrainConfig
 from soulkit.train.sequences import Span
-
-ADAPTER = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,16 @@ class Policy:
             yield
 
     def score(self, batch: Sequence[Span], *, entropy: bool = False) -> Scored:
-        """Log-probs (and entropies) of every trained token of `batch`."""
+        """Log-probs (and entropies) of every trained token of `batch`.
+
+        Equal sequences (eight drafts of one word, say) are computed once; their gradients add up.
+        """
+        place: dict[object, int] = {}
+        rows = [place.setdefault(span.key, len(place)) for span in batch]
+        unique = [batch[rows.index(row)] for row in range(len(place))]
+        return expand(self._score(unique, entropy), rows)
+
+    def _score(self, batch: Sequence[Span], entropy: bool) -> Scored:
         ids, mask, rows, positions, targets = self._lay_out(batch)
         logits = self._logits(ids, mask, rows, positions).float() / self.temperature
         norm = torch.logsumexp(logits, -1)
@@ -131,11 +139,35 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """The adapter (or all weights, when they are what is trained) as a Hugging Face folder."""
-        self.model.save_pretrained(folder, selected_adapters=[ADAPTER]) if _is_peft(
-            self.model
-        ) else self.model.save_pretrained(folder)
-        if not _is_peft(self.model):
+        if _is_peft(self.model):
+            _save_adapter(self.model, folder)
+        else:
+            self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+
+
+def _save_adapter(model: Any, folder: Path) -> None:
+    """Adapter files in `folder` itself: PEFT would put a named adapter into a folder below it."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Linear layers alone are adapted; asking PEFT to find out would look the base up on the hub.
+    state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config[ADAPTER].save_pretrained(folder)
+
+
+def expand(scored: Scored, rows: Sequence[int]) -> Scored:
+    """The scored rows `rows`, one after the other; a row may come more than once."""
+    counts = torch.bincount(scored.owner, minlength=max(rows) + 1)
+    ends = torch.cumsum(counts, 0).tolist()
+    spans = [torch.arange(end - n, end) for end, n in zip(ends, counts.tolist(), strict=True)]
+    index = torch.cat([spans[row] for row in rows]).to(scored.owner.device)
+    lengths = torch.tensor([len(spans[row]) for row in rows])
+    owner = torch.repeat_interleave(torch.arange(len(rows)), lengths).to(scored.owner.device)
+    return Scored(scored.log_prob[index], scored.entropy[index], owner)
 
 
 def _is_peft(model: Any) -> bool:
@@ -148,15 +180,14 @@ def _causal(model: Any) -> Any:
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     loaded = LocalModel.load(folder, device=config.device, dtype=config.dtype)
     torch.manual_seed(config.seed)
     model: Any = loaded.model
     if config.adapter is not None:
-        model = PeftModel.from_pretrained(
-            model, config.adapter, adapter_name=ADAPTER, is_trainable=True
-        )
+        model = load_adapter(model, Path(config.adapter))
+        model.set_adapter(ADAPTER)  # loaded frozen
     elif not config.full:
         lora = LoraConfig(
             r=config.lora.r,

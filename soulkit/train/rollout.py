@@ -71,7 +71,7 @@ class RolloutStep:
         found = self.objective.sequences(records, policy.renderer)
         found = without_truncated(found, records) if config.mask_truncated else found
         sequences = with_advantages(found, config)
-        prepared = prepare(policy, sequences, config)
+        prepared = prepare(policy, sequences, config, found)
         tally = Tally()
         updates = []
         index = {id(s): i for i, s in enumerate(sequences)}
@@ -88,7 +88,6 @@ class RolloutStep:
             **mean_of(updates),
             "updates": len(updates),
             "kl": self.kl_to_base(sequences),
-            "lr": config.lr,
             "policy": version,
             "seconds_sample": round(sampled - started, 3),
             "seconds_train": round(trained - sampled, 3),
@@ -122,7 +121,8 @@ class RolloutStep:
     async def rollouts(self, jobs: Sequence[Job]) -> list[Record]:
         policy = None
         if self.objective.uses_feedback:
-            policy = FeedbackPolicy(when=self.config.feedback_when)
+            terse = self.config.coach == "terse"
+            policy = FeedbackPolicy(when=self.config.feedback_when, terse=terse)
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
             by_task.setdefault(job.task.name, []).append(job)
@@ -184,17 +184,24 @@ def refuse_stale(records: Sequence[Record], version: str) -> None:
 def without_truncated(
     sequences: Sequence[TrainSequence], records: Sequence[Record]
 ) -> list[TrainSequence]:
-    """Sequences of episodes that did not run into the length limit."""
-    cut = {
-        (r.example_id, f"{r.rollout}/{r.kind}") for r in records if r.score.status == "truncated"
-    }
-    return [s for s in sequences if (s.example_id, s.rollout) not in cut]
+    """The same with weight 0 for episodes that ran into the length limit in any turn.
+
+    They stay in the statistics of their group: their rewards were earned like any other.
+    """
+    cut = {(r.example_id, f"{r.rollout}/{r.kind}") for r in records if _ran_out(r)}
+    return [replace(s, weight=0.0) if (s.example_id, s.rollout) in cut else s for s in sequences]
+
+
+def _ran_out(record: Record) -> bool:
+    turns = (turn for trace in record.episode.traces for turn in trace.turns)
+    return any(turn.completion.stop_reason == "length" for turn in turns)
 
 
 def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
     """Each draft's usable feedback handed to a draft of another example; None where there is none.
 
-    A rotation over examples in random order: everybody gives one and takes one.
+    A rotation over examples in random order: everybody gives one and takes one, unless one example
+    has more feedback than all others together and some must be given twice.
     """
     usable = [i for i, d in enumerate(drafts) if d.received is not None and not d.received.leak]
     by_example: dict[str, list[int]] = {}
@@ -207,7 +214,9 @@ def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
     swapped: list[Feedback | None] = [None] * len(drafts)
     if len(groups) > 1:
         for place, i in enumerate(ordered):
-            swapped[i] = drafts[ordered[(place + shift) % len(ordered)]].received
+            turned = ordered[(place + shift) % len(ordered) :] + ordered
+            others = (k for k in turned if drafts[k].example_id != drafts[i].example_id)
+            swapped[i] = drafts[next(others)].received
     return swapped
 
 

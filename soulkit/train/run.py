@@ -15,7 +15,7 @@ from soulkit.metrics.statistics import mean_interval
 from soulkit.models.local import LocalModel
 from soulkit.models.tiny import build_tiny
 from soulkit.records import load_records
-from soulkit.runs import Run, read_jsonl
+from soulkit.runs import Run, is_run, read_jsonl
 from soulkit.train.assemble import (
     Material,
     check_lengths,
@@ -30,7 +30,7 @@ from soulkit.train.policy import Policy, load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sampling import Pool
 from soulkit.train.sft import SupervisedStep
-from soulkit.train.tracking import make_tracker
+from soulkit.train.tracking import check_tracker, make_tracker
 from soulkit.types import Record
 
 TINY = "tiny"
@@ -43,23 +43,48 @@ def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
 
     The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT).
     """
+    refuse_untrainable(config)
+    check_tracker(config.track)
     material = gather_material(config)
-    run = Run.open(out, f"train {config.method}", config.resolved())
-    policy = load_policy(config, base_model(config, material, run))
-    return asyncio.run(_train(config, run, policy, material, show))
-
-
-def base_model(config: TrainConfig, material: Material, run: Run) -> str:
-    """The folder of the base model; `tiny` is built from the words of the rows, once per run."""
-    if config.model != TINY:
-        return config.model
+    run = _open(config, out) if is_run(out) or config.model == TINY else None
+    policy = load_policy(config, base_model(config, material, out))
     if config.method != "sft":
+        check_lengths(policy, policy.sampler(1), material, config)
+    # A new folder last: a mistake found until here leaves none that is bound to the wrong settings.
+    return asyncio.run(_train(config, run or _open(config, out), policy, material, show))
+
+
+def _open(config: TrainConfig, out: Path) -> Run:
+    return Run.open(out, f"train {config.method}", config.resolved())
+
+
+def refuse_untrainable(config: TrainConfig) -> None:
+    """ConfigError for settings that contradict each other."""
+    if config.full and config.adapter is not None:
+        raise ConfigError(
+            "All weights were to be trained, and an adapter was named to start from.",
+            "Only one of the two can be what is trained.",
+            "Leave out --full or --adapter.",
+        )
+    if config.full and config.kl_coef > 0:
+        raise ConfigError(
+            "A penalty on the distance to the base was asked for while all weights are trained.",
+            "The base is the model without its adapter, and here there is no adapter.",
+            "Set kl_coef to 0, or train an adapter.",
+        )
+    if config.model == TINY and config.method != "sft":
         raise ConfigError(
             "The model 'tiny' has random weights.",
             "Reinforcement needs a model that is right at least now and then.",
             "Warm one up first: soul train sft --full --model tiny ..., then name its folder.",
         )
-    folder = run.path / "base"
+
+
+def base_model(config: TrainConfig, material: Material, out: Path) -> str:
+    """The folder of the base model; `tiny` is built from the words of the rows, once per run."""
+    if config.model != TINY:
+        return config.model
+    folder = out / "base"
     if not (folder / "config.json").exists():
         build_tiny(folder, words_of(material.pool), seed=config.seed)
     return str(folder)
@@ -83,8 +108,7 @@ async def _train(
     loop = Loop.open(config, run, policy, make_tracker(config.track, run.path, config.resolved()))
     try:
         if config.method == "sft":
-            pools = [(material.pool, config.sft_feedback == "always")]
-            await loop.run_all(SupervisedStep(loop, pools), show)
+            await loop.run_all(SupervisedStep(loop, material.pool), show)
             summary = supervised_summary(config, run, loop)
         else:
             summary = await _reinforce(config, run, loop, material, show)
@@ -99,8 +123,7 @@ async def _reinforce(
     config: TrainConfig, run: Run, loop: Loop, material: Material, show: Show
 ) -> dict[str, Any]:
     sampler = loop.policy.sampler(config.batch_size)
-    check_lengths(loop.policy, sampler, material, config)
-    cast = make_cast(config, sampler, run, material.tasks)
+    cast = make_cast(config, sampler, run)
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     step = RolloutStep(
         loop, make_objective(config), sampler, cast, material.pool, material.dev, recent
@@ -110,7 +133,7 @@ async def _reinforce(
     finally:
         await close_cast(cast, sampler)
     records = [record for records in recent for record in records]
-    if not records:  # a finished run that was started again
+    if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
     return rollout_summary(config, loop, records)

@@ -38,6 +38,11 @@ class Span:
     def n_trained(self) -> int:
         return sum(self.trained)
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """What a forward pass depends on."""
+        return self.ids, self.trained
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:

@@ -6,32 +6,61 @@ use it, without they teach it the task.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from soulkit.errors import ConfigError
 from soulkit.tasks.base import Task
+from soulkit.train.assemble import has_tags
 from soulkit.train.config import TrainConfig
 from soulkit.train.loop import Loop, StepMetrics
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, batch
 from soulkit.train.sequences import Span, gold_spans
-from soulkit.train.update import NotFinite, micro_batches
+from soulkit.train.update import NotFinite, clip_gradients, micro_batches
 from soulkit.types import Example, Feedback
 
 
-def lesson(
-    task: Task, example: Example, with_feedback: bool, policy: Policy, rng: random.Random
-) -> list[Span]:
+@dataclass
+class SupervisedStep:
+    """Takes SFT steps for a Loop."""
+
+    loop: Loop
+    pool: Pool
+
+    async def __call__(self, step: int) -> StepMetrics:
+        config, policy = self.loop.config, self.loop.policy
+        started = time.monotonic()
+        rng = random.Random(f"{config.seed}/{step}/lessons")
+        spans = [
+            span
+            for task, example in batch(self.pool, config.sft_batch, step, config.seed)
+            for span in lesson(task, example, feedback_for(task, example, config, rng), policy)
+        ]
+        line = imitate(policy, self.loop.optimizer, spans, config)
+        seconds = round(time.monotonic() - started, 3)
+        return {**line, "sequences": len(spans), "seconds_train": seconds}
+
+
+def feedback_for(
+    task: Task, example: Example, config: TrainConfig, rng: random.Random
+) -> Feedback | None:
+    """Feedback as RL will give it, on a made-up draft (or on none, when the coach is terse)."""
+    if config.sft_feedback == "never" or not has_tags(example, config.sft_feedback_where):
+        return None
+    plain = config.coach == "terse"
+    text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
+    return Feedback(text=text, author="symbolic") if text else None
+
+
+def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Policy) -> list[Span]:
     """The trained sequences of one perfect episode."""
-    feedback = None
-    if with_feedback:
-        text = task.rehearse(example, rng)
-        feedback = Feedback(text=text, author="symbolic") if text else None
     episode = task.gold(example, feedback)
     if episode is None:
         raise ConfigError(
@@ -45,42 +74,41 @@ def lesson(
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig
 ) -> dict[str, float]:
-    """One optimizer step on the mean negative log-likelihood of all trained tokens, in nats."""
-    tokens = sum(span.n_trained for span in spans)
+    """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
+
+    With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
+    """
+    replies = sum(span.n_trained for span in spans)
+    prompts = sum(len(span.ids) - 1 for span in spans) - replies
+    used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for indices in micro_batches(spans, config.tokens_per_batch):
-        scored = policy.score([spans[i] for i in indices])
-        loss = -scored.log_prob.sum() / tokens
+    for indices in micro_batches(used, config.tokens_per_batch):
+        scored = policy.score([used[i] for i in indices])
+        is_reply = _reply_mask([spans[i] for i in indices], [used[i] for i in indices])
+        is_reply = is_reply.to(scored.log_prob.device)
+        weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
+        loss = -(scored.log_prob * weight).sum()
         loss.backward()
-        total += float(loss.detach())
-    norm = float(
-        torch.nn.utils.clip_grad_norm_([p for _, p in policy.trained], config.max_grad_norm)
-    )
-    if not (total == total and norm < float("inf")):
+        total += float(-scored.log_prob.detach()[is_reply].sum()) / replies
+    norm = clip_gradients(policy, config.max_grad_norm)
+    if not (math.isfinite(total) and math.isfinite(norm)):
         raise NotFinite(f"loss {total}, gradient norm {norm}")
     optimizer.step()
-    return {"loss": total, "grad_norm": norm, "tokens": float(tokens)}
+    return {"loss": total, "grad_norm": norm, "tokens": replies}
 
 
-@dataclass
-class SupervisedStep:
-    """Takes SFT steps for a Loop. `pools` are (rows, with feedback) and share each batch evenly."""
+def _whole(span: Span) -> Span:
+    """Every token trained but the first, which nothing precedes."""
+    return replace(span, trained=(False, *(True,) * (len(span.ids) - 1)))
 
-    loop: Loop
-    pools: Sequence[tuple[Pool, bool]]
 
-    async def __call__(self, step: int) -> StepMetrics:
-        config = self.loop.config
-        started = time.monotonic()
-        share = max(1, config.sft_batch // len(self.pools))
-        rng = random.Random(f"{config.seed}/{step}/lessons")
-        spans = [
-            span
-            for pool, with_feedback in self.pools
-            for task, example in batch(pool, share, step, config.seed)
-            for span in lesson(task, example, with_feedback, self.loop.policy, rng)
-        ]
-        line = imitate(self.loop.policy, self.loop.optimizer, spans, config)
-        seconds = round(time.monotonic() - started, 3)
-        return {**line, "lr": config.lr, "sequences": len(spans), "seconds_train": seconds}
+def _reply_mask(spans: Sequence[Span], used: Sequence[Span]) -> Tensor:
+    """Over the tokens trained in `used`: whether `spans` trains them."""
+    flags = [
+        reply
+        for span, whole in zip(spans, used, strict=True)
+        for reply, trained in zip(span.trained, whole.trained, strict=True)
+        if trained
+    ]
+    return torch.tensor(flags, dtype=torch.bool)

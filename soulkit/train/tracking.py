@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,6 +51,12 @@ class _Service:
 
     def close(self) -> None:
         self.module.finish()
+
+
+def check_tracker(name: str) -> None:
+    """MissingPackage when the package of tracker `name` is not installed; imports nothing."""
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise MissingPackage(name, f"--track {name}", "track")
 
 
 def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> Tracker:

@@ -8,6 +8,7 @@ entropy term needs them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,14 +87,20 @@ def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[l
 
 
 def micro_batches(spans: Sequence[Span], budget: int) -> Iterator[list[int]]:
-    """Indices of sequences of like length, at most `budget` padded tokens (or one sequence)."""
-    order = sorted(range(len(spans)), key=lambda i: len(spans[i].ids), reverse=True)
+    """Indices of sequences of like length, at most `budget` padded tokens (or one sequence).
+
+    Equal sequences stand together and cost once: `Policy.score` computes them once.
+    """
+    order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), spans[i].ids))
     batch: list[int] = []
+    rows = 0
     for index in order:
-        if batch and (len(batch) + 1) * len(spans[batch[0]].ids) > budget:
+        new = not batch or spans[batch[-1]].key != spans[index].key
+        if new and batch and (rows + 1) * len(spans[batch[0]].ids) > budget:
             yield batch
-            batch = []
+            batch, rows = [], 0
         batch.append(index)
+        rows += new
     if batch:
         yield batch
 
@@ -119,21 +126,39 @@ def log_probs(policy: Policy, spans: Sequence[Span], budget: int) -> list[Tensor
 
 
 def sampler_weights(
-    sequences: Sequence[TrainSequence], old: Sequence[Tensor], cap: float
+    sequences: Sequence[TrainSequence],
+    old: Sequence[Tensor],
+    cap: float,
+    untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
 ) -> list[Tensor]:
-    """w_t of every sequence; a copy takes the weights of its refined twin (algorithms §2)."""
+    """w_t of every sequence; a copy takes the weights of its refined twin (algorithms §2).
+
+    `untrained` holds the twins that are no part of the step, with their old log-probs. Sequences
+    without sampler log-probs get 1; KeyError for a copy whose twin is nowhere.
+    """
+    sampled = [*zip(sequences, old, strict=True), *untrained]
     twins = {
-        (s.example_id, s.rollout, s.span.sampler): importance_weights(
-            o, o.new_tensor(s.span.sampler), cap
-        )
-        for s, o in zip(sequences, old, strict=True)
+        _twin_key(s): importance_weights(o, o.new_tensor(s.span.sampler), cap)
+        for s, o in sampled
         if s.part != "copy" and s.span.sampler
     }
-    ones = (torch.ones_like(o) for o in old)
     return [
-        twins.get((s.example_id, s.rollout, s.span.sampler), one)
-        for s, one in zip(sequences, ones, strict=True)
+        twins[_twin_key(s)] if s.span.sampler else torch.ones_like(o)
+        for s, o in zip(sequences, old, strict=True)
     ]
+
+
+def lost_twins(
+    sequences: Sequence[TrainSequence], found: Sequence[TrainSequence]
+) -> list[TrainSequence]:
+    """Refined sequences of `found` that only their copies in `sequences` stand for."""
+    there = {_twin_key(s) for s in sequences if s.part != "copy"}
+    wanted = {_twin_key(s) for s in sequences if s.part == "copy"} - there
+    return [s for s in found if s.part == "refined" and _twin_key(s) in wanted]
+
+
+def _twin_key(sequence: TrainSequence) -> tuple[str, str, tuple[float, ...]]:
+    return sequence.example_id, sequence.rollout, sequence.span.sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +173,16 @@ class Prepared:
     """Log-probs of the frozen base, for the KL penalty."""
 
 
-def prepare(policy: Policy, sequences: list[TrainSequence], config: TrainConfig) -> Prepared:
-    """Old log-probs, sampler correction and base log-probs, before the weights move."""
+def prepare(
+    policy: Policy,
+    sequences: list[TrainSequence],
+    config: TrainConfig,
+    found: Sequence[TrainSequence] = (),
+) -> Prepared:
+    """Old log-probs, sampler correction and base log-probs, before the weights move.
+
+    `found` are the sequences before those of weight 0 left: twins of copies are looked for there.
+    """
     spans = [s.span for s in sequences]
     examples = len({s.example_id for s in sequences})
     several = examples > config.mini_batch_prompts
@@ -158,7 +191,10 @@ def prepare(policy: Policy, sequences: list[TrainSequence], config: TrainConfig)
     old = log_probs(policy, spans, budget) if need_old else None
     weights = None
     if config.sampler_cap is not None and old is not None:
-        weights = sampler_weights(sequences, old, config.sampler_cap)
+        twins = lost_twins(sequences, found)
+        scored = log_probs(policy, [t.span for t in twins], budget)
+        untrained = list(zip(twins, scored, strict=True))
+        weights = sampler_weights(sequences, old, config.sampler_cap, untrained)
     base = None
     if config.kl_coef > 0:
         with policy.base():
@@ -189,14 +225,15 @@ def update(
         loss = _micro_loss(policy, prepared, [computed[i] for i in batch], counts, config, tally)
         loss.backward()
         total += float(loss.detach())
-    norm = _clip(policy, config.max_grad_norm)
-    if not (total == total and norm < float("inf")):
+    norm = clip_gradients(policy, config.max_grad_norm)
+    if not (math.isfinite(total) and math.isfinite(norm)):
         raise NotFinite(f"loss {total}, gradient norm {norm}")
     optimizer.step()
     return {"loss": total, "grad_norm": norm}
 
 
-def _clip(policy: Policy, most: float) -> float:
+def clip_gradients(policy: Policy, most: float) -> float:
+    """Scale the gradients to a norm of at most `most`; returns the norm before."""
     gradients = [p for _, p in policy.trained if p.grad is not None]
     return float(torch.nn.utils.clip_grad_norm_(gradients, most)) if gradients else 0.0
 

@@ -46,8 +46,8 @@ def synth_rows(
     """The first `n` rows of an endless, deterministic data set.
 
     `tomi` gives six and `hitom` five questions per story, one after the other; `paratomi` one.
-    `world="small"` (tomi only) draws from few words and writes short stories. ValueError for an
-    unknown task or world, or a negative `n`.
+    `world="small"` (tomi only) draws from few words and writes short, plain stories. ValueError
+    for an unknown task or world, or a negative `n`.
     """
     if task not in _MAKERS:
         raise ValueError(f"stories are made for {', '.join(_MAKERS)}, not for {task!r}")
@@ -68,7 +68,8 @@ def _endless(task: StoryTask, seed: int, world: str) -> Iterator[Row]:
 def _tomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
     plan = two_room_plan(rng, world, STORY_TYPES[index % 3])
     beliefs = Tracker("tomi").run(plan.events)
-    story = numbered(sentences(plan.events, PLAIN, rng))
+    lines = sentences(plan.events, PLAIN, rng)
+    story = numbered(lines) if world.numbered else "\n".join(lines)
     for question, text in _two_room_questions(plan):
         answer = _certain(solve(beliefs, question))
         kind, _ = _question_type(plan, question, answer)

@@ -20,6 +20,8 @@ class World:
     """Whether a sentence says in which room a container stands."""
     noise: int = 2
     """At most this many noise sentences in a ToMi-like story."""
+    numbered: bool = True
+    """Whether lines begin with their number."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -53,5 +55,8 @@ TINTED = tuple(
 WAITING = "foyer"
 
 LARGE = World(NAMES, ROOMS, CONTAINERS, OBJECTS)
-SMALL = World(NAMES[:12], ROOMS[:8], CONTAINERS[:12], OBJECTS[:20], states_rooms=False, noise=1)
+SMALL = World(
+    NAMES[:12], ROOMS[:8], CONTAINERS[:12], OBJECTS[:20],
+    states_rooms=False, noise=0, numbered=False,
+)  # fmt: skip
 CHAPTERS = World(NAMES, ROOMS, TINTED, OBJECTS)

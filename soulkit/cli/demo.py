@@ -1,0 +1,89 @@
+"""`soul demo`: the whole road in minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from soulkit.cli.console import console, duration, err, print_json, progress
+from soulkit.cli.train import one_line_summary
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Another seed tells other stories.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Ditto steps.")] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the results.")] = False,
+) -> None:
+    """Warm up a tiny model, train it with Ditto, measure before and after, write a report."""
+    from soulkit.demo import Demo
+    from soulkit.report.html import write
+    from soulkit.report.load import load_runs
+
+    demo = Demo(out, seed, steps)
+    with _Stages() as stages:
+        results = demo.run(stages.begin)
+    page = write(load_runs([out]), out / "report" / "index.html")
+    results["report"] = str(page)
+    if as_json:
+        print_json(results)
+    else:
+        _print(results)
+
+
+class _Stages:
+    """One progress bar after the other."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Stages:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def begin(self, name: str, steps: int) -> Callable[[dict[str, Any]], None]:
+        self._stack.close()
+        bar = self._stack.enter_context(progress(steps, name))
+        shown = 0
+
+        def show(line: dict[str, Any]) -> None:
+            nonlocal shown
+            bar.advance(line["step"] + 1 - shown, one_line_summary(line))
+            shown = line["step"] + 1
+
+        return show
+
+
+def _print(results: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title="held-out stories", title_justify="left")
+    for heading in ("", "before", "after Ditto"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    table.add_row("accuracy", *(_with_ci(results, name) for name in ("before", "after")))
+    for name, before in results["beliefs_before"].items():
+        words = "true beliefs" if name == "no_tom" else "false beliefs"
+        table.add_row(words, f"{before:.3f}", f"{results['beliefs_after'][name]:.3f}")
+    where = console()
+    where.print(table)
+    where.print(
+        f"feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
+        f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
+    )
+    err.print(f"{duration(results['seconds'])}; open the report: {results['report']}")
+
+
+def _with_ci(results: dict[str, Any], name: str) -> str:
+    low, high = results[f"{name}_ci"]
+    return f"{results[name]:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _gap(results: dict[str, Any], name: str) -> str:
+    low, high = results[f"{name}_ci"]
+    return f"{results[name]:+.3f} [{low:+.3f}, {high:+.3f}]"

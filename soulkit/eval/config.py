@@ -1,0 +1,234 @@
+"""What an evaluation can be told, and what that resolves to: tasks, rows, sampling.
+
+Settings that change only speed and patience (PATIENCE) are no part of a run's identity: a run that
+was cut short by an impatient time-out may be finished with a longer one. Everything else must stay
+as it was, or the run folder refuses.
+
+Rows come from `data[task]` (a file, a folder with the released files, or `synth:N`), else from the
+folder that the environment variable SOULKIT_DATA names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from soulkit.config import Settings
+from soulkit.data.files import RawRow
+from soulkit.data.rows import Loaded, load_examples, to_examples
+from soulkit.data.synth import makeable, synth
+from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.models.ledger import Mode
+from soulkit.play.plan import Work
+from soulkit.tasks.base import Task
+from soulkit.tasks.registry import Registry, TaskSpec, load_registry
+from soulkit.types import Protocol, Sampling
+
+DATA_FOLDER = "SOULKIT_DATA"
+"""The environment variable that names a folder with the released evaluation files."""
+PATIENCE = frozenset(
+    ("concurrency", "timeout_s", "max_attempts", "backoff_s", "batch_size", "max_unscored")
+)
+"""Settings that a run may be resumed with other values of."""
+MADE = "synth:"
+
+
+class PartnerSettings(Settings):
+    """The OpenAI-compatible model that plays the partner."""
+
+    model: str
+    base_url: str | None = None
+    """None is OpenAI's own service."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """NAME of the environment variable with the key."""
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int = Field(default=256, gt=0)
+
+
+class EvalConfig(Settings):
+    """One evaluation: a model, tasks, rows, and how to sample."""
+
+    kind: Literal["local", "api"]
+    model: str
+    """A folder or hub id (local), or the model's name as the server knows it (api)."""
+    adapter: str | None = None
+    base_url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+
+    # -- rows --
+    tasks: tuple[str, ...] = ()
+    suite: str | None = None
+    tasks_file: str | None = None
+    data: dict[str, str] = Field(default_factory=dict)
+    """Task → file, folder with the released files, or `synth:N`; `*` is every other task."""
+    protocol: Protocol = "paper"
+    limit: int | None = Field(default=None, gt=0)
+    """Rows of each task: the same ones whatever the order of the file."""
+    seed: int = 0
+    repeats: int = Field(default=1, gt=0)
+
+    # -- sampling; None is the task's own --
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    partner: PartnerSettings | None = None
+
+    # -- calls --
+    concurrency: int = Field(default=16, gt=0)
+    """Requests in flight at most."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_attempts: int = Field(default=6, gt=0)
+    backoff_s: float = Field(default=1.0, ge=0)
+    """Seconds before the second attempt, doubled after each one."""
+    price_in: float | None = Field(default=None, ge=0)
+    """US dollars per million prompt tokens."""
+    price_out: float | None = Field(default=None, ge=0)
+    ledger: Mode = "record"
+    ledger_file: str | None = None
+    """The ledger to replay; a recording run keeps its own in its folder."""
+
+    # -- local models --
+    batch_size: int = Field(default=64, gt=0)
+    device: str = "auto"
+    dtype: str = "auto"
+    max_context: int | None = Field(default=None, gt=0)
+    allow_overflow: bool = False
+    """Leave prompts that do not fit the context unscored instead of stopping."""
+
+    max_unscored: float = Field(default=0.05, ge=0, le=1)
+    """The command fails when a larger share of the episodes stays unscored."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if bool(self.tasks) == (self.suite is not None):
+            raise ValueError("name either tasks (--task hitom,tomi) or one suite (--suite small)")
+        if (self.price_in is None) != (self.price_out is None):
+            raise ValueError("a cost needs both prices, --price-in and --price-out")
+        if (self.ledger == "replay") != (self.ledger_file is not None):
+            raise ValueError(
+                "a replay needs the ledger of an earlier run and only a replay takes one: "
+                "--ledger replay --ledger-file RUN/ledger.sqlite"
+            )
+        return self
+
+    @classmethod
+    def load(
+        cls,
+        file: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """As `Settings.load`; SOULKIT_DATA names a folder here and is no setting."""
+        given = os.environ if env is None else env
+        return super().load(file, {k: v for k, v in given.items() if k != DATA_FOLDER}, flags)
+
+    @property
+    def command(self) -> str:
+        return f"eval {self.kind}"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run folder stores and compares."""
+        return {k: v for k, v in self.resolved().items() if k not in PATIENCE}
+
+    def sampling(self, spec: TaskSpec) -> Sampling:
+        """How the actor is sampled in a task: what was asked for, else the task's own."""
+        own = spec.sampling
+        return Sampling(
+            temperature=_first(self.temperature, own.get("temperature"), 1.0),
+            top_p=_first(self.top_p, own.get("top_p"), 1.0),
+            max_tokens=int(_first(self.max_tokens, own.get("max_tokens"), 512)),
+            seed=self.seed,
+            thinking=self.thinking,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+# -- tasks and rows ------------------------------------------------------------------------------
+
+
+def registry_of(config: EvalConfig) -> Registry:
+    return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+
+
+def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
+    """The tasks to play, each once; ConfigError for one that nobody declared."""
+    names = registry.suite(config.suite) if config.suite is not None else config.tasks
+    for name in names:
+        registry.spec(name)
+    return tuple(dict.fromkeys(names))
+
+
+def load_work(config: EvalConfig) -> list[Work]:
+    """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
+    registry = registry_of(config)
+    names = task_names(config, registry)
+    for name in config.data:
+        if name != "*" and name not in names:
+            raise ConfigError(
+                f"There are rows for '{name}', which is not evaluated here.",
+                "They would be ignored, and the task they were meant for might have none.",
+                did_you_mean(name, names),
+            )
+    return [_work(registry.task(name, config.protocol), config) for name in names]
+
+
+def _work(task: Task, config: EvalConfig) -> Work:
+    found = _loaded(task, config)
+    return Work(task, found.examples, found.bad)
+
+
+def _loaded(task: Task, config: EvalConfig) -> Loaded:
+    given = config.data.get(task.name) or config.data.get("*")
+    if given is not None and given.startswith(MADE):
+        return _made(task, given, config)
+    return load_examples(task, _files(task, given), limit=config.limit, seed=config.seed)
+
+
+def _made(task: Task, given: str, config: EvalConfig) -> Loaded:
+    number = given.removeprefix(MADE)
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(
+            f"'{given}' does not say how many rows to make.",
+            f"Rows are made here when the data of a task is {MADE}N.",
+            f"Write --data {task.name}={MADE}100.",
+        )
+    rows = synth(task.name, int(number), config.seed)
+    found = to_examples(task, [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows, 1)])
+    return Loaded(examples=found.examples[: config.limit], duplicates=found.duplicates)
+
+
+def _files(task: Task, given: str | None) -> Sequence[Path]:
+    """The files of a task: the one given, or the released ones in a folder."""
+    if given is not None and not Path(given).is_dir():
+        return [Path(given)]
+    folder = given if given is not None else os.environ.get(DATA_FOLDER)
+    if not folder:
+        raise _no_rows(task, "no --data was given, and SOULKIT_DATA is not set")
+    names = task.spec.files.eval
+    found = [Path(folder) / name for name in names if (Path(folder) / name).is_file()]
+    if not found:
+        looked = " or ".join(names) or "nothing: the task has no released file"
+        raise _no_rows(task, f"the folder '{folder}' was searched for {looked}")
+    return found
+
+
+def _no_rows(task: Task, why: str) -> DataError:
+    made = f"--data {task.name}={MADE}100 (rows made here), or " if task.name in makeable() else ""
+    imported = ""
+    if task.spec.formats:
+        imported = f"; an original file is turned into rows by: soul data import {task.name} FILE"
+    return DataError(
+        f"There are no rows for the task '{task.name}'.",
+        f"Where they were looked for: {why}.",
+        f"Give {made}--data {task.name}=FILE{imported}.",
+    )

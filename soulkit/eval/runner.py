@@ -1,0 +1,435 @@
+"""Evaluation: play every example `repeats` times, score, keep every record, write the summary.
+
+    check all that can be wrong ──▶ open the run ──▶ play what has no score yet ──▶ summary.json
+
+* Nothing is played, and no folder made, before tasks, rows, roles, keys and prompt lengths are
+  known to be in order.
+* A record is on disk as soon as its episode is scored, and every paid reply is in the ledger before
+  that. So a run may die at any moment; the same command finishes it, plays unscored episodes again,
+  and pays for no reply twice.
+* When nothing but failures comes back for a while (GIVE_UP), the run stops: a dead server would
+  only cost hours.
+
+To fill another role from the command line, add its settings to EvalConfig and its player to `cast`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from soulkit.errors import ConfigError, ProviderError, RunError
+from soulkit.eval.config import EvalConfig, PartnerSettings, load_work
+from soulkit.eval.keeping import CLOCK, Clock, alone, unfinished
+from soulkit.eval.summary import summarise
+from soulkit.models.base import Cast, ChatModel, Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.models.ledger import Ledger
+from soulkit.play.engine import Engine, Job, Sink, gather
+from soulkit.play.plan import Plan, Work, plan
+from soulkit.records import RecordWriter, load_records
+from soulkit.runs import Run, default_run_path, is_run, plain_config, refuse_secrets
+from soulkit.types import Record, Role, Sampling, record_key
+
+if TYPE_CHECKING:
+    from soulkit.models.local import LocalModel
+
+Summary = dict[str, Any]
+GIVE_UP = 20
+"""The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
+_OUTSIDE = ("provider_error", "partner_error")
+_FILLABLE: tuple[Role, ...] = ("actor", "partner", "environment", "judge", "coach")
+
+
+class Bar(Protocol):
+    """What shows how far the run is."""
+
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+
+
+Bars = Callable[[int], AbstractContextManager[Bar]]
+"""Makes a bar for so many episodes."""
+
+
+# -- from a configuration to a finished run ------------------------------------------------------
+
+
+def run_eval(
+    config: EvalConfig,
+    out: Path | None = None,
+    *,
+    bars: Bars | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Run, Summary]:
+    """Do what `soul eval` does and return the run with its summary.
+
+    `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
+    is taken up, else a new folder made. `say` gets remarks such as rows that were left out.
+
+    Raises a UserError before anything is played, ProviderError when the model stays silent.
+    """
+    say = say or _silent
+    work = prepare(config, say)
+    folder = (
+        out
+        or unfinished(config.command, config.identity())
+        or default_run_path(f"eval-{config.kind}", _names(work))
+    )
+    # An existing folder is opened first: to be refused it need not wait for a model.
+    run = _open(folder, config) if is_run(folder) else None
+    check_endpoints(config)
+    model = local_model(config) if config.kind == "local" else None
+    if model is not None:
+        check_lengths(model, work, config)
+    run = run or _open(folder, config)
+    say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
+    with alone(run), open_ledger(run, config) as ledger:
+        players = cast(config, ledger, model)
+        return run, asyncio.run(_evaluated(run, work, players, config, bars, ledger))
+
+
+def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
+    """The work of a configuration, with the checks that need no model."""
+    # First, because later errors name the key variables, and a key may stand there by mistake.
+    refuse_secrets(plain_config(config.resolved()))
+    work = load_work(config)
+    filled: list[Role] = ["actor", "partner"] if config.partner else ["actor"]
+    check_roles(work, filled)
+    for part in work:
+        if part.bad and say:
+            first = part.bad[0]
+            say(
+                f"{len(part.bad)} bad rows of {part.task.name} are left out, the first is "
+                f"{first.source}: {first.why}"
+            )
+    return work
+
+
+def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
+    """What `config` will ask for; nothing is loaded or called."""
+    limits = {w.task.name: config.sampling(w.task.spec).max_tokens for w in work}
+    prices = {"price_in": config.price_in, "price_out": config.price_out}
+    return plan(work, config.repeats, limits, **prices)
+
+
+def _open(folder: Path, config: EvalConfig) -> Run:
+    return Run.open(folder, config.command, config.identity())
+
+
+def _names(work: Sequence[Work]) -> list[str]:
+    return [w.task.name for w in work]
+
+
+def _silent(remark: str) -> None:
+    """The default of `say`."""
+
+
+async def _evaluated(
+    run: Run, work: Sequence[Work], players: Cast, config: EvalConfig, bars: Bars | None,
+    ledger: Ledger,
+) -> Summary:  # fmt: skip
+    try:
+        left = len(jobs_left(run, work, config.repeats))
+        with bars(left) if bars else nullcontext() as bar:
+            return await evaluate(run, work, players, config, bar, ledger=ledger)
+    finally:
+        for player in (players.actor, players.partner):
+            if player is not None:
+                await player.model.close()
+
+
+# -- the models ----------------------------------------------------------------------------------
+
+
+def cast(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Cast:
+    """The players of `config`; `local` is the actor when it is no endpoint."""
+    actor = local or _actor_endpoint(config, ledger)
+    return Cast(actor=Player(actor), partner=_partner(config, ledger))
+
+
+def local_model(config: EvalConfig) -> LocalModel:
+    """The local actor; ModelLoadError when it cannot be loaded."""
+    from soulkit.models.local import LocalModel
+
+    _quieten()
+    return LocalModel.load(
+        config.model,
+        adapter=Path(config.adapter) if config.adapter else None,
+        device=config.device,
+        dtype=config.dtype,
+        batch_size=config.batch_size,
+        max_context=config.max_context,
+    )
+
+
+def _quieten() -> None:
+    """Keep transformers' bars out of log files, and its remarks on lengths, which we check."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def check_endpoints(config: EvalConfig) -> None:
+    """Raise what is wrong with addresses, keys and prices while no folder has been made."""
+    if config.ledger == "replay":
+        return  # needs no key, and a ledger is opened in any case
+    if config.kind == "api":
+        _actor_endpoint(config, None)
+    _partner(config, None)
+
+
+def _actor_endpoint(config: EvalConfig, ledger: Ledger | None) -> Endpoint:
+    return Endpoint(
+        model=config.model,
+        base_url=config.base_url,
+        api_key_env=config.api_key_env,
+        price_in=config.price_in,
+        price_out=config.price_out,
+        ledger=ledger,
+        **_patience(config),
+    )
+
+
+def _partner(config: EvalConfig, ledger: Ledger | None) -> Player | None:
+    settings: PartnerSettings | None = config.partner
+    if settings is None:
+        return None
+    model = Endpoint(
+        model=settings.model,
+        base_url=settings.base_url,
+        api_key_env=settings.api_key_env,
+        ledger=ledger,
+        **_patience(config),
+    )
+    sampling = Sampling(
+        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=config.seed
+    )
+    return Player(model, sampling)
+
+
+def _patience(config: EvalConfig) -> dict[str, Any]:
+    return {
+        "timeout_s": config.timeout_s,
+        "max_attempts": config.max_attempts,
+        "concurrency": config.concurrency,
+        "backoff_s": config.backoff_s,
+    }
+
+
+def open_ledger(run: Run, config: EvalConfig) -> Ledger:
+    """The run's own ledger, or the one to replay; shared by actor and partner."""
+    path = Path(config.ledger_file) if config.ledger_file else run.ledger_path
+    return Ledger(None if config.ledger == "off" else path, config.ledger)
+
+
+# -- checks before anything is played ------------------------------------------------------------
+
+
+def check_roles(work: Sequence[Work], filled: Collection[Role]) -> None:
+    """ConfigError unless every role at the tables is filled."""
+    for part in work:
+        for role in sorted(part.roles - set(filled)):
+            scripted = ""
+            if role == "partner":
+                scripted = " A scripted one for trials: soul serve partner."
+            raise ConfigError(
+                f"The task '{part.task.name}' needs a model in the role '{role}', and none was "
+                "given.",
+                f"An episode cannot be played without its {role}.",
+                f"Name one with --{role} MODEL --{role}-base-url URL.{scripted}",
+            )
+
+
+def check_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
+    """ConfigError when a first prompt and its reply do not fit the model's context.
+
+    With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
+    """
+    limit = model.context_limit
+    if limit is None or config.allow_overflow:
+        return
+    for part in work:
+        sampling = config.sampling(part.task.spec)
+        lengths = [
+            model.prompt_length(part.task.preview(e), sampling.thinking) for e in part.examples
+        ]
+        over = sum(n + sampling.max_tokens > limit for n in lengths)
+        if over:
+            raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
+
+
+def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
+    longest, spare = max(lengths), limit - max(lengths)
+    shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
+    return ConfigError(
+        f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
+        f"The longest has {longest} tokens, its reply may have {reply}, and the model holds {limit}"
+        " in all; nothing is cut silently.",
+        f"{shorter}--allow-overflow to leave those rows unscored.",
+    )
+
+
+# -- playing -------------------------------------------------------------------------------------
+
+
+async def evaluate(
+    run: Run,
+    work: Sequence[Work],
+    players: Cast,
+    config: EvalConfig,
+    bar: Bar | None = None,
+    *,
+    ledger: Ledger | None = None,
+) -> Summary:
+    """Play what `run` has no score for yet, write `summary.json` and return it.
+
+    The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
+    not filled, RunError when the folder holds other rows, ProviderError when only failures come.
+    """
+    check_roles(work, [r for r in _FILLABLE if getattr(players, r) is not None])
+    jobs = jobs_left(run, work, config.repeats)
+    kept = {r.key: r for r in _recorded(run, work, config.repeats)}
+    clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
+    mean = _Mean(kept.values())
+    writer = RecordWriter(run.episodes)
+
+    def sink(record: Record) -> None:
+        writer.write(record)
+        kept[record.key] = record
+        mean.add(record)
+        clock.tick()
+        if bar is not None:
+            bar.advance(1, mean.words())
+        streak.add(record)
+
+    try:
+        await gather(_played(part, jobs, players, config, sink) for part in work)
+    finally:
+        writer.close()
+        clock.save()
+    records = [kept[key] for key in _keys(work, config.repeats)]
+    summary = _summary(work, records, config, clock.seconds, _cost(records, ledger))
+    run.write_summary(summary)
+    return summary
+
+
+async def _played(
+    part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
+) -> None:
+    sampling = config.sampling(part.task.spec)
+    table = replace(players, actor=replace(players.actor, sampling=sampling))
+    # A local model fills its batches only when enough rollouts wait at once.
+    room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
+    mine = [job for job in jobs if job.task is part.task]
+    await Engine(table, config.seed, room).run(mine, sink)
+
+
+def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
+    """The plays that have no scored record yet, in order."""
+    done = {r.key for r in _recorded(run, work, repeats) if r.score.scored}
+    return [
+        Job(part.task, example, index)
+        for part in work
+        for example in part.examples
+        for index in range(repeats)
+        if _key(example.id, index) not in done
+    ]
+
+
+def _keys(work: Sequence[Work], repeats: int) -> list[str]:
+    return [_key(e.id, i) for part in work for e in part.examples for i in range(repeats)]
+
+
+def _key(example_id: str, index: int) -> str:
+    return record_key(0, example_id, index, "draft")
+
+
+def _recorded(run: Run, work: Sequence[Work], repeats: int) -> list[Record]:
+    records = load_records(run.episodes) if run.episodes.is_file() else []
+    strange = {r.key for r in records} - set(_keys(work, repeats))
+    if strange:
+        raise RunError(
+            f"{run.path} holds {len(strange)} episodes of rows that are not evaluated now.",
+            "The data files have changed since the run began, and means over both would mix them.",
+            "Restore the files, or give another folder with --out.",
+        )
+    return records
+
+
+def _summary(
+    work: Sequence[Work], records: Sequence[Record], config: EvalConfig, seconds: float,
+    cost: float | None,
+) -> Summary:  # fmt: skip
+    return summarise(
+        records,
+        command=config.command,
+        model=f"{config.model} + {config.adapter}" if config.adapter else config.model,
+        protocol=config.protocol,
+        seconds=round(seconds, 3),
+        cost=cost,
+        extra={
+            w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
+            for w in work
+        },
+        scale={w.task.name: (w.task.spec.metric.low, w.task.spec.metric.high) for w in work},
+    )
+
+
+def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
+    """What was paid in US dollars; the ledger also knows the calls of episodes that failed."""
+    if ledger is not None and ledger.mode == "record":
+        return ledger.totals()["cost"]
+    known = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    return sum(known) if known else None
+
+
+class _Mean:
+    """The mean of the scores so far, in words."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.total, self.count, self.failed = 0.0, 0, 0
+        for record in records:
+            if record.score.scored:  # the others are about to be played again
+                self.add(record)
+
+    def add(self, record: Record) -> None:
+        if record.score.value is None:
+            self.failed += 1
+        else:
+            self.total, self.count = self.total + record.score.value, self.count + 1
+
+    def words(self) -> str:
+        mean = f"mean {self.total / self.count:.3f}" if self.count else "no score yet"
+        return f"{mean}, {self.failed} unscored" if self.failed else mean
+
+
+class Streak:
+    """Counts failures in a row and stops the run when there are too many."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.length = limit, 0
+
+    def add(self, record: Record) -> None:
+        """ProviderError after `limit` records in a row that something outside the actor broke."""
+        failed = not record.score.scored and record.score.reason in _OUTSIDE
+        self.length = self.length + 1 if failed else 0
+        if self.length >= self.limit:
+            raise ProviderError(
+                f"{self.length} episodes in a row failed, the last with: {record.score.words}"
+            )
+
+
+def failures(records: Iterable[Record]) -> dict[str, str]:
+    """`reason (count)` → the words of the first unscored episode of that reason."""
+    missing = [r for r in records if not r.score.scored]
+    counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
+    words = {r.score.reason: r.score.words for r in reversed(missing)}
+    return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}

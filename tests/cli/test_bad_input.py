@@ -1,0 +1,208 @@
+"""What a user can get wrong in an evaluation: always three lines, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from eval_support import api, examples, oracle, soul, start, three_lines
+
+from soulkit.data.files import write_rows
+from soulkit.data.synth import synth
+from soulkit.models.tiny import build_tiny
+from soulkit.tasks.registry import load_registry
+from tests.servers.openai_server import ScriptedServer
+
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOULKIT_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    task = load_registry().task("tomi")
+    words = [task.preview(e)[0].text for e in examples("tomi", 4)]
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny", words, max_context=64)
+
+
+def refused(capsys, *arguments: object) -> tuple[str, str, str]:
+    capsys.readouterr()
+    assert soul("eval", *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return three_lines(shown.err)
+
+
+def api_refused(capsys, *arguments: object) -> tuple[str, str, str]:
+    return refused(capsys, "api", "--model", "m", "--base-url", NOWHERE, *arguments)
+
+
+def test_unknown_names(capsys) -> None:
+    assert "Did you mean 'hitom'?" in api_refused(capsys, "--task", "hitmo")[2]
+    assert "Did you mean 'small'?" in api_refused(capsys, "--suite", "smal")[2]
+    what, _, fix = api_refused(capsys, "--task", "tomi", "--data", "tmi=synth:3")
+    assert "'tmi'" in what
+    assert "Did you mean 'tomi'?" in fix
+    assert "nothing.yaml" in api_refused(capsys, "--task", "x", "--tasks", "nothing.yaml")[0]
+    assert "protocol" in api_refused(capsys, "--task", "tomi", "--protocol", "papre")[0]
+    assert "model is required" in refused(capsys, "api", "--task", "tomi")[0]
+
+
+def test_unknown_options_are_usage_errors(capsys) -> None:
+    assert soul("eval", "api", "--modle", "m") == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_files_that_are_not_there_or_not_files(tmp_path: Path, capsys) -> None:
+    write_rows(tmp_path / "rows.jsonl", synth("tomi", 3, 0), data_source="tomi")
+    task = ("--task", "tomi", "--data")
+    what, _, fix = api_refused(capsys, *task, tmp_path / "row.jsonl")
+    assert "There is no file" in what
+    assert "Did you mean 'rows.jsonl'?" in fix
+    what, why, fix = api_refused(capsys, *task, tmp_path)
+    assert "no rows for the task 'tomi'" in what
+    assert str(tmp_path) in why
+    assert "--data tomi=FILE" in fix
+    (tmp_path / "rows.txt").write_text("x")
+    assert "suffix" in api_refused(capsys, *task, tmp_path / "rows.txt")[0]
+
+
+def test_without_data_every_way_out_is_named(capsys) -> None:
+    _, why, fix = api_refused(capsys, "--task", "hitom")
+    assert "SOULKIT_DATA" in why
+    for way in ("--data hitom=synth:100", "--data hitom=FILE", "soul data import hitom"):
+        assert way in fix
+
+
+def test_files_that_hold_something_else(tmp_path: Path, capsys) -> None:
+    task = ("--task", "tomi", "--data")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 this is not a table PAR1")
+    what, why, _ = api_refused(capsys, *task, tmp_path / "bad.parquet")
+    assert "cannot be read" in what
+    assert "Parquet" in why
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "holds no rows" in api_refused(capsys, *task, tmp_path / "empty.jsonl")[0]
+    (tmp_path / "junk.jsonl").write_text("{\nnope\n")
+    assert "All rows" in api_refused(capsys, *task, tmp_path / "junk.jsonl")[0]
+    write_rows(tmp_path / "hitom.jsonl", synth("hitom", 3, 0), data_source="hitom")
+    assert "hitom (3)" in api_refused(capsys, *task, tmp_path / "hitom.jsonl")[1]
+
+
+def test_wrong_columns_name_the_alias_to_add(tmp_path: Path, capsys) -> None:
+    rows = [{"tale": r["story"], "question": r["question"], "answer": "x"}
+            for r in synth("tomi", 3, 0)]  # fmt: skip
+    write_rows(tmp_path / "rows.jsonl", rows)
+    what, why, fix = api_refused(capsys, "--task", "tomi", "--data", tmp_path / "rows.jsonl")
+    assert "missing: story" in what
+    assert "Expected story, question, answer" in why
+    assert "tale" in why
+    assert "columns: {story: {aliases: [tale]}}" in fix
+
+
+def test_bad_rows_are_told_and_the_good_ones_played(tmp_path: Path, capsys) -> None:
+    rows = [json.dumps(row) for row in synth("tomi", 3, 0)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{broken"]))
+    with ScriptedServer(answer=oracle("tomi", 3)) as server:
+        data = ("--data", tmp_path / "rows.jsonl", "--json")
+        code = soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--task",
+                    "tomi", "--out", tmp_path / "run", *data)  # fmt: skip
+    assert code == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["n_scored"] == 3
+    assert "1 bad rows of tomi are left out, the first is rows.jsonl:4" in shown.err
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def local_refused(capsys, model: object, *arguments: object) -> tuple[str, str, str]:
+    base = ("--task", "tomi", "--data", "synth:4", "--max-tokens", 4)
+    return refused(capsys, "local", "--model", model, *base, *arguments)
+
+
+def test_model_folders_that_are_not_complete(tiny: Path, tmp_path: Path, capsys) -> None:
+    bare = shutil.copytree(tiny, tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    what, _, fix = local_refused(capsys, bare)
+    assert "lacks the tokenizer (tokenizer.json)" in what
+    assert "save_pretrained" in fix
+    mute = shutil.copytree(tiny, tmp_path / "mute")
+    (mute / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((mute / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (mute / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat template" in " ".join(local_refused(capsys, mute))
+    assert "There is no folder" in local_refused(capsys, tmp_path / "nothing")[0]
+    assert "no adapter" in local_refused(capsys, tiny, "--adapter", tmp_path)[0]
+    assert "device" in local_refused(capsys, tiny, "--device", "tpu9")[0]
+
+
+def test_prompts_longer_than_the_context(tiny: Path, tmp_path: Path, capsys) -> None:
+    what, why, fix = local_refused(capsys, tiny, "--out", tmp_path / "run")
+    assert what == "4 of 4 prompts of 'tomi' do not fit the model's context."
+    assert "the model holds 64 in all" in why
+    assert fix == "Give --allow-overflow to leave those rows unscored."
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    rows = ("--task", "tomi", "--data", "synth:2", "--out", tmp_path / "run")
+    what, _, fix = refused(capsys, "api", "--model", "m", *rows)
+    assert what == "The environment variable 'OPENAI_API_KEY' is not set."
+    assert "export OPENAI_API_KEY=" in fix
+    assert not (tmp_path / "run").exists()
+    assert "no http" in refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)[0]
+    assert "both prices" in api_refused(capsys, *rows, "--price-in", 1)[0]
+    assert "partner.model is required" in api_refused(capsys, *rows, "--partner-base-url", "x")[0]
+
+
+# --- run folders ----------------------------------------------------------------------------------
+
+
+def test_a_folder_that_belongs_to_another_run(tiny: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=oracle("tomi", 3)) as server:
+        assert api(server.base_url, out, n=3) == 0
+    what, _, fix = local_refused(capsys, tiny, "--out", out)
+    assert "belongs to another run: 'soul eval api', not 'soul eval local'" in what
+    assert "--out" in fix
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    data = ("--task", "tomi", "--data", "synth:3")
+    assert "not empty" in api_refused(capsys, *data, "--out", tmp_path / "mine")[0]
+    assert "it is a file" in api_refused(capsys, *data, "--out", tmp_path / "mine/thesis.tex")[0]
+
+
+def test_a_changed_configuration_names_the_keys(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=oracle("tomi", 3)) as server:
+        assert api(server.base_url, out, n=3) == 0
+        before = len(server.requests)
+        capsys.readouterr()
+        assert api(server.base_url, out, "--temperature", 0.5, "--limit", 2, n=3) == 2
+        assert len(server.requests) == before
+    what, _, fix = three_lines(capsys.readouterr().err)
+    assert "limit: null -> 2; temperature: null -> 0.5" in what
+    assert "--out" in fix
+
+
+def test_the_real_command_shows_no_traceback(tmp_path: Path) -> None:
+    process = start("eval", "api", "--model", "m", "--task", "tomi", "--data", tmp_path / "no.csv")
+    shown, err = process.communicate(timeout=60)
+    assert (process.returncode, shown) == (2, "")
+    assert "There is no file" in three_lines(err)[0]
+
+
+def test_a_port_that_is_taken(capsys) -> None:
+    with ScriptedServer() as server:
+        port = server.base_url.split(":")[2].partition("/")[0]
+        assert soul("serve", "partner", "--port", port) == 2
+    what, _, fix = three_lines(capsys.readouterr().err)
+    assert what == f"Nothing can be served on 127.0.0.1:{port}."
+    assert "--port 0" in fix

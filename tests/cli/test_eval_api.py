@@ -1,0 +1,390 @@
+"""`soul eval api` against real servers that behave, misbehave and die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from eval_support import (
+    FAST,
+    ROOT,
+    Body,
+    api,
+    examples,
+    oracle,
+    paid,
+    records,
+    said,
+    soul,
+    start,
+    summary,
+    three_lines,
+    value,
+    visitor,
+)
+
+from tests.servers.openai_server import Fault, ScriptedServer
+
+SECRET = "sk-test-0123456789abcdef0123456789"
+
+
+@pytest.mark.parametrize("task", ["tomi", "hitom", "paratomi"])
+def test_an_oracle_scores_one_and_a_fool_zero(task: str, tmp_path: Path) -> None:
+    with ScriptedServer(answer=oracle(task, 6)) as server:
+        assert api(server.base_url, tmp_path / "right", task=task) == 0
+    with ScriptedServer(answer="<answer>nowhere at all</answer>") as server:
+        assert api(server.base_url, tmp_path / "wrong", task=task) == 0
+    for name, mean in {"right": 1.0, "wrong": 0.0}.items():
+        cell = value(tmp_path / name, task)
+        assert (cell["mean"], cell["n_scored"], cell["n"]) == (mean, 6, 6)
+        assert cell["unscored"] == {}
+
+
+@pytest.mark.parametrize("profile", ["plain", "strict-reasoning", "thinking"])
+def test_every_kind_of_server_is_scored(profile: str, tmp_path: Path) -> None:
+    with ScriptedServer(profile=profile, answer=oracle("tomi", 6)) as server:  # type: ignore[arg-type]
+        assert api(server.base_url, tmp_path / "run", "--max-tokens", 64) == 0
+    assert value(tmp_path / "run")["mean"] == 1.0
+    dropped = {tuple(r.episode.notes.get("dropped", ())) for r in records(tmp_path / "run")}
+    assert dropped == ({("temperature",)} if profile == "strict-reasoning" else {()})
+
+
+def test_thinking_that_fills_the_limit_is_the_actors_own_failure(tmp_path: Path) -> None:
+    with ScriptedServer(profile="thinking", answer=oracle("tomi", 6)) as server:
+        assert api(server.base_url, tmp_path / "run", "--max-tokens", 5) == 0
+    assert value(tmp_path / "run")["mean"] == 0.0
+    assert summary(tmp_path / "run")["statuses"] == {"tomi": {"truncated": 6}}
+    assert {r.episode.transcript[0].text for r in records(tmp_path / "run")} == {""}
+
+
+def test_passing_faults_cost_retries_and_nothing_else(tmp_path: Path) -> None:
+    script = {
+        0: Fault.status_error(500),
+        1: Fault.rate_limited("0.3"),
+        2: Fault.truncated_json(),
+        3: Fault.slow(1.5),
+        4: Fault.cut_midway(),
+        5: Fault.closed(),
+    }
+    started = time.monotonic()
+    with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
+        assert api(server.base_url, tmp_path / "run", "--timeout", 1, "--concurrency", 1,
+                   "--max-attempts", 7) == 0  # fmt: skip
+        assert len(server.requests) == 12
+    assert time.monotonic() - started > 1.3  # 1 s until the time-out, 0.3 s for Retry-After
+    assert value(tmp_path / "run")["mean"] == 1.0
+    assert sum(attempts for _, attempts in paid(tmp_path / "run")) == 12
+
+
+def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
+    lost = said_of(examples("tomi", 6)[2])
+    script = lambda index, body: Fault.status_error(503) if said(body) == lost else None  # noqa: E731
+    with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
+        assert api(server.base_url, tmp_path / "run", "--max-attempts", 2) == 1
+    cell = value(tmp_path / "run")
+    assert (cell["mean"], cell["n_scored"], cell["n"]) == (1.0, 5, 6)
+    assert cell["unscored"] == {"provider_error": 1}
+    assert (cell["worst"], cell["best"]) == (pytest.approx(5 / 6), 1.0)
+    shown = capsys.readouterr()
+    assert "1.000" in shown.out
+    assert "(5/6)" in shown.out
+    assert "provider_error (1): m: HTTP 503" in shown.err
+    last = shown.err.splitlines()[-1]
+    assert last.startswith("1 of 6 episodes are unscored, more than --max-unscored 0 allows")
+    assert "run the same command with --out" in last
+
+
+def said_of(example) -> str:
+    from soulkit.tasks.registry import load_registry
+
+    return load_registry().task(example.task).preview(example)[0].text
+
+
+def test_a_small_unscored_share_is_tolerated(tmp_path: Path) -> None:
+    script = {0: Fault.status_error(400, "no")}
+    with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
+        assert api(server.base_url, tmp_path / "run", "--max-unscored", 0.2) == 0
+    assert value(tmp_path / "run")["n_scored"] == 5
+
+
+def test_a_server_that_dies_midway_is_paid_once(tmp_path: Path) -> None:
+    out, few = tmp_path / "run", ("--max-attempts", 1, "--concurrency", 1)
+    with ScriptedServer(answer=oracle("tomi", 12), dies_after=5) as server:
+        assert api(server.base_url, out, *few, n=12) == 1
+        port = int(server.base_url.split(":")[2].split("/")[0])
+        first = [said(body) for body in server.requests[:5]]
+    assert value(out)["n_scored"] == 5
+    assert value(out)["unscored"] == {"provider_error": 7}
+    assert value(out)["mean"] == 1.0
+    with ScriptedServer(answer=oracle("tomi", 12), port=port) as server:
+        assert api(server.base_url, out, *few, n=12) == 0
+        second = [said(body) for body in server.requests]
+    assert len(second) == 7
+    assert not set(first) & set(second)
+    assert (value(out)["mean"], value(out)["n_scored"]) == (1.0, 12)
+    assert len({example for example, _ in paid(out)}) == len(paid(out)) == 12
+    with ScriptedServer(answer=oracle("tomi", 12), port=port) as server:
+        assert api(server.base_url, out, *few, n=12) == 0
+        assert server.requests == []
+
+
+def test_patience_may_change_on_resume(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=oracle("tomi", 6), delay_s=0.4) as server:
+        assert api(server.base_url, out, "--timeout", 0.1, "--max-attempts", 1) == 1
+        assert value(out)["mean"] is None
+        assert api(server.base_url, out, "--timeout", 20, "--concurrency", 6) == 0
+    assert value(out)["mean"] == 1.0
+
+
+def test_a_dead_server_ends_the_run_early(tmp_path: Path, capsys) -> None:
+    with ScriptedServer(answer="x", script=lambda i, b: Fault.status_error(500)) as server:
+        assert api(server.base_url, tmp_path / "run", "--max-attempts", 1, "--concurrency", 2,
+                   n=60) == 1  # fmt: skip
+        assert len(server.requests) <= 22
+    said_last = capsys.readouterr().err.splitlines()[-3:]
+    assert said_last[0].startswith("error: 20 episodes in a row failed, the last with: m: HTTP 500")
+    assert len(records(tmp_path / "run")) >= 20
+
+
+def test_kill_9_and_resume(tmp_path: Path) -> None:
+    out, n = tmp_path / "run", 16
+    with ScriptedServer(answer=oracle("tomi", n), delay_s=0.1) as server:
+        command = (
+            *("eval", "api", "--model", "m", "--base-url", server.base_url, "--out", out),
+            *("--task", "tomi", "--data", f"synth:{n}", "--concurrency", 2, *FAST),
+        )
+        process = start(*command)
+        server.wait_for(8)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+        kept = records(out)
+        assert 4 <= len(kept) < n
+        assert all(r.score.value == 1.0 for r in kept)
+        assert not (out / "summary.json").exists()
+        answered = {example for example, _ in paid(out)}
+        asked = len(server.requests)
+        assert soul(*command) == 0
+        again = Counter(said(body) for body in server.requests[asked:])
+        # What the ledger holds is not asked for again; only what was in flight is.
+        assert len(server.requests) - asked == n - len(answered)
+        assert set(again.values()) == {1}
+        assert len(server.requests) <= n + 2
+    assert (value(out)["mean"], value(out)["n_scored"]) == (1.0, n)
+    assert json.loads((out / "environment.json").read_text())["resumed"]
+
+
+def test_interrupting_keeps_what_is_finished_and_the_same_command_resumes(tmp_path: Path) -> None:
+    with ScriptedServer(answer=oracle("tomi", 8), delay_s=0.15) as server:
+        command = (
+            *("eval", "api", "--model", "m", "--base-url", server.base_url),
+            *("--task", "tomi", "--data", "synth:8", "--concurrency", 1, *FAST),
+        )
+        env = {"PYTHONPATH": str(ROOT)}
+        process = start_in(tmp_path, *command, env=env)
+        server.wait_for(4)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130, err
+        assert "interrupted: what was finished is kept" in err
+        process = start_in(tmp_path, *command, env=env)
+        shown, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "resuming runs/" in err
+    (run,) = (tmp_path / "runs").iterdir()  # without --out, too
+    assert value(run)["n_scored"] == 8
+    assert "1.000" in shown
+    assert len(paid(run)) == 8
+
+
+def start_in(folder: Path, *arguments: object, env: dict[str, str]):
+    import subprocess
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **env},
+    )
+
+
+def test_json_is_alone_on_stdout_and_the_key_in_no_file(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    out, key = tmp_path / "run", ("--api-key-env", "MY_KEY", "--json")
+    script = {0: Fault.status_error(401, f"bad key {SECRET}")}
+    answer = lambda body: f"{SECRET} {oracle('tomi', 6)(body)}"  # noqa: E731
+    with ScriptedServer(answer=answer, require_key=SECRET, script=script) as server:
+        assert api(server.base_url, out, *key, "--concurrency", 1) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == summary(out)
+    assert value(out)["n_scored"] == 5
+    assert SECRET not in shown.out + shown.err
+    files = [p for p in out.rglob("*") if p.is_file()]
+    assert {"config.yaml", "episodes.jsonl", "ledger.sqlite"} <= {p.name for p in files}
+    assert [p.name for p in files if SECRET.encode() in p.read_bytes()] == []
+
+
+def test_a_key_given_as_the_name_is_refused_unseen(tmp_path: Path, capsys) -> None:
+    with ScriptedServer() as server:
+        assert api(server.base_url, tmp_path / "run", "--api-key-env", SECRET) == 2
+    shown = capsys.readouterr()
+    assert SECRET not in shown.err
+    three_lines(shown.err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_cost_comes_from_the_ledger(tmp_path: Path) -> None:
+    out, prices = tmp_path / "run", ("--price-in", 1, "--price-out", 10)
+    with ScriptedServer(answer=oracle("tomi", 6)) as server:
+        assert api(server.base_url, out, *prices) == 0
+        words = sum(len(said(body).split()) for body in server.requests)
+    replies = sum(len(r.episode.transcript[0].text.split()) for r in records(out))
+    assert summary(out)["cost"] == pytest.approx((words + 10 * replies) / 1e6)
+
+
+def test_replay_needs_no_server(tmp_path: Path, capsys) -> None:
+    with ScriptedServer(answer=oracle("tomi", 6)) as server:
+        assert api(server.base_url, tmp_path / "a") == 0
+        url = server.base_url
+    ledger = tmp_path / "a" / "ledger.sqlite"
+    replay = ("--ledger", "replay", "--ledger-file", ledger)
+    assert api(url, tmp_path / "b", *replay) == 0
+    assert value(tmp_path / "b")["mean"] == 1.0
+    capsys.readouterr()
+    assert api(url, tmp_path / "c", *replay, "--temperature", 0.5) == 2
+    assert "holds no reply" in capsys.readouterr().err
+
+
+def test_repeats_are_calls_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=oracle("tomi", 6)) as server:
+        assert api(server.base_url, out, "--repeats", 3, "--limit", 4) == 0
+        assert len(server.requests) == 12
+        assert len({body["seed"] for body in server.requests}) == 12
+    assert value(out)["n"] == 12
+    assert Counter(r.rollout for r in records(out)) == {0: 4, 1: 4, 2: 4}
+
+
+def test_a_dry_run_asks_nothing_and_writes_nothing(tmp_path: Path, capsys) -> None:
+    with ScriptedServer() as server:
+        code = api(server.base_url, tmp_path / "run", "--dry-run", "--json", "--price-in", 3,
+                   "--price-out", 6, "--repeats", 2, "--max-tokens", 100)  # fmt: skip
+        assert code == 0
+        assert server.requests == []
+    found = json.loads(capsys.readouterr().out)
+    words = 2 * sum(len(said_of(e).split()) for e in examples("tomi", 6))
+    assert (found["episodes"], found["calls"], found["prompt_words"]) == (12, 12, words)
+    assert found["cost"] == pytest.approx((3 * words * 4 / 3 + 6 * 12 * 100) / 1e6)
+    assert not (tmp_path / "run").exists()
+
+
+# --- two parties ----------------------------------------------------------------------------------
+
+
+def keeper(body: Body) -> str:
+    """Tells each public fact when asked, and keeps the secret."""
+    brief, asked = body["messages"][0]["content"], said(body)
+    public = brief.partition("What nobody may know")[0]
+    for line in public.splitlines():
+        words = line.split()
+        if line.startswith("- your ") and f"your {words[2]}?" in asked:
+            return f"My {words[2]} is the {words[-1]}."
+    return "That I keep to myself."
+
+
+def test_a_dialogue_with_a_partner_over_http(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with visitor() as partner, ScriptedServer(answer=keeper) as server:
+        arguments = ("--partner", "scripted-visitor", "--partner-base-url", partner)
+        assert api(server.base_url, out, *arguments, task="secret_keeper", n=4) == 0
+    cells = summary(out)["tasks"]["secret_keeper"]
+    assert cells["secret_kept"]["mean"] == cells["facts_told"]["mean"] == 1.0
+    assert cells["value"]["mean"] == 1.0  # every question in the fewest turns
+    assert {len(r.episode.transcript) for r in records(out)} == {8}
+    assert len(paid(out)) == 4 * (4 + 4)
+
+
+def test_a_partner_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    script = lambda index, body: Fault.status_error(500) if index >= 2 else None  # noqa: E731
+    with (
+        ScriptedServer(answer="What is your job?", script=script) as partner,
+        ScriptedServer(answer=keeper) as server,
+    ):
+        arguments = ("--partner", "p", "--partner-base-url", partner.base_url)
+        few = ("--max-attempts", 1, "--concurrency", 1)
+        assert api(server.base_url, out, *arguments, *few, task="secret_keeper", n=2) == 1
+    cell = value(out, "secret_keeper")
+    assert cell["mean"] is None
+    assert cell["unscored"] == {"partner_error": 2}
+    first, second = records(out)
+    assert len(first.episode.transcript) == 4  # what was played stays on record
+    assert first.score.value is second.score.value is None
+    assert len(paid(out)) == 4
+
+
+def test_no_partner_stops_before_anything_is_played(tmp_path: Path, capsys) -> None:
+    with ScriptedServer(answer="x") as server:
+        code = api(server.base_url, tmp_path / "run", task="tomi,secret_keeper", n=2)
+        assert (code, server.requests) == (2, [])
+    what, _, fix = three_lines(capsys.readouterr().err)
+    assert "'partner'" in what
+    assert "--partner MODEL --partner-base-url URL" in fix
+    assert "soul serve partner" in fix
+    assert not (tmp_path / "run").exists()
+
+
+def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
+    process = start("serve", "partner", "--port", 0)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    with ScriptedServer(answer=keeper) as server:
+        arguments = ("--partner", "scripted-visitor", "--partner-base-url", url)
+        code = api(server.base_url, tmp_path / "run", *arguments, task="secret_keeper", n=2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (code, process.returncode) == (0, 0)
+    assert f"--partner scripted-visitor --partner-base-url {url}" in err
+    assert "Traceback" not in err
+
+
+# --- without torch --------------------------------------------------------------------------------
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "peft", "safetensors"):
+            raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_api_works_without_torch_and_local_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with ScriptedServer(answer=oracle("tomi", 4)) as server:
+        common = ("--task", "tomi", "--data", "synth:4", "--json")
+        url = ("--base-url", server.base_url)
+        process = start("eval", "api", "--model", "m", *url, *common, "--out", tmp_path / "r",
+                        env=env)  # fmt: skip
+        shown, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert json.loads(shown)["tasks"]["tomi"]["value"]["mean"] == 1.0
+    process = start("eval", "local", "--model", tmp_path, *common, env=env)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "pip install 'soulkit[train]'" in three_lines(err)[2]

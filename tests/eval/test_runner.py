@@ -1,0 +1,269 @@
+"""The runner from Python: settings, rows, resuming, and what stops a run before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from eval_support import examples, summary
+
+from soulkit.data.files import write_rows
+from soulkit.data.synth import synth
+from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.eval import keeping, runner
+from soulkit.eval.config import EvalConfig, load_work
+from soulkit.models.base import Cast, Player
+from soulkit.play.plan import Work, plan
+from soulkit.runs import Run
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Call, Completion, Record, Sampling, Segment, Usage
+
+
+class Teller:
+    """Answers with the gold of the asked example; counts and remembers how it was sampled."""
+
+    name = "teller"
+
+    def __init__(self, works: Sequence[Work], lost: Sequence[str] = ()) -> None:
+        self.gold = {e.id: w.task.gold(e) for w in works for e in w.examples}
+        self.lost = set(lost)
+        self.asked: list[tuple[Call, Sampling]] = []
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        self.asked.append((call, sampling))
+        if call.example_id in self.lost:
+            raise ProviderError("lost")
+        episode = self.gold[call.example_id]
+        assert episode is not None
+        assert episode.final is not None
+        return Completion(text=episode.final.text, usage=Usage(calls=1, cost=0.25))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def config(**given: object) -> EvalConfig:
+    base = {"kind": "api", "model": "m", "tasks": ("tomi",), "data": {"*": "synth:6"}}
+    return EvalConfig.model_validate({**base, **given})
+
+
+def play(
+    run: Run, work: Sequence[Work], settings: EvalConfig, lost: Sequence[str] = ()
+) -> tuple[Teller, dict]:
+    model = Teller(work, lost)
+    found = asyncio.run(runner.evaluate(run, work, Cast(actor=Player(model)), settings))
+    return model, found
+
+
+def test_every_task_is_sampled_its_own_way_unless_told(tmp_path: Path) -> None:
+    settings = config(tasks=("tomi", "hitom"), repeats=2, seed=7)
+    work = load_work(settings)
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    model, found = play(run, work, settings)
+    task_of = {e.id: w.task.name for w in work for e in w.examples}
+    seen = {(task_of[c.example_id], s.max_tokens, s.temperature) for c, s in model.asked}
+    assert seen == {("tomi", 256, 1.0), ("hitom", 1024, 1.0)}
+    assert {s.seed for _, s in model.asked} == {7}
+    assert found["n"] == len(model.asked) == 2 * len(task_of)
+    assert found["tasks"]["hitom"]["value"]["mean"] == 1.0
+    assert found == summary(run.path)
+    greedy = config(temperature=0, max_tokens=9, top_p=0.5)
+    spec = load_registry().spec("hitom")
+    assert greedy.sampling(spec) == Sampling(temperature=0, top_p=0.5, max_tokens=9, seed=0)
+
+
+def test_only_what_has_no_score_is_played_again(tmp_path: Path) -> None:
+    settings = config()
+    work = load_work(settings)
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    lost = [e.id for e in work[0].examples[1:3]]
+    _, first = play(run, work, settings, lost)
+    assert (first["n_scored"], first["n"]) == (4, 6)
+    again, second = play(run, work, settings)
+    assert sorted(c.example_id for c, _ in again.asked) == sorted(lost)
+    assert (second["n_scored"], second["tasks"]["tomi"]["value"]["mean"]) == (6, 1.0)
+    assert second["cost"] == 6 * 0.25
+    assert second["seconds"] >= first["seconds"]
+    none, third = play(run, work, settings)
+    assert none.asked == []
+    assert third["tasks"] == second["tasks"]
+
+
+def test_a_torn_last_line_is_played_again(tmp_path: Path) -> None:
+    settings = config()
+    work = load_work(settings)
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    play(run, work, settings)
+    lines = run.episodes.read_bytes().splitlines(keepends=True)
+    run.episodes.write_bytes(b"".join(lines[:4]) + lines[4][:50])
+    model, found = play(run, work, settings)
+    assert len(model.asked) == 2
+    assert found["n_scored"] == 6
+
+
+def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
+    settings = config()
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    play(run, load_work(settings), settings)
+    other = [Work(load_registry().task("tomi"), examples("tomi", 6, seed=5))]
+    with pytest.raises(RunError, match="of rows that are not evaluated now"):
+        play(run, other, settings)
+
+
+def test_the_clock_adds_up_over_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
+    first = keeping.Clock(tmp_path / "c.json")
+    now[0] += 4
+    first.tick()
+    assert not (tmp_path / "c.json").exists()
+    now[0] += 2
+    first.tick()  # a kill now costs nothing
+    now[0] += 500
+    second = keeping.Clock(tmp_path / "c.json")
+    now[0] += 3
+    assert second.seconds == 9
+    (tmp_path / "c.json").write_text("{}")
+    with pytest.raises(RunError):
+        keeping.Clock(tmp_path / "c.json")
+
+
+def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:
+    settings = config(data={"*": "synth:60"}, concurrency=1)
+    work = load_work(settings)
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    ids = [e.id for e in work[0].examples]
+    with pytest.raises(ProviderError, match="20 episodes in a row failed, the last with: lost"):
+        play(run, work, settings, lost=ids[5:])
+    scores = [r.score.value for r in load(run)]
+    assert scores == [1.0] * 5 + [None] * 20
+    _, found = play(run, work, settings)
+    assert found["n_scored"] == len(ids)
+
+
+def load(run: Run) -> list[Record]:
+    from soulkit.records import load_records
+
+    return load_records(run.episodes)
+
+
+def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+    settings = config()
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    hold = (
+        "import sys; from pathlib import Path; from soulkit.eval.keeping import alone;"
+        "from soulkit.runs import Run; run = Run(Path(sys.argv[1]), 'eval api', False)\n"
+        "with alone(run):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(run.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RunError, match="Another process"), keeping.alone(run):
+        pass
+    holder.kill()
+    holder.communicate()
+    with keeping.alone(run):  # a killed process holds nothing
+        pass
+
+
+def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = synth("hitom", 8, 0)
+    write_rows(tmp_path / "hitom_val.parquet", rows, data_source="hitom")
+    write_rows(tmp_path / "own.jsonl", rows[:3], data_source="hitom")
+    made = load_work(config(tasks=("hitom",), data={"hitom": "synth:8"}))[0].examples
+    ids = {e.id for e in made}
+    folder = load_work(config(tasks=("hitom",), data={"hitom": str(tmp_path)}))[0].examples
+    assert {e.id for e in folder} == ids
+    own = load_work(config(tasks=("hitom",), data={"*": str(tmp_path / "own.jsonl")}))[0].examples
+    assert {e.id for e in own} < ids
+    monkeypatch.delenv("SOULKIT_DATA", raising=False)
+    with pytest.raises(DataError) as found:
+        load_work(config(tasks=("hitom",), data={}))
+    for way in ("synth:100", "soul data import hitom", "--data hitom=FILE"):
+        assert way in found.value.way_out
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    settings = EvalConfig.load(flags={"kind": "api", "model": "m", "tasks": ["hitom"]})
+    assert settings.data == {}
+    assert {e.id for e in load_work(settings)[0].examples} == ids
+    with pytest.raises(DataError, match="no rows for the task 'tomi'"):
+        load_work(config(tasks=("tomi",), data={}))
+    few = load_work(config(tasks=("hitom",), data={"*": str(tmp_path)}, limit=3))[0].examples
+    assert [e.id for e in sorted(few, key=lambda e: e.id)] == sorted(ids)[:3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"tasks": ("tomi",), "suite": "small"}, "either tasks"),
+        ({"tasks": ()}, "either tasks"),
+        ({"price_in": 1}, "both prices"),
+        ({"ledger": "replay"}, "--ledger-file"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_unscored": 2}, "max_unscored"),
+        ({"kind": "both"}, "kind"),
+    ],
+)
+def test_settings_that_make_no_sense(wrong: dict, named: str) -> None:
+    flags = {"kind": "api", "model": "m", "tasks": ("tomi",), **wrong}
+    with pytest.raises(ConfigError, match=named):
+        EvalConfig.load(env={}, flags=flags)
+
+
+def test_a_suite_is_its_tasks_and_rows_for_others_are_refused() -> None:
+    settings = config(tasks=(), suite="tom", data={"*": "synth:3"})
+    assert [w.task.name for w in load_work(settings)] == ["hitom", "paratomi", "tomi"]
+    with pytest.raises(ConfigError, match="rows for 'hitom'"):
+        load_work(config(data={"*": "synth:3", "hitom": "synth:3"}))
+    with pytest.raises(ConfigError, match="how many rows"):
+        load_work(config(data={"*": "synth:many"}))
+
+
+def test_patience_is_no_part_of_the_identity() -> None:
+    same = config(timeout_s=5, concurrency=3, max_attempts=1, batch_size=2, max_unscored=0.5)
+    assert same.identity() == config().identity()
+    assert config(temperature=0.3).identity() != config().identity()
+
+
+def unfinished(settings: EvalConfig, root: Path) -> Path | None:
+    return keeping.unfinished(settings.command, settings.identity(), root)
+
+
+def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:
+    settings = config()
+    work = load_work(settings)
+    run = Run.open(tmp_path / "20260101-eval-api-tomi", settings.command, settings.identity())
+    assert unfinished(settings, tmp_path) == run.path
+    assert unfinished(config(seed=1), tmp_path) is None
+    play(run, work, settings, lost=[work[0].examples[0].id])
+    assert unfinished(settings, tmp_path) == run.path
+    play(run, work, settings)
+    assert unfinished(settings, tmp_path) is None
+    assert unfinished(settings, tmp_path / "nowhere") is None
+
+
+def test_the_plan_counts_calls_words_and_cost() -> None:
+    tasks = load_registry()
+    work = [Work(tasks.task(n), examples(n, 4)) for n in ("tomi", "secret_keeper")]
+    found = plan(work, 3, {"tomi": 10, "secret_keeper": 20}, price_in=1, price_out=2)
+    choice, talk = found.tasks
+    words = [sum(len(s.text.split()) for s in w.task.preview(e)) for w in work for e in w.examples]
+    assert choice.calls == {"actor": 12}
+    assert talk.calls == {"actor": 72, "partner": 72}
+    assert (found.episodes, found.calls) == (24, 12 + 144)
+    assert choice.prompt_words == 3 * sum(words[:4])
+    assert choice.longest_prompt == max(words[:4])
+    assert choice.cost == pytest.approx((choice.prompt_words * 4 / 3 + 2 * 120) / 1e6)
+    grown = 3 * (sum(words[4:]) * 6 * 4 / 3 + 4 * 6 * 5 * 20)
+    assert talk.cost == pytest.approx((grown + 2 * 72 * 20) / 1e6)
+    assert plan(work, 1, {"tomi": 1, "secret_keeper": 1}).cost is None

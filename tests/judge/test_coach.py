@@ -1,0 +1,103 @@
+"""The model coach over HTTP: its words, or an error, and never an error in place of words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from road_support import NO_ONE, episode_of, played_by, score_text, synth_examples, task_of
+
+from soulkit.errors import CallError, UnreadableVerdict
+from soulkit.judge.coach import MAX_WORDS, ask_coach
+from soulkit.models.base import Cast
+from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
+from soulkit.types import Call, Feedback
+from tests.servers.openai_server import Fault
+
+CALL = Call(role="coach", example_id="e")
+
+
+def coached(answer: Any, max_tokens: int = 512, **server: Any) -> Feedback:
+    async def ask() -> Feedback:
+        with played_by(answer, **server) as coach:
+            player = type(coach)(coach.model, type(coach.sampling)(max_tokens=max_tokens))
+            try:
+                return await ask_coach(player, "What now?", CALL)
+            finally:
+                await coach.model.close()
+
+    return asyncio.run(ask())
+
+
+def test_the_words_of_a_coach() -> None:
+    feedback = coached("<think>secret plan</think>\n Look at\n sentence 4. ")
+    assert (feedback.text, feedback.author) == ("Look at sentence 4.", "scripted")
+
+
+@pytest.mark.parametrize("reply", ["", "   \n", "<think>I am still at it"])
+def test_an_empty_reply_is_no_feedback(reply: str) -> None:
+    with pytest.raises(CallError) as caught:
+        coached(reply)
+    assert caught.value.reason == "judge_error"
+
+
+def test_a_rambling_coach_is_not_passed_on() -> None:
+    with pytest.raises(UnreadableVerdict, match=str(MAX_WORDS)):
+        coached("word " * (MAX_WORDS + 1))
+    assert coached("word " * MAX_WORDS).text
+
+
+def test_a_coach_that_was_cut_off_is_not_passed_on() -> None:
+    with pytest.raises(UnreadableVerdict, match="cut off"):
+        coached("one two three four five", max_tokens=3)
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_an_error_text_never_becomes_feedback(status: int) -> None:
+    with pytest.raises(CallError) as caught:
+        coached("fine", script=lambda i, b: Fault.status_error(status, "overloaded"))
+    assert caught.value.reason == "judge_error"
+
+
+def critique(answer: Any, **server: Any) -> tuple[Any, list[str]]:
+    """The engine's record of a wrong draft with a coach behind HTTP, and the coach's prompts."""
+    task = task_of("tomi")
+    example = synth_examples("tomi", 1)[0]
+    prompts: list[str] = []
+    text = "<answer>nowhere</answer>"
+    score = score_text(task, example, text)
+
+    def reply(body: dict) -> str:
+        prompts.append(body["messages"][-1]["content"])
+        return answer
+
+    async def run() -> Any:
+        with played_by(reply, **server) as coach:
+            cast = Cast(actor=NO_ONE.actor, coach=coach)
+            engine = Engine(cast, feedback=FeedbackPolicy())
+            job = Job(task, example)
+            draft = record_of(job, job.rollout(0), episode_of(task, example, text), score)
+            try:
+                return await engine.critique(job, draft)
+            finally:
+                await coach.model.close()
+
+    return asyncio.run(run()), prompts
+
+
+def test_the_coach_is_shown_the_attempt_and_its_score() -> None:
+    record, prompts = critique("Ask who was there.")
+    assert record.received.text == "Ask who was there." and record.received.leak == ""
+    assert "<answer>nowhere</answer>" in prompts[0] and "0.0" in prompts[0]
+
+
+def test_a_coach_that_tells_the_answer_is_caught() -> None:
+    gold = task_of("tomi").gold_text(synth_examples("tomi", 1)[0])
+    assert critique(f"It is the {gold}.")[0].received.leak == "gold_text"
+
+
+def test_a_coach_that_fails_leaves_the_draft_as_it_was() -> None:
+    record, _ = critique("x", script=lambda i, b: Fault.status_error(500, "overloaded"))
+    assert record.received is None and record.score.scored
+    assert record.episode.notes["coach_failure"].startswith("judge_error")

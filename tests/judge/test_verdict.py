@@ -1,0 +1,98 @@
+"""Reading answers under the paper protocol; the reference protocol has its vectors."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soulkit.judge.verdict import has_word, named, plain, spoken, tagged_letter, tagged_text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<think>hm</think> b", "b"),
+        ("<seed:think>hm</seed:think>b", "b"),
+        ("<THINK>hm</THINK>b", "b"),
+        ("hm</think> b", "b"),
+        ("b <think>and so on", "b"),
+        ("<think>a<think>b</think>c</think>d", "d"),
+        ("<think>never ends <answer>B</answer>", ""),
+        ("", ""),
+    ],
+)
+def test_thinking_is_not_spoken(text: str, said: str) -> None:
+    assert spoken(text, "paper") == said
+
+
+def test_the_protocols_differ_on_open_thinking() -> None:
+    text = "<think>so <answer>B</answer>"
+    assert tagged_text(text, "reference") == "B"
+    assert tagged_text(text, "paper") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "paper"),
+    [
+        ("<answer>a</answer> no, <answer>b</answer>", "a", "b"),
+        ("in <answer> tags: <answer>b</answer>", "tags: <answer>b", "b"),
+        ("<ANSWER> (b) </Answer>", "(b)", "(b)"),
+        ("<answer>one\ntwo</answer>", "one\ntwo", "one\ntwo"),
+        ("<answer>b", None, None),
+        ("<answer></answer>", "", ""),
+    ],
+)
+def test_the_deciding_tag(text: str, reference: str | None, paper: str | None) -> None:
+    assert tagged_text(text, "reference") == reference
+    assert tagged_text(text, "paper") == paper
+
+
+@pytest.mark.parametrize(
+    "inside", ["B", "b", " B ", "B.", "(B)", "(b).", "B)", "B. red_box", "B: red box", "**B**"]
+)
+def test_ways_to_give_a_letter(inside: str) -> None:
+    assert tagged_letter(f"<answer>{inside}</answer>", "paper") == ("B", "ok")
+
+
+@pytest.mark.parametrize("inside", ["", "AB", "B red_box", "red_box", "A or B", "5", "A box"])
+def test_what_is_no_letter(inside: str) -> None:
+    assert tagged_letter(f"<answer>{inside}</answer>", "paper") == ("", "malformed")
+
+
+def test_without_a_tag_there_is_no_letter() -> None:
+    assert tagged_letter("The answer is B.", "paper") == ("", "no_tag")
+    assert tagged_letter("<answer>B.</answer>", "reference") == ("", "no_tag")
+
+
+@pytest.mark.parametrize(
+    "text", ["Red_Box.", "red  box", "**red-box**", "the RED\nbox", "ｒｅｄ box"]
+)
+def test_spellings_of_one_place(text: str) -> None:
+    assert named(text, ("red_box", "blue_box")) == {"red box"}
+
+
+def test_a_longer_option_is_not_its_part() -> None:
+    options = ("box", "treasure box", "treasure chest", "bag")
+    assert named("in the treasure box", options) == {"treasure box"}
+    assert named("the treasure box, not the box", options) == {"treasure box", "box"}
+    assert named("boxes and bagels", options) == frozenset()
+    assert named("box", ()) == frozenset() and named("box", ("", "?")) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [("在盒子里", "盒子"), ("箱の中", "箱"), ("상자에 있다", "상자"), ("在box里", "box")],
+)
+def test_scripts_without_blanks_have_no_word_boundary(text: str, option: str) -> None:
+    assert named(text, (option, "杯")) == {plain(option)}
+    assert not has_word(text, option), "the reference rule wants blanks"
+
+
+@given(st.text())
+def test_any_text_can_be_read(text: str) -> None:
+    assert plain(plain(text)) == plain(text)
+    assert named(text, (text,)) == ({plain(text)} - {""})
+    for protocol in ("paper", "reference"):
+        letter, status = tagged_letter(text, protocol)  # type: ignore[arg-type]
+        assert (status == "ok") == bool(letter)

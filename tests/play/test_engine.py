@@ -1,0 +1,313 @@
+"""The engine: who sees what, what a failure becomes, when there is feedback, what leaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from eval_support import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError
+from soulkit.judge.verdict import has_word
+from soulkit.models.base import Cast, Player
+from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
+from soulkit.serving.partner import visitor_line
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Call, Completion, Example, Feedback, Record, Sampling, Segment, Usage
+
+Reply = Callable[[Sequence[Segment], Call], str]
+
+
+@dataclass
+class Voice:
+    """A live model that says what `reply` says, and remembers what it was shown."""
+
+    reply: Reply
+    name: str = "voice"
+    seen: list[tuple[Call, tuple[Segment, ...]]] = field(default_factory=list)
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        self.seen.append((call, tuple(context)))
+        await asyncio.sleep(0)
+        return Completion(text=self.reply(context, call), usage=Usage(calls=1))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def voice(text: str) -> Voice:
+    return Voice(lambda context, call: text)
+
+
+def failing(error: Exception, after: int = 0) -> Voice:
+    def reply(context: Sequence[Segment], call: Call) -> str:
+        if call.turn >= after:
+            raise error
+        return "What is your job?"
+
+    return Voice(reply)
+
+
+def visitor(context: Sequence[Segment], call: Call) -> str:
+    return visitor_line([{"role": s.role, "content": s.text} for s in context])
+
+
+def cast(actor: Voice, **others: Voice) -> Cast:
+    return Cast(actor=Player(actor), **{role: Player(v) for role, v in others.items()})  # type: ignore[arg-type]
+
+
+def run(engine: Engine, jobs: Sequence[Job]) -> list[Record]:
+    return asyncio.run(engine.run(jobs, lambda record: None))
+
+
+def job(example: Example, index: int = 0) -> Job:
+    return Job(load_registry().task(example.task), example, index)
+
+
+# --- nobody sees what is another's ----------------------------------------------------------------
+
+WORDS = st.sampled_from(["amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "hazel"])
+
+
+def people(draw: Any) -> Example:
+    values = draw(st.lists(WORDS, min_size=4, max_size=4, unique=True))
+    topics = draw(st.permutations(["job", "pet", "dish", "hideout"]))
+    row = {
+        "keeper": "Rosa",
+        "visitor": "Sven",
+        "place": "ferry",
+        "facts": [{"topic": t, "value": v} for t, v in zip(topics[:3], values[:3], strict=True)],
+        "secret": {"topic": topics[3], "value": values[3]},
+        "wanted": ["zzwanted", "yywanted"],
+        "curiosity": "xxcurious",
+    }
+    return load_registry().task("secret_keeper").example(row)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_no_seat_sees_anothers_private_words(data: st.DataObject) -> None:
+    example = people(data.draw)
+    items = [*example.fields["facts"], example.fields["secret"]]
+    tells = data.draw(st.lists(st.sampled_from(items), min_size=6, max_size=6))
+    actor = Voice(lambda context, call: f"It is the {tells[call.turn]['value']}.")
+    partner = voice("Tell me something about you.")
+    (record,) = run(Engine(cast(actor, partner=partner)), [job(example)])
+    assert record.score.scored
+    for call, context in partner.seen:
+        spoken = {tells[turn]["value"] for turn in range(call.turn)}
+        shown = "\n".join(segment.text for segment in context)
+        for item in items:
+            assert has_word(shown, item["value"]) == (item["value"] in spoken)
+    for _, context in actor.seen:
+        shown = "\n".join(segment.text for segment in context)
+        for private in ("zzwanted", "yywanted", "xxcurious"):
+            assert private not in shown
+
+
+def test_made_rows_keep_their_values_from_the_visitor() -> None:
+    rows = examples("secret_keeper", 40, seed=3)
+    actor, partner = voice("That I keep to myself."), Voice(visitor)
+    found = run(Engine(cast(actor, partner=partner)), [job(e) for e in rows])
+    by_id = {e.id: e for e in rows}
+    assert len(partner.seen) == len(rows) * 6
+    for call, context in partner.seen:
+        fields = by_id[call.example_id].fields
+        shown = "\n".join(segment.text for segment in context)
+        for item in (*fields["facts"], fields["secret"]):
+            assert not has_word(shown, item["value"])
+    assert {r.score.metrics["facts_told"] for r in found} == {0.0}
+    assert {r.score.metrics["secret_kept"] for r in found} == {1.0}
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_a_partner_that_fails_is_not_the_actors_fault(turn: int) -> None:
+    (example,) = examples("secret_keeper", 1)
+    partner = failing(ProviderError("partner down"), after=turn)
+    (record,) = run(Engine(cast(voice("No."), partner=partner)), [job(example)])
+    assert (record.score.value, record.score.reward) == (None, None)
+    assert (record.score.status, record.score.reason) == ("unscored", "partner_error")
+    assert record.score.words == "partner down"
+    assert len(record.episode.transcript) == 2 * turn
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ProviderError("no answer"), "provider_error"), (ContextOverflow("long"), "context_overflow")],
+)
+def test_an_actor_that_cannot_answer_is_unscored(error: CallError, reason: str) -> None:
+    (example,) = examples("tomi", 1)
+    (record,) = run(Engine(cast(failing(error))), [job(example)])
+    assert (record.score.value, record.score.reason) == (None, reason)
+    assert record.episode.failure is not None
+    assert record.key == f"0/{example.id}/0/draft"
+
+
+def test_one_failure_does_not_touch_the_others() -> None:
+    rows = examples("tomi", 5)
+
+    def reply(context: Sequence[Segment], call: Call) -> str:
+        if call.example_id == rows[2].id:
+            raise ProviderError("lost")
+        return "<answer>nowhere</answer>"
+
+    found = run(Engine(cast(Voice(reply))), [job(e) for e in rows])
+    assert [r.example_id for r in found] == [e.id for e in rows]
+    assert [r.score.value for r in found] == [0.0, 0.0, None, 0.0, 0.0]
+
+
+def test_a_bug_stops_the_run_with_itself_and_keeps_what_is_done() -> None:
+    rows = examples("tomi", 6)
+
+    def reply(context: Sequence[Segment], call: Call) -> str:
+        if call.example_id == rows[3].id:
+            raise ZeroDivisionError("a bug")
+        return "x"
+
+    kept: list[Record] = []
+    actor = Voice(reply)
+    engine = Engine(cast(actor), concurrency=1)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        asyncio.run(engine.run([job(e) for e in rows], kept.append))
+    assert [r.example_id for r in kept] == [e.id for e in rows[:3]]
+    assert len(actor.seen) == 4  # the rest is not paid for
+
+
+def test_user_errors_come_through_task_groups_bare() -> None:
+    (example,) = examples("secret_keeper", 1)
+    with pytest.raises(ConfigError, match="role 'partner'"):
+        run(Engine(cast(voice("x"))), [job(example)])
+
+    async def boom() -> None:
+        raise ConfigError("a", "b", "c")
+
+    async def nested() -> None:
+        await gather([gather([boom()])])  # type: ignore[list-item]
+
+    with pytest.raises(ConfigError):
+        asyncio.run(nested())
+
+
+def test_concurrency_is_a_limit_on_rollouts() -> None:
+    running, most = 0, 0
+
+    class Counting(Voice):
+        async def complete(
+            self, context: Sequence[Segment], sampling: Sampling, call: Call
+        ) -> Completion:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= 1
+            return Completion(text="x")
+
+    run(Engine(cast(Counting(lambda c, k: "x")), concurrency=3),
+        [job(e, i) for e in examples("tomi", 5) for i in range(4)])  # fmt: skip
+    assert most == 3
+
+
+# --- feedback -------------------------------------------------------------------------------------
+
+WRONG = "<answer>nowhere</answer>"
+
+
+def with_feedback(actor: Voice, coach: Voice | None = None, when: str = "all") -> Engine:
+    others = {"coach": coach} if coach else {}
+    return Engine(cast(actor, **others), feedback=FeedbackPolicy(when=when))
+
+
+def test_feedback_goes_into_the_refined_prompt_and_only_there() -> None:
+    (example,) = examples("tomi", 1)
+    actor = voice(WRONG)
+    draft, refined = run(with_feedback(actor, voice("Read it once more.")), [job(example)])
+    assert (draft.kind, refined.kind) == ("draft", "refined")
+    assert draft.received is not None
+    assert draft.received.text == refined.given.text == "Read it once more."  # type: ignore[union-attr]
+    first, second = (context[0] for _, context in actor.seen)
+    assert "once more" not in first.text
+    assert "once more" in second.text
+    assert second.bare == first.text
+    assert (draft.key, refined.key) == (f"0/{example.id}/0/draft", f"0/{example.id}/0/refined")
+
+
+def test_feedback_that_gives_the_answer_away_is_recorded_and_dropped() -> None:
+    (example,) = examples("tomi", 1)
+    gold = str(example.fields["answer"])
+    actor = voice(WRONG)
+    (draft,) = run(with_feedback(actor, voice(f"It is in the {gold}.")), [job(example)])
+    assert draft.received is not None
+    assert draft.received.leak == "gold_text"
+    assert len(actor.seen) == 1
+
+
+@pytest.mark.parametrize(("when", "right", "wrong"), [("all", 2, 2), ("imperfect", 1, 2)])
+def test_the_policy_says_which_drafts_get_feedback(when: str, right: int, wrong: int) -> None:
+    (example,) = examples("tomi", 1)
+    gold = f"<answer>{example.fields['answer']}</answer>"
+    coach = voice("Think again.")
+    assert len(run(with_feedback(voice(gold), coach, when), [job(example)])) == right
+    assert len(run(with_feedback(voice(WRONG), coach, when), [job(example)])) == wrong
+
+
+def test_the_tasks_own_gate() -> None:
+    policy, task = FeedbackPolicy(when="task"), load_registry().task("hitom")
+    (example,) = examples("hitom", 1)
+    (record,) = run(Engine(cast(voice("<answer>?</answer>"))), [job(example)])
+    assert policy.wants(task, record.score, step=99)
+    assert not policy.wants(task, record.score, step=100)  # hitom: until step 100
+    assert not policy.wants(task, replace(record.score, reward=1.0), step=0)
+    assert not policy.wants(task, replace(record.score, reward=None), step=0)
+
+
+def test_an_unscored_draft_gets_no_feedback() -> None:
+    (example,) = examples("tomi", 1)
+    coach = voice("Think again.")
+    (draft,) = run(with_feedback(failing(ProviderError("down")), coach), [job(example)])
+    assert (draft.received, coach.seen) == (None, [])
+
+
+@pytest.mark.parametrize("coach", [failing(ProviderError("coach down")), voice("  ")])
+def test_a_coach_that_fails_leaves_the_draft_as_it_is(coach: Voice) -> None:
+    (example,) = examples("tomi", 1)
+    (draft,) = run(with_feedback(voice(WRONG), coach), [job(example)])
+    assert (draft.score.value, draft.received) == (0.0, None)
+    assert draft.episode.notes["coach_failure"].startswith("judge_error: ")
+
+
+def test_a_blind_reader_that_finds_the_answer_marks_the_feedback() -> None:
+    (example,) = examples("tomi", 1)
+    gold = str(example.fields["answer"])
+
+    def clever(context: Sequence[Segment], call: Call) -> str:
+        line = next(ln for ln in context[0].text.splitlines() if ln.endswith(f". {gold}"))
+        return f"<answer>{line[0]}</answer>"
+
+    reader = Voice(clever)
+    policy = FeedbackPolicy(blind_reader=Player(reader), blind_reads=8)
+    engine = Engine(cast(voice(WRONG), coach=voice("Look closer.")), feedback=policy)
+    (draft,) = run(engine, [job(example)])
+    assert draft.received is not None
+    assert (draft.received.leak, draft.received.blind) == ("answerable", 1.0)
+    assert len({call.sample for call, _ in reader.seen}) == 8
+    story = str(example.fields["story"])
+    assert all(story not in context[0].text for _, context in reader.seen)
+
+
+def test_refine_takes_any_feedback() -> None:
+    (example,) = examples("tomi", 1)
+    engine = Engine(cast(voice(WRONG)))
+    given = Feedback(text="From elsewhere.", author="someone")
+    record = asyncio.run(engine.refine(job(example), given))
+    assert record.given == given
+    assert "From elsewhere." in record.prompt

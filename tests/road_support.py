@@ -1,0 +1,64 @@
+"""Short ways to what many tests of the road need: rows, replies, and players over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from soulkit.data.synth import synth
+from soulkit.models.base import Cast, Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Completion, Episode, Example, Line, Sampling, Score, Trace, Turn
+from tests.servers import openai_server as scripted
+
+TASKS = tuple(load_registry().specs)
+CHOICES = ("hitom", "paratomi", "tomi")
+
+
+def task_of(name: str, protocol: str = "paper") -> Any:
+    return load_registry().task(name, protocol)  # type: ignore[arg-type]
+
+
+def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 5) -> list[Example]:
+    task = task_of(name, protocol)
+    return [task.example(row) for row in synth(name, n, seed)]
+
+
+def episode_of(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Episode:
+    """What the engine would have recorded, had the actor answered `text`."""
+    completion = Completion(text=text, stop_reason=stop)
+    context = task.context(example, None)
+    seat = task.acted_seat(example)
+    return Episode(
+        example_id=example.id,
+        task=task.name,
+        traces=(Trace(seat, (Turn(context, completion),)),),
+        transcript=(Line(seat, text),),
+        stop=stop,
+    )
+
+
+def score_text(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Score:
+    return asyncio.run(task.score(example, episode_of(task, example, text, stop), NO_ONE))
+
+
+def player(base_url: str, name: str = "scripted", **sampling: Any) -> Player:
+    endpoint = Endpoint(model=name, base_url=base_url, max_attempts=1, backoff_s=0.0)
+    return Player(endpoint, replace(Sampling(), **sampling))
+
+
+@contextmanager
+def played_by(answer: Any, **server: Any) -> Iterator[Player]:
+    """A player whose every reply comes from `answer` (a text, or a function of the request)."""
+    with scripted.ScriptedServer(answer=answer, **server) as running:
+        yield player(running.base_url)
+
+
+# The tasks here are scored by rules; a model that is never asked needs no server behind it.
+NO_ONE = Cast(actor=player("http://127.0.0.1:9/v1"))
+ROLLOUT = Rollout()

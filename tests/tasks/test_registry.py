@@ -1,0 +1,176 @@
+"""Tasks files: what is refused and how it is said, and how classes beside a file are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from soulkit.errors import ConfigError
+from soulkit.tasks.registry import READERS, builtin_file, load_registry, read_file
+
+TASK: dict[str, Any] = {
+    "title": "Lights",
+    "summary": "Is it red or green?",
+    "module": "lights:Lights",
+    "seats": {"driver": "actor"},
+    "columns": {"scene": {"audience": ["driver"]}, "colour": {"audience": ["gold"]}},
+}
+CLASS = """
+from soulkit.tasks.base import ChoiceTask
+class Lights(ChoiceTask):
+    mark = {mark!r}
+    def parse(self, text): return text, "ok"
+    def grade(self, example, answer): return float(answer == example.fields["colour"])
+    def gold_completion(self, example): return example.fields["colour"]
+class Half(ChoiceTask):
+    def parse(self, text): return text, "ok"
+class Other: pass
+"""
+
+
+def write(folder: Path, raw: Any, name: str = "mine.yaml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def lights(**changes: Any) -> dict[str, Any]:
+    return {"tasks": {"lights": {**TASK, **changes}}}
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_registry(path)
+    assert all(line.strip() and line.strip()[0] for line in caught.value.lines())
+    return "\n".join(caught.value.lines())
+
+
+COLUMN = {"audience": ["driver"]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"task": {}}, ["'task'", "Did you mean 'tasks'?"]),
+        (lights(titel="x"), ["tasks.lights.titel", "Did you mean 'title'?"]),
+        (lights(metric={"nam": "x"}), ["metric.nam", "Did you mean 'name'?"]),
+        (lights(files={"evals": []}), ["files.evals", "Did you mean 'eval'?"]),
+        (lights(feedback={"coach": []}), ["feedback.coach", "Did you mean 'coaches'?"]),
+        (
+            lights(columns={"scene": {"audience": [], "alias": []}}),
+            ["columns.scene.alias", "Did you mean 'aliases'?"],
+        ),
+        (
+            lights(columns={"metric": {"audience": [], "max_word": 1}}),
+            ["columns.metric.max_word", "Did you mean 'max_words'?"],
+        ),
+        (
+            lights(columns={"scene": {"audience": [], "type": "txt"}}),
+            ["columns.scene.type", "Did you mean 'text'?"],
+        ),
+        (lights(seats={"driver": "acter"}), ["seats.driver", "Did you mean 'actor'?"]),
+        (lights(feedback={"coaches": ["models"]}), ["Did you mean 'model'?"]),
+        (lights(columns={"scene": {"audience": ["diver"]}}), ["'scene'", "'driver'"]),
+        (lights(cluster=["scen"]), ["'cluster'", "Did you mean 'scene'?"]),
+        (lights(tags={"hue": "color"}), ["'tags'", "Did you mean 'colour'?"]),
+        (lights(seats={"driver": "partner"}), ["actor"]),
+        (lights(columns={"scene": {}}), ["columns.scene.audience", "Field required"]),
+        (lights(columns={"scene": {**COLUMN, "max_words": 0}}), ["max_words", "greater than 0"]),
+        ({"tasks": {"lights": {}}}, ["Field required", "more like it"]),
+        ({"suites": {"s": ["tomy"]}}, ["suite 's'", "Did you mean 'tomi'?"]),
+        ({"suites": {"small": ["tomi"]}}, ["suite 'small'", "twice"]),
+        ({"tasks": {"tomi": TASK}}, ["task 'tomi'", "twice"]),
+        (["tasks"], ["no tasks file"]),
+        ("just words", ["no tasks file"]),
+        ("tasks: [", ["cannot be read as YAML"]),
+        ("tasks: {}\ntasks: {}\n", ["'tasks' stands here twice"]),
+        ("x: !!python/object/apply:os.getcwd []", ["cannot be read as YAML"]),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, raw: Any, words: list[str]) -> None:
+    said = error_of(write(tmp_path, raw))
+    assert all(word in said for word in words), said
+
+
+def test_a_task_written_twice_in_one_file(tmp_path: Path) -> None:
+    once = yaml.safe_dump(lights())
+    twice = once + "\n".join(once.splitlines()[1:]) + "\n"
+    assert "'lights' stands here twice" in error_of(write(tmp_path, twice))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "does not exist" in error_of(tmp_path / "no.yaml")
+    assert "cannot be read" in error_of(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in error_of(tmp_path / "bytes.yaml")
+
+
+def test_an_empty_file_adds_nothing(tmp_path: Path) -> None:
+    assert load_registry(write(tmp_path, "")).specs == load_registry().specs
+
+
+def test_unknown_names_are_hinted_at() -> None:
+    with pytest.raises(ConfigError, match="hitum") as caught:
+        load_registry().task("hitum")
+    assert "'hitom'" in caught.value.way_out
+    with pytest.raises(ConfigError) as caught:
+        load_registry().suite("smal")
+    assert "'small'" in caught.value.way_out
+
+
+def test_the_built_in_file_is_whole() -> None:
+    registry = load_registry()
+    assert registry.specs.keys() == read_file(builtin_file()).tasks.keys()
+    for name, spec in registry.specs.items():
+        assert registry.task(name).name == name and spec.licence and spec.citation
+        readers = {r for column in spec.columns.values() for r in column.audience}
+        assert readers <= {*spec.seats, *READERS}
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("nowhere:Lights", ["No module named 'nowhere'"]),
+        ("lights:Lihgts", ["Lihgts"]),
+        ("lights", ["lights"]),
+        ("lights:Other", ["no class derived from Task"]),
+        ("lights:Half", ["gold_completion, grade"]),
+        ("broken:Lights", ["broken.py, line 1"]),
+    ],
+)
+def test_modules_that_cannot_be_used(tmp_path: Path, module: str, words: list[str]) -> None:
+    (tmp_path / "lights.py").write_text(CLASS.format(mark=1))
+    (tmp_path / "broken.py").write_text("class Lights\n")
+    registry = load_registry(write(tmp_path, lights(module=module)))
+    with pytest.raises(ConfigError) as caught:
+        registry.task("lights")
+    said = "\n".join(caught.value.lines())
+    assert all(word in said for word in (*words, module, "file:Class")), said
+
+
+def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    marks = []
+    for mark in ("one", "two"):
+        folder = tmp_path / mark
+        path = write(folder, lights())
+        (folder / "lights.py").write_text(CLASS.format(mark=mark))
+        marks.append(load_registry(path).task("lights").mark)
+    assert marks == ["one", "two"]
+
+
+def test_a_file_may_be_called_like_a_standard_module(tmp_path: Path) -> None:
+    path = write(tmp_path, lights(module="random:Lights"))
+    (tmp_path / "random.py").write_text(CLASS.format(mark="mine"))
+    assert load_registry(path).task("lights").mark == "mine"
+    import random
+
+    assert hasattr(random, "Random"), "and the standard one is still itself"
+
+
+def test_a_suite_of_own_and_built_in_tasks(tmp_path: Path) -> None:
+    raw = {**lights(), "suites": {"mine": ["lights", "tomi"]}}
+    assert load_registry(write(tmp_path, raw)).suite("mine") == ("lights", "tomi")

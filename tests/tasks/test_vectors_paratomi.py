@@ -1,0 +1,29 @@
+"""Conformance: ParaToMi's answers, rewards and break-downs under the reference protocol."""
+
+from __future__ import annotations
+
+import pytest
+from road_support import score_text, task_of
+from vectors_support import Vector, assert_matches, load_vectors
+
+from soulkit.tasks.tomi import reference_aggregates
+
+
+@pytest.mark.parametrize("vector", load_vectors("paratomi.choice"))
+def test_choice(vector: Vector) -> None:
+    task = task_of("paratomi", "reference")
+    output = vector.input["output_text"] or ""
+    score = score_text(task, task.example(vector.input["row"]), output)
+    metrics = {
+        "paratomi/reward": score.reward,
+        "paratomi/response_length": len(output.split()),
+        "all/score": score.value,
+        "all/score_v1": score.value,
+    }
+    actual = {"predicted": score.words, "reward": score.reward, "metrics": metrics}
+    assert_matches(actual, vector.expected)
+
+
+@pytest.mark.parametrize("vector", load_vectors("paratomi.lexical", fns={"aggregates"}))
+def test_aggregates(vector: Vector) -> None:
+    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

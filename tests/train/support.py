@@ -1,0 +1,161 @@
+"""What the training tests share: a small real model, a policy on it, and sequences made by hand."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from soulkit.models.tiny import build_tiny
+from soulkit.serving.partner import make_server
+from soulkit.tasks.base import Task
+from soulkit.tasks.registry import load_registry
+from soulkit.train.assemble import gather_material
+from soulkit.train.config import TrainConfig
+from soulkit.train.policy import Policy, load_policy
+from soulkit.train.run import words_of
+from soulkit.train.sequences import Part, Span, TrainSequence
+from soulkit.types import Example
+
+torch.set_num_threads(1)  # two threads of one machine that others use are slower than one
+
+SHARP = 1.6
+"""Factor on the random weights, so that the model's choices are far from uniform."""
+
+
+def config(**settings: Any) -> TrainConfig:
+    plain: dict[str, Any] = {"method": "ditto", "model": "unused", "tasks": {"tomi": 1.0}}
+    return TrainConfig.model_validate(plain | settings)
+
+
+def rows(name: str, count: int) -> tuple[Task, list[Example]]:
+    """Generated rows of a task."""
+    asked = config(method="sft", tasks={name: 1.0}, data={name: f"synth:{count}"})
+    pool = gather_material(asked).pool
+    return load_registry().task(name), [example for _, example in pool]
+
+
+def random_model(folder: Path, max_context: int = 1024) -> Path:
+    """A model with random weights that knows the words of tomi and secret_keeper."""
+    data = {"tomi": "synth:40", "secret_keeper": "synth:30"}
+    asked = config(method="sft", tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=data)
+    build_tiny(folder, words_of(gather_material(asked).pool), max_context=max_context)
+    weights = load_file(folder / "model.safetensors")
+    sharp = {k: v * SHARP if v.ndim == 2 else v for k, v in weights.items()}
+    save_file(sharp, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def policy_of(folder: Path, *, move: float = 0.05, **settings: Any) -> Policy:
+    """A policy whose adapter is not zero: its B factors are drawn, `move` wide."""
+    policy = load_policy(config(**settings), folder)
+    jolt(policy, move, seed=1)
+    return policy
+
+
+def jolt(policy: Policy, width: float, seed: int) -> None:
+    """Move every trained weight a little."""
+    random_ = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in policy.trained:
+            parameter.add_(torch.randn(parameter.shape, generator=random_) * width)
+
+
+def span(rng: random.Random, prompt: Sequence[int], replies: Sequence[int]) -> Span:
+    """A prompt, then replies of the given lengths with untrained turns of three ids between."""
+    ids, trained = list(prompt), [False] * len(prompt)
+    for index, length in enumerate(replies):
+        between = 3 if index else 0
+        ids += [rng.randrange(300, 400) for _ in range(between + length)]
+        trained += [False] * between + [True] * length
+    sampler = tuple(-rng.random() * 4 for _ in range(sum(replies)))
+    return Span(tuple(ids), tuple(trained), sampler)
+
+
+def sequence(
+    spanned: Span, part: Part, example: str, rollout: int, reward: float | None, weight: float = 1.0
+) -> TrainSequence:
+    kind = "draft" if part == "draft" else "refined"
+    group = (example, "reader", *(("feedback",) if part == "refined" else ()))
+    return TrainSequence(spanned, part, example, group, f"{rollout}/{kind}", reward, weight)
+
+
+def step_of(seed: int = 0, examples: int = 3, drafts: int = 3) -> list[TrainSequence]:
+    """Drafts, copies and refined rollouts of mixed lengths, some with two turns."""
+    rng, found = random.Random(seed), []
+    for number in range(examples):
+        name = f"x{number}"
+        bare = [rng.randrange(300, 400) for _ in range(4 + 5 * number)]
+        hint = [rng.randrange(300, 400) for _ in range(6)]
+        for rollout in range(drafts):
+            turns = [rng.randrange(2, 7) for _ in range(rng.choice((1, 1, 2)))]
+            said = span(rng, bare, turns)
+            found.append(sequence(said, "draft", name, rollout, rng.random()))
+            told = span(rng, [*bare, *hint], turns)
+            reward = rng.random()
+            tail = len(bare) + len(hint)
+            copy = Span((*bare, *told.ids[tail:]), told.trained[len(hint) :], told.sampler)
+            found.append(sequence(copy, "copy", name, rollout, reward))
+            found.append(sequence(told, "refined", name, rollout, reward))
+    return found
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    return {
+        n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in policy.trained
+    }
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], rel: float = 1e-5) -> None:
+    """Per tensor ‖a − b‖ ≤ rel · ‖b‖, with an absolute floor of 1e-8."""
+    assert a.keys() == b.keys()
+    for name, wanted in b.items():
+        off = float((a[name] - wanted).norm())
+        assert off <= rel * float(wanted.norm()) + 1e-8, (name, off, float(wanted.norm()))
+
+
+@contextmanager
+def visitor() -> Iterator[str]:
+    """The scripted visitor over HTTP; yields its base URL."""
+    server = make_server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def soul(*arguments: object) -> int:
+    """Run the command line in this process and return its exit code."""
+    from soulkit.cli.app import main
+
+    return main([str(a) for a in arguments])
+
+
+def warm_model(out: Path) -> Path:
+    """A tiny model that has learned the form of the answers, by `soul train sft`."""
+    data = ("--data", "tomi=synth:200", "--data", "secret_keeper=synth:40")
+    code = soul(
+        "train", "sft", "--model", "tiny", "--full", "--task", "tomi,secret_keeper", *data,
+        "--steps", 40, "--batch", 12, "--lr", 3e-3, "--out", out,
+    )  # fmt: skip
+    assert code == 0
+    return out
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics of a run without what the clock says."""
+    from soulkit.runs import read_jsonl
+
+    kept = []
+    for line in read_jsonl(run / "metrics.jsonl"):
+        kept.append({k: v for k, v in line.items() if not k.startswith("seconds")})
+    return kept

@@ -1,0 +1,101 @@
+"""A step's log line, from records worked out by hand; nothing in it is ever NaN."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from soulkit.train.measure import (
+    feedback_metrics,
+    mean_of,
+    reward_groups,
+    reward_metrics,
+    sequence_metrics,
+)
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.update import with_advantages
+from soulkit.types import Feedback, Score
+from tests.train.support import config
+from tests.train.test_objectives import SMALL, Plain, record
+
+
+def test_rewards_and_gaps_by_hand() -> None:
+    """Example x: drafts 0, 1; refined 1, 0. Example y: drafts 0, 0, 1; refined 1 for the first."""
+    y = [record("y", 0, "draft", 0.0), record("y", 0, "refined", 1.0),
+         record("y", 1, "draft", 0.0), record("y", 2, "draft", 1.0)]  # fmt: skip
+    line = reward_metrics([*SMALL, *y])
+    assert line["draft_reward"] == pytest.approx(2 / 5)
+    assert line["refined_reward"] == pytest.approx(2 / 3)
+    assert (line["n_draft"], line["n_refined"], line["n_unscored"]) == (5, 3, 0)
+    # Leave one out: x gives 1 − 1 and 0 − 0; y gives 1 − mean(0, 1).
+    assert line["loo_gap"] == pytest.approx((0.0 + 0.0 + 0.5) / 3)
+    assert line["pair_gap"] == pytest.approx((1.0 - 1.0 + 1.0) / 3)
+    assert line["loo_gap_low"] <= line["loo_gap"] <= line["loo_gap_high"]
+    assert line["tokens"] == 1 + 2 + 1 + 3 + 4
+    assert line["response_length"] == pytest.approx(11 / 8)
+
+
+def test_the_same_example_at_two_steps_is_two_groups() -> None:
+    later = [replace(r, step=1) for r in SMALL]
+    assert len(reward_groups([*SMALL, *later])) == 2
+
+
+def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:
+    lost = [*SMALL, record("x", 2, "draft", None), record("x", 3, "refined", None)]
+    line, before = reward_metrics(lost), reward_metrics(SMALL)
+    assert line["n_unscored"] == 2 and line["unscored"] == {"partner_error": 2}
+    for name in ("draft_reward", "refined_reward", "loo_gap", "pair_gap"):
+        assert line[name] == before[name]
+
+
+@pytest.mark.parametrize("records", [[], SMALL[:1], [record("x", 0, "draft", None)], SMALL])
+def test_a_line_is_json_without_nan(records: list[object]) -> None:
+    line = {**reward_metrics(records), **feedback_metrics(records)}  # type: ignore[arg-type]
+    json.dumps(line, allow_nan=False)
+    if not records:
+        assert line["draft_reward"] is None and line["loo_gap"] is None
+        assert line["feedback_share"] is None and line["response_length"] is None
+
+
+def test_task_metrics_are_means_over_drafts() -> None:
+    scores = [{"turns": 4.0, "kept": None}, {"turns": 6.0, "kept": 1.0}]
+    drafts = [
+        replace(record("x", i, "draft", 0.0), score=Score(value=0.0, reward=0.0, metrics=m))
+        for i, m in enumerate(scores)
+    ]
+    other = replace(SMALL[1], score=Score(value=1.0, reward=1.0, metrics={"turns": 99.0}))
+    line = reward_metrics([*drafts, other])
+    assert line["task_metrics"] == {"tomi/turns": 5.0, "tomi/kept": 1.0}
+
+
+def test_feedback_is_counted_with_its_leaks() -> None:
+    said = Feedback(text="a", author="symbolic", blind=0.5, chance=0.25)
+    leak = Feedback(text="b", author="symbolic", leak="gold_text", blind=1.0, chance=0.25)
+    failed = replace(SMALL[0].episode, notes={"coach_failure": "judge_error: no answer"})
+    drafts = [
+        replace(SMALL[0], received=said), replace(SMALL[2], received=leak),
+        replace(record("y", 0, "draft", 0.0), episode=failed), record("y", 1, "draft", 1.0),
+    ]  # fmt: skip
+    line = feedback_metrics([*drafts, SMALL[1]])
+    assert line == {
+        "feedback_share": 0.5, "leak_share": 0.5, "leaks": {"symbolic/gold_text": 1},
+        "blind_reader": 0.75, "blind_chance": 0.25, "coach_failures": 1,
+    }  # fmt: skip
+
+
+def test_groups_that_teach_nothing_are_counted() -> None:
+    flat = [record("y", 0, "draft", 0.5), record("y", 1, "draft", 0.5)]
+    alone = [record("z", 0, "draft", 0.5)]
+    found = Ditto().sequences([*SMALL, *flat, *alone], Plain())
+    line = sequence_metrics(found, with_advantages(found, config()))
+    assert (line["groups"], line["groups_single"], line["groups_flat"]) == (4, 1, 1)
+    assert line["silent_share"] == 0.5
+    assert line["trained_tokens"] == {"draft": 5, "copy": 5, "refined": 5}
+    assert sequence_metrics([], [])["silent_share"] is None
+
+
+def test_updates_are_averaged_by_name() -> None:
+    assert mean_of([{"loss": 1.0}, {"loss": 3.0}]) == {"loss": 2.0}
+    assert mean_of([]) == {}

@@ -1,0 +1,157 @@
+"""The policy's log-probs are the model's own, the sampler's, and those of the saved adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.local import LocalModel
+from soulkit.train.policy import Policy
+from soulkit.train.sequences import Span, spans
+from soulkit.train.update import log_probs
+from soulkit.types import Call, Completion, Sampling, Segment
+from tests.train.support import config, jolt, policy_of, random_model, rows, step_of
+
+LORA: dict[str, Any] = {"lora": {"r": 4, "alpha": 8}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> Policy:
+    return policy_of(folder, **LORA)
+
+
+def sampled(model: LocalModel, temperature: float) -> list[Completion]:
+    """Completions of a few prompts of unequal length, from one wave."""
+    task, examples = rows("tomi", 6)
+    sampling = Sampling(max_tokens=9, temperature=temperature, seed=2)
+
+    async def wave() -> list[Completion]:
+        calls = (
+            model.complete(task.preview(e), sampling, Call(role="actor", example_id=e.id))
+            for e in examples
+        )
+        return await asyncio.gather(*calls)
+
+    return asyncio.run(wave())
+
+
+def spans_of(completions: list[Completion]) -> list[Span]:
+    return [s for c in completions for s in spans([(c.prompt_ids, c.token_ids, c.logprobs)])]
+
+
+def test_gathered_hidden_states_give_the_full_forwards_log_probs(policy: Policy) -> None:
+    assert policy.gathers
+    some = [s.span for s in step_of()]
+    short = log_probs(policy, some, 10_000)
+    try:
+        policy.gathers = False
+        full = log_probs(policy, some, 10_000)
+    finally:
+        policy.gathers = True
+    for a, b in zip(short, full, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_the_samplers(folder: Path, temperature: float) -> None:
+    policy = policy_of(folder, temperature=temperature, **LORA)
+    found = sampled(policy.sampler(batch_size=4), temperature)
+    assert len({c.token_ids for c in found}) > 3
+    mine = log_probs(policy, spans_of(found), 200)
+    for log, completion in zip(mine, found, strict=True):
+        torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
+
+
+def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(
+    policy: Policy,
+) -> None:
+    some = [s.span for s in step_of(2, examples=1)]
+    plain, asked = policy.score(some), policy.score(some, entropy=True)
+    assert not plain.entropy.requires_grad and asked.entropy.requires_grad
+    torch.testing.assert_close(plain.entropy, asked.entropy.detach())
+    assert float(plain.entropy.min()) >= 0
+    counts = torch.bincount(plain.owner).tolist()
+    assert counts == [s.n_trained for s in some]
+
+
+def test_the_version_is_that_of_the_weights(folder: Path) -> None:
+    a, b = policy_of(folder, **LORA), policy_of(folder, **LORA)
+    assert a.version() == b.version() and len(a.version()) == 16
+    jolt(b, 1e-4, seed=9)
+    assert a.version() != b.version()
+
+
+def test_the_base_is_the_model_without_its_adapter(folder: Path, policy: Policy) -> None:
+    some = [s.span for s in step_of(3, examples=1)]
+    untouched = log_probs(policy_of(folder, move=0.0, **LORA), some, 10_000)
+    moved = log_probs(policy, some, 10_000)
+    with policy.base():
+        base = log_probs(policy, some, 10_000)
+    after = log_probs(policy, some, 10_000)
+    for u, m, b, a in zip(untouched, moved, base, after, strict=True):
+        torch.testing.assert_close(u, b, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(m, a)
+        assert float((m - b).abs().max()) > 0.05
+
+
+def test_only_the_adapter_is_trained_unless_all_weights_are(folder: Path, policy: Policy) -> None:
+    assert all("lora_" in name for name, _ in policy.trained)
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in policy.trained}
+    assert layers == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+    every = policy_of(folder, move=0.0, full=True, method="sft")
+    assert any("embed_tokens" in name for name, _ in every.trained)
+
+
+def test_a_saved_adapter_gives_the_trainers_log_probs(
+    tmp_path: Path, folder: Path, policy: Policy
+) -> None:
+    policy.save(tmp_path / "model")
+    files = {p.name for p in (tmp_path / "model").iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    loaded = LocalModel.load(folder, adapter=tmp_path / "model")
+    found = sampled(loaded, 1.0)
+    for log, completion in zip(log_probs(policy, spans_of(found), 500), found, strict=True):
+        torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
+
+
+def test_training_goes_on_from_a_saved_adapter(
+    tmp_path: Path, folder: Path, policy: Policy
+) -> None:
+    policy.save(tmp_path / "model")
+    again = policy_of(folder, move=0.0, adapter=str(tmp_path / "model"))
+    assert again.version() == policy.version()
+    assert [n for n, _ in again.trained] == [n for n, _ in policy.trained]
+
+
+def test_all_weights_are_saved_as_a_model_of_their_own(tmp_path: Path, folder: Path) -> None:
+    policy = policy_of(folder, move=0.01, full=True, method="sft")
+    policy.save(tmp_path / "model")
+    loaded = LocalModel.load(tmp_path / "model")
+    assert loaded.renderer().render([Segment("user", "Hello")]).endswith("assistant\n")
+    found = sampled(loaded, 1.0)
+    for log, completion in zip(log_probs(policy, spans_of(found), 500), found, strict=True):
+        torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
+
+
+def test_a_folder_that_is_no_adapter_is_told(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ModelLoadError, match="is no adapter"):
+        policy_of(folder, adapter=str(tmp_path))
+
+
+def test_scripted_replies_end_their_turn(policy: Policy) -> None:
+    ids = policy.encode_reply("<answer>box</answer>")
+    assert ids[-1] == policy.renderer.end_of_turn
+    assert policy.tokenizer.decode(ids[:-1]) == "<answer>box</answer>"
+    assert config().lora.alpha == 2 * config().lora.r

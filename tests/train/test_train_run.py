@@ -1,0 +1,270 @@
+"""Whole runs through the command line: what they write, and that what they write can be used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soulkit.models.local import LocalModel
+from soulkit.records import load_records
+from soulkit.runs import read_jsonl
+from soulkit.serving.partner import visitor_line
+from soulkit.train.checkpoint import load_checkpoint
+from soulkit.train.policy import load_policy
+from soulkit.train.sequences import emitted_spans
+from soulkit.train.update import log_probs
+from soulkit.types import Call, Sampling
+from tests.servers.openai_server import Fault, ScriptedServer
+from tests.train.support import config, lines_of, rows, soul, visitor
+
+TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)
+TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
+STEP_KEYS = {
+    "step", "lr", "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high",
+    "pair_gap", "n_draft", "n_refined", "n_unscored", "unscored", "response_length", "tokens",
+    "task_metrics", "feedback_share", "leak_share", "leaks", "blind_reader", "blind_chance",
+    "coach_failures", "groups", "groups_single", "groups_flat", "silent_share", "trained_tokens",
+    "clip_fraction", "clip_fraction_dual", "ratio_mean", "approx_kl", "entropy", "loss",
+    "grad_norm", "updates", "kl", "policy", "seconds_sample", "seconds_train",
+}  # fmt: skip
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def ditto(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three Ditto steps on stories."""
+    out = tmp_path_factory.mktemp("runs") / "ditto"
+    model = warm / "model"
+    done = soul("train", "ditto", "--model", model, *TOMI, "--steps", 3, "--out", out,
+                "--checkpoint-every", 2, "--eval-every", 2, "--set", "dev_limit=10",
+                "--set", "mini_batch_prompts=2")  # fmt: skip
+    assert done == 0
+    return out
+
+
+# --- sft ------------------------------------------------------------------------------------------
+
+
+def test_sft_lowers_the_loss_and_leaves_a_whole_model(warm: Path) -> None:
+    lines = lines_of(warm)
+    assert [line["step"] for line in lines] == list(range(40))
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
+    files = {p.name for p in (warm / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
+    model = LocalModel.load(warm / "model")
+    task, (example, *_) = rows("tomi", 1)
+    call = Call(role="actor", example_id=example.id)
+    greedy = Sampling(temperature=0.0, max_tokens=12)
+    said = asyncio.run(model.complete(task.preview(example), greedy, call))
+    assert said.text.startswith("<answer>") and said.stop_reason == "stop"
+    summary = summary_of(warm)
+    assert summary["command"] == "train sft" and set(summary["tasks"]) == {"tomi", "secret_keeper"}
+
+
+# --- reinforcement --------------------------------------------------------------------------------
+
+
+def test_a_ditto_run_writes_its_files(ditto: Path) -> None:
+    assert {p.name for p in ditto.iterdir()} >= {
+        "config.yaml", "environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json",
+        "checkpoints", "model",
+    }  # fmt: skip
+    assert {p.name for p in (ditto / "checkpoints").iterdir()} == {"step_000002", "step_000003"}
+    lines = read_jsonl(ditto / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    for line in lines:
+        assert line.keys() - {"eval"} == STEP_KEYS
+        assert line["n_draft"] == 16 and line["updates"] == 2 and line["n_unscored"] == 0
+    assert ["eval" in line for line in lines] == [False, True, False]
+    assert set(lines[1]["eval"]) == {"tomi"}
+    assert any(line["grad_norm"] > 0 for line in lines)
+    assert len({line["policy"] for line in lines}) == 3  # every step moved the weights
+
+
+def test_episodes_hold_the_feedback_on_both_sides(ditto: Path) -> None:
+    records = load_records(ditto / "episodes.jsonl")
+    drafts = {(r.step, r.example_id, r.rollout): r for r in records if r.kind == "draft"}
+    refined = [r for r in records if r.kind == "refined"]
+    assert len(drafts) == 48 and len(records) == len({r.key for r in records})
+    clean = [d for d in drafts.values() if d.received and not d.received.leak]
+    assert len(refined) == len(clean) > 0
+    for record in refined:
+        draft = drafts[record.step, record.example_id, record.rollout]
+        assert record.given == draft.received and record.given is not None
+        assert record.given.text in record.prompt and record.given.text not in draft.prompt
+
+
+def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
+    from soulkit.config import read_settings_file
+    from soulkit.train.assemble import gather_material
+    from soulkit.train.config import TrainConfig
+
+    asked = TrainConfig.model_validate(read_settings_file(ditto / "config.yaml"))
+    material = gather_material(asked)
+    held, kept = ({e.cluster for _, e in pool} for pool in (material.dev, material.pool))
+    assert held and not held & kept
+    played = {r.cluster for r in load_records(ditto / "episodes.jsonl")}
+    assert played <= kept
+
+
+def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
+    summary = summary_of(ditto)
+    assert summary["steps"] == 3 and summary["command"] == "train ditto"
+    assert summary["rewards"].keys() == {
+        "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high"
+    }  # fmt: skip
+    assert "tomi" in summary["tasks"]
+
+
+def test_the_saved_adapter_has_the_trainers_log_probs(ditto: Path, warm: Path) -> None:
+    policy = load_policy(config(lora={"r": 4, "alpha": 8}), warm / "model")
+    optimizer = torch.optim.AdamW([p for _, p in policy.trained])
+    load_checkpoint(ditto / "checkpoints" / "step_000003", policy, optimizer)
+    loaded = LocalModel.load(warm / "model", adapter=ditto / "model")
+    plain = LocalModel.load(warm / "model")
+    records = load_records(ditto / "episodes.jsonl")[:12]
+    spans = [s for r in records for t in r.episode.traces for s in emitted_spans(t)]
+    mine = log_probs(policy, spans, 4096)
+    theirs = log_probs(type(policy)(loaded.model, loaded.tokenizer), spans, 4096)
+    base = log_probs(type(policy)(plain.model, plain.tokenizer), spans, 4096)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+    assert max(float((a - c).abs().max()) for a, c in zip(mine, base, strict=True)) > 1e-3
+
+
+def test_the_same_command_again_changes_nothing(ditto: Path, warm: Path) -> None:
+    files = {name: (ditto / name).read_bytes() for name in ("metrics.jsonl", "episodes.jsonl")}
+    before, weights = summary_of(ditto), (ditto / "model/adapter_model.safetensors").read_bytes()
+    done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 3, "--out", ditto,
+                "--checkpoint-every", 2, "--eval-every", 2, "--set", "dev_limit=10",
+                "--set", "mini_batch_prompts=2")  # fmt: skip
+    assert done == 0
+    assert files == {name: (ditto / name).read_bytes() for name in files}
+    assert summary_of(ditto) == before
+    assert (ditto / "model/adapter_model.safetensors").read_bytes() == weights
+
+
+def test_grpo_trains_without_feedback(tmp_path: Path, warm: Path) -> None:
+    out = tmp_path / "grpo"
+    assert soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 2, "--out", out) == 0
+    for line in read_jsonl(out / "metrics.jsonl"):
+        assert line["n_refined"] == 0 and line["refined_reward"] is None
+        assert line["feedback_share"] == 0 and set(line["trained_tokens"]) <= {"draft"}
+    assert {r.kind for r in load_records(out / "episodes.jsonl")} == {"draft"}
+
+
+def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
+    tmp_path: Path, warm: Path
+) -> None:
+    out = tmp_path / "mixed"
+    done = soul("train", "ditto", "--model", warm / "model", "--task", "tomi,paratomi:0.5",
+                "--data", "tomi=synth:8", "--data", "paratomi=synth:8", *TINY_STEP, "--steps", 1,
+                "--prompts", 12, "--group-size", 2, "--shuffle-feedback", "--out", out)  # fmt: skip
+    assert done == 0
+    records = load_records(out / "episodes.jsonl")
+    drafts = [r for r in records if r.kind == "draft"]
+    assert {n: sum(r.task == n for r in drafts) for n in ("tomi", "paratomi")} == {
+        "tomi": 16, "paratomi": 8
+    }  # fmt: skip
+    own = {(r.example_id, r.rollout): r.received for r in drafts}
+    given = [r for r in records if r.given is not None]
+    assert given
+    earned = {f.text: e for (e, _), f in own.items() if f is not None}
+    for record in given:
+        assert record.given is not None
+        sources = {e for (e, _), f in own.items() if f is not None and f == record.given}
+        assert sources != {record.example_id}, earned
+
+
+@pytest.mark.parametrize("extra", [("sampler_cap=2.0", "lambda_fb=0"), ("ratio=sequence",
+    "aggregation=seq-mean-token-mean"), ("kl_coef=0.05", "entropy_coef=0.01"),
+    ("mask_truncated=true", "denominator=separate"), ("full=true", "advantage_std=none")])  # fmt: skip
+def test_every_setting_of_the_objective_runs(
+    tmp_path: Path, warm: Path, extra: tuple[str, ...]
+) -> None:
+    out, options = tmp_path / "run", [w for e in extra for w in ("--set", e)]
+    done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 2, "--prompts", 2,
+                "--set", "mini_batch_prompts=1", *options, "--out", out)  # fmt: skip
+    assert done == 0
+    assert len(read_jsonl(out / "metrics.jsonl")) == 2
+
+
+# --- with a partner -------------------------------------------------------------------------------
+
+KEEPER = (
+    "--task", "secret_keeper", "--data", "secret_keeper=synth:12", "--prompts", 2,
+    "--group-size", 3, "--max-tokens", 16, "--lr", 1e-3, "--lora-r", 4, "--steps", 2,
+)  # fmt: skip
+
+
+def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Path) -> None:
+    out = tmp_path / "keeper"
+    with visitor() as url:
+        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner", "visitor",
+                    "--partner-base-url", url, "--out", out)  # fmt: skip
+    assert done == 0
+    lines = read_jsonl(out / "metrics.jsonl")
+    assert len(lines) == 2 and all(line["n_unscored"] == 0 for line in lines)
+    assert all(line["n_refined"] == 6 for line in lines)
+    assert "secret_keeper/turns" in lines[0]["task_metrics"]
+    refined = [r for r in load_records(out / "episodes.jsonl") if r.kind == "refined"]
+    assert all(len(r.episode.traces[0].turns) >= 4 for r in refined)
+    for line in lines:  # a copy has the tokens of its refined twin
+        assert line["trained_tokens"]["copy"] == line["trained_tokens"]["refined"]
+
+
+def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
+    tmp_path: Path, warm: Path
+) -> None:
+    def broken(index: int, body: dict[str, Any]) -> Fault | None:
+        return Fault.status_error(400, "the visitor is ill") if index % 17 == 5 else None
+
+    out = tmp_path / "keeper"
+    answer = lambda body: visitor_line(body["messages"])  # noqa: E731
+    with ScriptedServer(answer=answer, script=broken) as server:
+        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner", "visitor",
+                    "--partner-base-url", server.base_url, "--out", out)  # fmt: skip
+    assert done == 0
+    lines = read_jsonl(out / "metrics.jsonl")
+    assert len(lines) == 2
+    assert sum(line["n_unscored"] for line in lines) > 0
+    records = load_records(out / "episodes.jsonl")
+    lost = [r for r in records if not r.score.scored]
+    assert {r.score.reason for r in lost} == {"partner_error"}
+    assert all(r.received is None for r in lost)  # nothing to say about what was not seen
+    for line in lines:
+        mine = [r for r in records if r.step == line["step"] and r.score.scored]
+        tokens = {
+            kind: sum(len(t.completion.token_ids) for r in mine if r.kind == kind
+                      for t in r.episode.traces[0].turns)
+            for kind in ("draft", "refined")
+        }  # fmt: skip
+        assert line["trained_tokens"].get("draft", 0) == tokens["draft"]
+        assert line["trained_tokens"].get("copy", 0) == tokens["refined"]
+
+
+# --- trackers -------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    done = soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 2, "--prompts", 2,
+                "--track", "tensorboard", "--out", out)  # fmt: skip
+    assert done == 0
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    drawn = events.Scalars("draft_reward")
+    logged = [line["draft_reward"] for line in read_jsonl(out / "metrics.jsonl")]
+    assert [e.value for e in drawn] == pytest.approx(logged)

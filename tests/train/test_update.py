@@ -1,0 +1,392 @@
+"""The update equals a naive one: every sequence alone, the formulas written out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from soulkit.train.config import TrainConfig
+from soulkit.train.policy import Policy
+from soulkit.train.sequences import Span, TrainSequence
+from soulkit.train.update import (
+    NotFinite,
+    Tally,
+    lost_twins,
+    micro_batches,
+    mini_batches,
+    prepare,
+    sampler_weights,
+    update,
+    with_advantages,
+)
+from tests.train.support import (
+    assert_close,
+    config,
+    gradients,
+    jolt,
+    policy_of,
+    random_model,
+    sequence,
+    step_of,
+)
+
+LOOSE = {"max_grad_norm": 1e9, "lora": {"r": 4, "alpha": 8}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Policy:
+    """For tests that do not move the weights."""
+    return policy_of(folder, **LOOSE)
+
+
+def still(policy: Policy) -> torch.optim.Optimizer:
+    """An optimizer that leaves weights and gradients as they are."""
+    return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
+
+
+def taken(
+    policy: Policy, sequences: list[TrainSequence], asked: TrainConfig, **other: Any
+) -> tuple[dict[str, float], dict[str, Tensor], Tally]:
+    """Numbers and gradients of one update on all sequences."""
+    trained = with_advantages(sequences, asked)
+    prepared = other.get("prepared") or prepare(policy, trained, asked, sequences)
+    tally = Tally()
+    every = range(len(prepared.sequences))
+    line = update(policy, still(policy), prepared, every, asked, tally)
+    return line, gradients(policy), tally
+
+
+# --- the naive implementation ---------------------------------------------------------------------
+
+
+def alone(policy: Policy, one: Span) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the trained tokens, from the model's own full forward pass."""
+    logits = policy.model(input_ids=torch.tensor([one.ids])).logits[0].float()
+    log = torch.log_softmax(logits / policy.temperature, -1)
+    at = [i for i, t in enumerate(one.trained) if t]
+    chosen = torch.stack([log[i - 1, one.ids[i]] for i in at])
+    return chosen, torch.stack([-(log[i - 1].exp() * log[i - 1]).sum() for i in at])
+
+
+def by_hand(sequences: list[TrainSequence]) -> list[float | None]:
+    """Advantages of algorithms §2, group by group."""
+    values: list[float | None] = []
+    for one in sequences:
+        seen: dict[str, float] = {}
+        for other in sequences:
+            if other.group == one.group and other.reward is not None:
+                seen.setdefault(other.rollout, other.reward)
+        rewards = list(seen.values())
+        if one.reward is None:
+            values.append(None)
+        elif len(rewards) < 2 or len(set(rewards)) == 1:
+            values.append(0.0)
+        else:
+            values.append((one.reward - fmean(rewards)) / (stdev(rewards) + 1e-6))
+    return values
+
+
+def naive(
+    policy: Policy,
+    sequences: list[TrainSequence],
+    asked: TrainConfig,
+    old: dict[int, Tensor] | None = None,
+    weights: dict[int, Tensor] | None = None,
+    base: dict[int, Tensor] | None = None,
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients; `old`, `weights`, `base` by the sequence's index."""
+    for _, parameter in policy.trained:
+        parameter.grad = None
+    values = by_hand(sequences)
+    kept = [i for i, v in enumerate(values) if v is not None and sequences[i].weight > 0]
+    total = torch.zeros(())
+    for i in kept:
+        one, advantage = sequences[i], values[i]
+        assert advantage is not None
+        log, spread = alone(policy, one.span)
+        before = log.detach() if old is None else old[i]
+        if asked.ratio == "sequence":
+            ratio = ((log - before).mean().exp()).expand(len(log))
+        else:
+            ratio = (log - before).clamp(-20, 20).exp()
+        inside = ratio.clamp(1 - asked.eps_low, 1 + asked.eps_high)
+        loss = torch.maximum(-advantage * ratio, -advantage * inside)
+        if advantage < 0 and asked.ratio == "token":
+            loss = loss.clamp(max=-asked.clip_ratio_c * advantage)
+        if weights is not None:
+            loss = loss * weights[i]
+        if base is not None:
+            gap = (base[i] - log).clamp(-20, 20)
+            loss = loss + asked.kl_coef * (gap.exp() - gap - 1).clamp(max=10)
+        loss = loss - asked.entropy_coef * spread
+        fellows = [
+            sequences[k]
+            for k in kept
+            if asked.denominator == "joint" or sequences[k].component == one.component
+        ]
+        divisor: float = {
+            "token-mean": sum(f.span.n_trained for f in fellows),
+            "seq-mean-token-mean": len(fellows) * one.span.n_trained,
+            "seq-mean-token-sum": len(fellows),
+            "seq-mean-token-sum-norm": asked.norm_length,
+        }[asked.aggregation]
+        total = total + one.weight * loss.sum() / divisor
+    total.backward()
+    return float(total.detach()), gradients(policy)
+
+
+def weighted(sequences: list[TrainSequence], **by_part: float) -> list[TrainSequence]:
+    return [replace(s, weight=by_part.get(s.part, 1.0)) for s in sequences]
+
+
+# --- equality -------------------------------------------------------------------------------------
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "separate": {"denominator": "separate"},
+    "seq-mean": {"aggregation": "seq-mean-token-mean"},
+    "seq-sum": {"aggregation": "seq-mean-token-sum"},
+    "fixed": {"aggregation": "seq-mean-token-sum-norm", "norm_length": 50},
+    "entropy": {"entropy_coef": 0.1},
+    "gspo": {"ratio": "sequence", "aggregation": "seq-mean-token-mean"},
+    "small batches": {"tokens_per_batch": 40},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_equals_the_naive_one(shared: Policy, name: str) -> None:
+    asked = config(**LOOSE, **CASES[name])
+    sequences = weighted(step_of(), refined=0.7)
+    want, wanted = naive(shared, sequences, asked)
+    line, found, _ = taken(shared, sequences, asked)
+    assert line["loss"] == pytest.approx(want, rel=1e-5, abs=1e-7)
+    assert_close(found, wanted)
+    assert max(float(g.norm()) for g in wanted.values()) > 1e-3
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_later_updates_use_the_log_probs_from_before_the_step(folder: Path, ratio: str) -> None:
+    policy = policy_of(folder, **LOOSE)
+    asked = config(**LOOSE, ratio=ratio, mini_batch_prompts=1)
+    sequences = step_of(2)
+    with torch.no_grad():
+        old = {i: alone(policy, s.span)[0] for i, s in enumerate(sequences)}
+    prepared = prepare(policy, with_advantages(sequences, asked), asked)
+    jolt(policy, 0.02, seed=5)
+    want, wanted = naive(policy, sequences, asked, old)
+    line, found, tally = taken(policy, sequences, asked, prepared=prepared)
+    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert_close(found, wanted, rel=5e-5)
+    assert tally.means()["ratio_mean"] != pytest.approx(1.0, abs=1e-4)
+    if ratio == "token":
+        assert tally.means()["clip_fraction"] > 0
+
+
+@pytest.mark.parametrize("budget", [1, 64, 200])
+def test_micro_batches_do_not_show(shared: Policy, budget: int) -> None:
+    sequences = step_of(3)
+    whole = taken(shared, sequences, config(**LOOSE))
+    parts = taken(shared, sequences, config(**LOOSE, tokens_per_batch=budget))
+    assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5, abs=1e-7)
+    assert_close(parts[1], whole[1])
+
+
+def test_micro_batches_keep_to_the_budget() -> None:
+    spans = [s.span for s in step_of(4)]
+    batches = list(micro_batches(spans, 60))
+    assert sorted(i for b in batches for i in b) == list(range(len(spans)))
+    for b in batches:
+        assert len(b) == 1 or len(b) * max(len(spans[i].ids) for i in b) <= 60
+
+
+def test_joint_and_separate_denominators_differ_by_the_share_of_tokens(shared: Policy) -> None:
+    base_only = weighted(step_of(1), refined=0.0)
+    joint = taken(shared, base_only, config(**LOOSE))
+    apart = taken(shared, base_only, config(**LOOSE, denominator="separate"))
+    assert_close(joint[1], apart[1])  # one component: nothing to join
+    every = step_of(1)
+    tokens = {True: 0, False: 0}
+    for s in every:
+        tokens[s.part == "refined"] += s.span.n_trained
+    joint_all = taken(shared, every, config(**LOOSE))[1]
+    share = tokens[False] / sum(tokens.values())
+    only_fb = taken(shared, weighted(every, draft=0.0, copy=0.0), config(**LOOSE))[1]
+    sums = {n: joint[1][n] * share + only_fb[n] * (1 - share) for n in joint_all}
+    assert_close(joint_all, sums, rel=1e-4)
+
+
+def test_without_the_feedback_loss_the_base_step_is_that_of_the_base_alone(shared: Policy) -> None:
+    sequences = step_of(6)
+    off = taken(shared, weighted(sequences, refined=0.0), config(**LOOSE))
+    gone = taken(shared, [s for s in sequences if s.part != "refined"], config(**LOOSE))
+    assert off[0]["loss"] == pytest.approx(gone[0]["loss"])
+    assert_close(off[1], gone[1])
+
+
+def test_only_copies_are_trained_but_drafts_set_their_baseline(shared: Policy) -> None:
+    sequences = weighted(step_of(7), draft=0.0, refined=0.0)
+    trained = with_advantages(sequences, config(**LOOSE))
+    assert {s.part for s in trained} == {"copy"}
+    values = dict(zip(map(id, sequences), by_hand(sequences), strict=True))
+    want = [values[id(s)] for s in sequences if s.part == "copy"]
+    assert [s.advantage for s in trained] == pytest.approx(want)
+    assert fmean(s.advantage for s in trained) != pytest.approx(0.0, abs=1e-3)
+    line, found, _ = taken(shared, sequences, config(**LOOSE))
+    loss, wanted = naive(shared, sequences, config(**LOOSE))
+    assert line["loss"] == pytest.approx(loss, rel=1e-5)
+    assert_close(found, wanted)
+
+
+# --- who takes part -------------------------------------------------------------------------------
+
+
+def test_unscored_sequences_leave_before_any_statistic() -> None:
+    sequences = step_of(8, examples=1)
+    lost = [replace(s, reward=None) if s.rollout.startswith("1/") else s for s in sequences]
+    left = [s for s in lost if s.reward is not None]
+    assert with_advantages(lost, config()) == with_advantages(left, config())
+
+
+def test_lone_and_flat_groups_teach_nothing(shared: Policy) -> None:
+    lone = [s for s in step_of(9) if s.part == "draft" and s.rollout == "0/draft"]
+    flat = [replace(s, reward=0.1) for s in step_of(9) if s.part == "draft"]
+    for sequences in (lone, flat):
+        trained = with_advantages(sequences, config())
+        assert [s.advantage for s in trained] == [0.0] * len(sequences)
+        line, found, tally = taken(shared, sequences, config(**LOOSE))
+        assert line == {"loss": 0.0, "grad_norm": 0.0}
+        assert all(float(g.norm()) == 0 for g in found.values())
+        assert tally.means() == {}
+    raw = with_advantages(lone, config(protocol="reference"))
+    assert [s.advantage for s in raw] == pytest.approx([s.reward for s in lone], rel=1e-5)
+
+
+def test_silent_sequences_count_but_are_not_computed(
+    shared: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud = step_of(10, examples=2)
+    sequences = [replace(s, reward=0.5) if s.example_id == "x1" else s for s in loud]
+    asked = config(**LOOSE)
+    scored: list[int] = []
+    real = Policy.score
+
+    def count(self: Policy, batch: Any, **options: Any) -> Any:
+        scored.append(len(batch))
+        return real(self, batch, **options)
+
+    monkeypatch.setattr(Policy, "score", count)
+    line, found, _ = taken(shared, sequences, asked)
+    assert sum(scored) == len(sequences) / 2
+    want, wanted = naive(shared, sequences, asked)  # computes all of them
+    assert line["loss"] == pytest.approx(want, rel=1e-5, abs=1e-7)
+    assert_close(found, wanted)
+
+
+def test_mini_batches_hold_whole_examples() -> None:
+    sequences = step_of(11, examples=5)
+    sizes = [len({s.example_id for s in mini}) for mini in mini_batches(sequences, 2)]
+    assert sizes == [2, 2, 1]
+    flat = [s for mini in mini_batches(sequences, 2) for s in mini]
+    assert sorted(map(id, flat)) == sorted(map(id, sequences))
+
+
+# --- penalties and corrections --------------------------------------------------------------------
+
+
+def test_the_kl_penalty_is_to_the_model_without_its_adapter(shared: Policy) -> None:
+    asked = config(**LOOSE, kl_coef=0.3)
+    sequences = step_of(12, examples=2)
+    with torch.no_grad(), shared.model.disable_adapter():
+        base = {i: alone(shared, s.span)[0] for i, s in enumerate(sequences)}
+    want, wanted = naive(shared, sequences, asked, base=base)
+    line, found, _ = taken(shared, sequences, asked)
+    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert_close(found, wanted, rel=2e-5)
+    assert line["loss"] > taken(shared, sequences, config(**LOOSE))[0]["loss"]
+
+
+@pytest.mark.parametrize("lambda_fb", [1.0, 0.0])
+def test_a_copy_takes_the_sampler_weight_of_its_refined_twin(
+    shared: Policy, lambda_fb: float
+) -> None:
+    """Also when the twin itself is not trained."""
+    asked = config(**LOOSE, sampler_cap=1.5)
+    sequences = weighted(step_of(13, examples=2), refined=lambda_fb)
+    weights: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for i, s in enumerate(sequences):
+            twin = sequences[i + 1] if s.part == "copy" else s
+            assert twin.span.sampler == s.span.sampler
+            now = alone(shared, twin.span)[0]
+            weights[i] = (now - torch.tensor(twin.span.sampler)).exp().clamp(max=1.5)
+    want, wanted = naive(shared, sequences, asked, weights=weights)
+    line, found, _ = taken(shared, sequences, asked)
+    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert_close(found, wanted, rel=5e-5)
+
+
+def test_a_copy_without_a_twin_is_refused_not_weighed_one() -> None:
+    copies = [s for s in step_of(14, examples=1) if s.part == "copy"]
+    assert lost_twins(copies, copies) == []
+    with pytest.raises(KeyError):
+        sampler_weights(copies, [torch.zeros(s.span.n_trained) for s in copies], 2.0)
+
+
+# --- what must not happen -------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights(folder: Path) -> None:
+    policy = policy_of(folder, **LOOSE)
+    before = policy.version()
+    sequences = with_advantages(step_of(15, examples=1), config())
+    prepared = prepare(policy, [replace(s, advantage=math.nan) for s in sequences], config(**LOOSE))
+    optimizer = torch.optim.AdamW([p for _, p in policy.trained], lr=0.1)
+    with pytest.raises(NotFinite):
+        update(policy, optimizer, prepared, range(len(sequences)), config(**LOOSE), Tally())
+    assert policy.version() == before and not optimizer.state
+
+
+def test_gradients_are_clipped_to_the_norm(shared: Policy) -> None:
+    asked = config(lora=LOOSE["lora"], max_grad_norm=0.01)
+    line, found, _ = taken(shared, step_of(16), asked)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in found.values()))
+    assert line["grad_norm"] > 0.01
+    assert norm == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_step_raises_what_was_better_than_its_group_and_lowers_the_rest(folder: Path) -> None:
+    policy = policy_of(folder, **LOOSE)
+    sequences = [s for s in step_of(17, examples=1, drafts=2) if s.part == "draft"]
+    good, bad = (replace(s, reward=r) for s, r in zip(sequences, (1.0, 0.0), strict=True))
+    with torch.no_grad():
+        before = [float(alone(policy, s.span)[0].sum()) for s in (good, bad)]
+    asked = config(**LOOSE)
+    prepared = prepare(policy, with_advantages([good, bad], asked), asked)
+    optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
+    update(policy, optimizer, prepared, range(2), asked, Tally())
+    with torch.no_grad():
+        after = [float(alone(policy, s.span)[0].sum()) for s in (good, bad)]
+    assert after[0] > before[0] and after[1] < before[1]
+
+
+def test_one_sequence_per_rollout_and_seat_counts_once() -> None:
+    """Two sequences of one rollout (two turns that do not merge) weigh like one in the mean."""
+    a, b, c = [s for s in step_of(18, examples=1) if s.part == "draft"]
+    twice = [
+        replace(a, reward=1.0), replace(b, rollout=a.rollout, reward=1.0), replace(c, reward=0.0)
+    ]  # fmt: skip
+    values = [s.advantage for s in with_advantages(twice, config())]
+    assert values == pytest.approx([math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
+    assert sequence(a.span, "draft", "x", 0, 1.0).component == "base"
