@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from soulkit.errors import ConfigError, did_you_mean
 
 PREFIX = "SOULKIT_"
-RESERVED = frozenset({"DEBUG", "TEST_DATA", "VECTORS"})
+RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "TEST_DATA", "VECTORS"})
 """SOULKIT_ variables that are no settings."""
 
 _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)

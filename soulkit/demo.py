@@ -1,7 +1,7 @@
 """The first run: the whole road on one CPU in minutes, without network, key or GPU.
 
-A tiny model learns to read stories and to *use* feedback: questions of fact are taught plainly,
-questions of belief only with feedback in the prompt (plain belief questions beside them would teach
+A tiny model learns to read stories and to *use* feedback: questions of fact are taught without
+feedback, questions of belief only with it (plain belief questions beside them would teach
 it to ignore feedback). Then Ditto teaches it to do without. It is measured before and after on
 stories it never saw, and beside it runs a control: one step in which everybody gets the feedback of
 somebody else's draft. Every part is an ordinary run folder.
@@ -30,7 +30,7 @@ TRAIN_ROWS, TEST_ROWS = 9000, 900
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 300, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
-    "sft_feedback": "always", "sft_feedback_where": {"question": BELIEFS},
+    "sft_feedback_always": {"question": BELIEFS},
     "checkpoint_every": 300, "tokens_per_batch": 4096, "coach": "terse",
 }  # fmt: skip
 DITTO: dict[str, Any] = {
@@ -129,9 +129,18 @@ class Demo:
 
 
 def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Facts and first-order beliefs: second-order questions are left to bigger models."""
-    kinds = ("memory", "reality", "first_order")
-    return [row for row in rows if str(row["question_type"]).startswith(kinds)]
+    """Facts, and as many questions about false beliefs as about true ones.
+
+    Most people in such stories know better; without the balance, always naming where the object
+    really is would look like understanding.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(str(row["question_type"]), []).append(row)
+    false = kinds["first_order_tom"]
+    true = kinds["first_order_no_tom"]
+    picked = [true[i * len(true) // len(false)] for i in range(len(false))]
+    return [*kinds["memory"], *kinds["reality"], *picked, *false]
 
 
 def _interval(cell: dict[str, Any]) -> list[float]:

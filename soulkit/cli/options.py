@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from soulkit.errors import ConfigError
@@ -16,7 +17,7 @@ def ratios(text: str) -> dict[str, float]:
             ratio = float(number) if colon else 1.0
         except ValueError:
             ratio = -1.0
-        if ratio <= 0:
+        if not 0 < ratio < math.inf:
             raise ConfigError(
                 f"'{part}' is not a task with a mixing ratio.",
                 "A ratio is a positive number after a colon: 0.5 takes half of the rows.",

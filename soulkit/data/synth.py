@@ -6,11 +6,15 @@ Row i depends on the seed alone, so fewer rows are the beginning of more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, did_you_mean
 
 Row = dict[str, Any]
+
+MADE = "synth:"
+"""What stands before the number of rows to make, in the place of a file name."""
 
 
 def synth(task_name: str, n: int, seed: int) -> list[Row]:
@@ -28,6 +32,29 @@ def synth(task_name: str, n: int, seed: int) -> list[Row]:
             "Give a number of at least 1.",
         )
     return _MAKERS[task_name](task_name, n, seed)
+
+
+def split_seed(seed: int, split: Literal["train", "test"]) -> int:
+    """The seed of a split: training rows come from even seeds, test rows from odd ones.
+
+    So rows that are generated for a run and for its evaluation never are the same stories.
+    """
+    return 2 * seed + (split == "test")
+
+
+def made_rows(
+    task_name: str, given: str, seed: int, split: Literal["train", "test"]
+) -> list[RawRow]:
+    """The rows that `synth:N` stands for on a command line; ConfigError when N is no count."""
+    number = given.removeprefix(MADE)
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(
+            f"'{given}' does not say how many rows to make.",
+            f"Rows are made here when the data of a task is {MADE}N.",
+            f"Write --data {task_name}={MADE}2000, for example.",
+        )
+    rows = synth(task_name, int(number), split_seed(seed, split))
+    return [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows, 1)]
 
 
 def makeable() -> tuple[str, ...]:

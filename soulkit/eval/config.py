@@ -11,16 +11,15 @@ folder that the environment variable SOULKIT_DATA names.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from soulkit.config import Settings
-from soulkit.data.files import RawRow
 from soulkit.data.rows import Loaded, load_examples, to_examples
-from soulkit.data.synth import makeable, synth
+from soulkit.data.synth import MADE, made_rows, makeable
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.ledger import Mode
 from soulkit.play.plan import Work
@@ -34,7 +33,6 @@ PATIENCE = frozenset(
     ("concurrency", "timeout_s", "max_attempts", "backoff_s", "batch_size", "max_unscored")
 )
 """Settings that a run may be resumed with other values of."""
-MADE = "synth:"
 
 
 class PartnerSettings(Settings):
@@ -117,17 +115,6 @@ class EvalConfig(Settings):
             )
         return self
 
-    @classmethod
-    def load(
-        cls,
-        file: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        flags: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """As `Settings.load`; SOULKIT_DATA names a folder here and is no setting."""
-        given = os.environ if env is None else env
-        return super().load(file, {k: v for k, v in given.items() if k != DATA_FOLDER}, flags)
-
     @property
     def command(self) -> str:
         return f"eval {self.kind}"
@@ -195,15 +182,7 @@ def _loaded(task: Task, config: EvalConfig) -> Loaded:
 
 
 def _made(task: Task, given: str, config: EvalConfig) -> Loaded:
-    number = given.removeprefix(MADE)
-    if not number.isdecimal() or not int(number):
-        raise ConfigError(
-            f"'{given}' does not say how many rows to make.",
-            f"Rows are made here when the data of a task is {MADE}N.",
-            f"Write --data {task.name}={MADE}100.",
-        )
-    rows = synth(task.name, int(number), config.seed)
-    found = to_examples(task, [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows, 1)])
+    found = to_examples(task, made_rows(task.name, given, config.seed, "test"))
     return Loaded(examples=found.examples[: config.limit], duplicates=found.duplicates)
 
 

@@ -73,15 +73,15 @@ def names_letter(text: str, letter: str) -> bool:
 def _letter_pattern(letter: str) -> str:
     upper, lower = letter.upper(), letter.lower()
     either = f"[{upper}{lower}]"
-    after_word = r"(?=\s*(?:[.,;:!?)\]*\"]|\Z))" if upper in "AI" else r"\b"
+    after_word = r"(?=\s*(?:[.,;:!?)\]*\"'’]|\Z))" if upper in "AI" else r"\b"
     lead = r"\b(?i:option|answer|letter|choice|choose|pick)\b\W{0,3}(?:is\W{1,3})?"
     return "|".join(
         (
-            rf"[(\[*\"]{either}[)\]*\".]",
+            rf"[(\[*`\"]{either}[)\]*`\".]",
             rf"(?i:<answer>)\s*{either}\b",
             rf"{lead}{upper}\b",
             rf"{lead}{lower}{after_word}",
-            rf"(?<![\w'’-]){upper}(?![\w'’-]){after_word}",
+            rf"(?<![\w-]){upper}(?!\w|['’-]\w){after_word}",
         )
     )
 

@@ -6,7 +6,7 @@ Local, vLLM and API models look the same to a task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from soulkit.errors import (
@@ -44,7 +44,7 @@ class Player:
     """A model and how it is sampled in its role."""
 
     model: ChatModel
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
 
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
         """The model's reply; a provider's failure is blamed on the role that was called."""

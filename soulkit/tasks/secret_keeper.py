@@ -81,7 +81,7 @@ class SecretKeeper(Task):
         items = [fields["secret"], *facts]
         if len(items) < 2 or not fields["wanted"] or not all(map(_is_item, items)):
             raise DataError(
-                "The row needs a secret, facts and wanted topics, each fact {topic, value} in text.",
+                "The row needs wanted topics, a secret and facts of the form {topic, value}.",
                 "Facts are scored by whether their value is spoken.",
                 'Write "facts": [{"topic": "job", "value": "baker"}], "wanted": ["job"].',
             )

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soulkit.data.rows import RawRow, dev_split, load_examples, to_examples
-from soulkit.data.synth import synth
+from soulkit.data.rows import dev_split, load_examples, to_examples
+from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.eval.config import PartnerSettings
 from soulkit.models.base import Cast, Player
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
@@ -21,15 +22,13 @@ from soulkit.models.local import LocalModel
 from soulkit.runs import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, load_registry
-from soulkit.train.config import PartnerSettings, TrainConfig
+from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.objectives.grpo import GRPO
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, mixture
 from soulkit.types import Example, Sampling
-
-SYNTH = "synth:"
 
 
 @dataclass(frozen=True)
@@ -77,28 +76,13 @@ def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequen
             "Training never reads evaluation files, so its rows must be named.",
             f"Name a file: --data {task.name}=FILE{made}.",
         )
-    if given.startswith(SYNTH):
-        rows = synth(task.name, _count(given), config.seed)
-        raw = [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows)]
+    if given.startswith(MADE):
+        raw = made_rows(task.name, given, config.seed, "train")
         return to_examples(task, raw, split="train").examples[: config.limit]
     loaded = load_examples(
         task, [Path(given)], split="train", limit=config.limit, seed=config.seed, strict=True
     )
     return loaded.examples
-
-
-def _count(given: str) -> int:
-    try:
-        count = int(given.removeprefix(SYNTH))
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ConfigError(
-            f"'{given}' does not say how many rows to generate.",
-            "Generated training data is written synth:N.",
-            "Write synth:2000, for example.",
-        )
-    return count
 
 
 def make_objective(config: TrainConfig) -> Objective:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from soulkit.config import Settings
+from soulkit.eval.config import PartnerSettings
 from soulkit.types import Protocol
 
 Method = Literal["sft", "grpo", "ditto"]
@@ -17,16 +18,6 @@ class LoraSettings(Settings):
 
     r: int = Field(default=32, gt=0)
     alpha: int = Field(default=64, gt=0)
-
-
-class PartnerSettings(Settings):
-    """An OpenAI-compatible model in the role of partner or coach."""
-
-    model: str
-    base_url: str | None = None
-    api_key_env: str = "OPENAI_API_KEY"
-    temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=256, gt=0)
 
 
 class TrainConfig(Settings):
@@ -108,10 +99,10 @@ class TrainConfig(Settings):
     full: bool = False
     """SFT of all weights instead of an adapter: how a tiny model gets its first words."""
     sft_batch: int = Field(default=32, gt=0)
-    sft_feedback: Literal["never", "always"] = "never"
-    """Whether the prompts hold the symbolic coach's feedback, as on a made-up draft."""
-    sft_feedback_where: dict[str, str] = Field(default_factory=dict)
-    """Only rows whose tags match (tag → regular expression) get it, when `always`."""
+    sft_feedback: float = Field(default=0.0, ge=0, le=1)
+    """Share of the prompts that hold the symbolic coach's feedback, as on a made-up draft."""
+    sft_feedback_always: dict[str, str] = Field(default_factory=dict)
+    """Rows whose tags match (tag → regular expression) always hold it."""
     sft_prompt_weight: float = Field(default=0.0, ge=0)
     """Weight of the prompts' own tokens (mean per token) beside the replies': plain language
     modelling, which gives a model from scratch its first grammar."""

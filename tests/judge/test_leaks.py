@@ -32,7 +32,7 @@ def test_the_gold_text_leaks(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["Take B.", "option b", "The answer is B", "(b)", "<answer>B</answer>", "B) fits", "It is *B*",
-     "B", "Choose b."],
+     "B", "Choose b.", "Try 'B'", "`b`"],
 )  # fmt: skip
 def test_the_gold_letter_leaks(text: str) -> None:
     assert leak(text) == "gold_letter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Record
+from tests.servers.openai_server import ScriptedServer
 
 FOLDER = Path(__file__).parents[2] / "examples" / "my_task"
 TASKS = FOLDER / "my_tasks.yaml"
@@ -78,3 +80,19 @@ def test_it_is_listed_and_shown(
     assert "What was meant" in shown and "listener (actor)" in shown and "utterance" in shown
     assert cli.main(["tasks", "show", "mytask", "--tasks", str(TASKS)]) == 2
     assert "'my_task'" in capfd.readouterr().err
+
+
+def test_soul_eval_scores_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ScriptedServer(answer=answer) as server:
+        arguments = ["eval", "api", "--tasks", str(TASKS), "--task", "my_task"]
+        arguments += ["--data", f"my_task={FOLDER / 'rows.jsonl'}", "--model", "m"]
+        arguments += ["--base-url", server.base_url, "--out", "run", "--json"]
+        assert cli.main(arguments) == 0
+    summary = json.loads(capfd.readouterr().out)
+    cell = summary["tasks"]["my_task"]["value"]
+    assert (cell["mean"], cell["n_scored"], cell["n"]) == (0.2, 10, 10)
+    assert "value/kind=praise" in summary["tasks"]["my_task"]
+    assert {body["temperature"] for body in server.requests} == {0.7}

@@ -1,0 +1,240 @@
+"""`soul train`: JSON alone on stdout, and every mistake told in three lines before it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli.options import pairs, ratios
+from soulkit.cli.train import one_line_summary
+from soulkit.errors import ConfigError
+from tests.train.support import random_model, soul, visitor
+
+TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
+SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
+
+
+def told(capsys: pytest.CaptureFixture[str], out: Path, *arguments: Any) -> dict[str, str]:
+    """The three lines of a command that must fail with 2 and leave no run folder."""
+    capsys.readouterr()
+    code = soul("train", *arguments, "--out", out)
+    said = capsys.readouterr()
+    assert code == 2, said.err
+    assert said.out == ""
+    found = [line.partition(": ") for line in said.err.splitlines() if ": " in line]
+    lines = {k: v for k, _, v in found if k in ("error", "why", "fix")}
+    assert list(lines) == ["error", "why", "fix"]
+    assert not (out / "config.yaml").exists()
+    return lines
+
+
+def test_json_is_all_there_is_on_stdout(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, "--out", out, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((out / "summary.json").read_text())
+    assert printed["steps"] == 1 and set(printed["rewards"])
+    assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, "--out", out) == 0
+    assert "1 steps in" in capsys.readouterr().out
+
+
+def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert soul("train", "grpo", "--model", model, *TOMI, *SMALL, "--out", first) == 0
+    again = ("--config", first / "config.yaml", "--task", "tomi", "--model", model)
+    assert soul("train", "grpo", *again, "--out", second) == 0
+    assert (first / "config.yaml").read_bytes() == (second / "config.yaml").read_bytes()
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_a_task_without_training_data(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", *SMALL)
+    assert "no training data" in lines["error"] and "synth:" in lines["fix"]
+
+
+def test_an_unknown_task(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--task", "tomy", "--data", "tomy=synth:9")
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, *SMALL)
+    assert "tomy" in lines["error"] and "tomi" in lines["fix"]
+
+
+@pytest.mark.parametrize("data", ["tomi=synth:many", "tomi=synth:0", "tomi=nowhere.jsonl"])
+def test_data_that_is_not_there(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], data: str
+) -> None:
+    lines = told(
+        capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data
+    )
+    assert data.partition("=")[2] in lines["error"]
+
+
+def test_data_for_a_task_that_is_not_trained(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, "--data", "hitom=synth:5", *SMALL)
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    assert "'hitom'" in lines["error"]
+
+
+def test_random_weights_cannot_be_reinforced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", "tiny", *TOMI, *SMALL)
+    assert "random weights" in lines["error"] and "sft" in lines["fix"]
+
+
+def test_a_missing_partner(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
+    assert "'partner'" in lines["error"] and "--partner" in lines["fix"]
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked,
+                 "--partner-base-url", "http://127.0.0.1:1/v1")  # fmt: skip
+    assert "--partner MODEL" in lines["fix"]
+
+
+def test_a_partner_at_no_address(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
+    told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, "--partner", "x",
+         "--partner-base-url", "not an address")  # fmt: skip
+
+
+def test_a_coach_that_nobody_named(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, *SMALL, "--coach", "model")
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
+    assert "--coach-model" in lines["fix"]
+
+
+def test_a_tokenizer_without_a_chat_template(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mute = tmp_path / "mute"
+    shutil.copytree(model, mute)
+    (mute / "chat_template.jinja").unlink()
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", mute, *TOMI, *SMALL)
+    assert "no chat template" in lines["error"]
+
+
+def test_prompts_that_do_not_fit(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, *SMALL, "--max-tokens", 500)
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    assert "30 of 30 prompts do not fit" in lines["error"] and "--max-tokens" in lines["fix"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_that_is_not_installed(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+    else:
+        pytest.skip(f"{name} is installed")
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *TOMI, *SMALL, "--track", name)
+    assert f"'{name}' is not installed" in lines["error"]
+    assert "pip install" in lines["fix"]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--full", "--adapter", "somewhere"), "adapter"),
+        (("--set", "kl_coef"), "NAME=VALUE"),
+        (("--set", "kl_koef=1"), "kl_coef"),
+        (("--steps", "0"), "steps"),
+        (("--task", "tomi:zero"), "ratio"),
+        (("--data", "tomi=synth:5", "--model", "/no/such/folder"), "folder"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], options: Any, word: str
+) -> None:
+    lines = told(capsys, tmp_path / "r", "sft", "--model", model, *TOMI, *options)
+    assert word in " ".join(lines.values())
+
+
+def test_a_penalty_on_the_distance_to_a_base_that_is_gone(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, *SMALL, "--set", "full=true", "--set", "kl_coef=0.1")
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    assert "kl_coef" in lines["fix"]
+
+
+def test_an_adapter_that_is_none(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, *SMALL, "--adapter", tmp_path)
+    assert "no adapter" in told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)["error"]
+
+
+def test_training_goes_on_from_a_runs_adapter(tmp_path: Path, model: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert soul("train", "grpo", "--model", model, *TOMI, *SMALL, "--out", first) == 0
+    onward = ("--adapter", first / "model", "--out", second)
+    assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, *onward) == 0
+    assert (second / "model" / "adapter_model.safetensors").is_file()
+
+
+def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
+    """The run folder of a dialogue names the key's variable, and no file holds the key."""
+    secret = "sk-" + "0123456789abcdef" * 2
+    out = tmp_path / "run"
+    with visitor() as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "soulkit.cli.app", "train", "grpo", "--model", str(model),
+             "--task", "secret_keeper", "--data", "secret_keeper=synth:4",
+             *map(str, SMALL), "--partner", "visitor", "--partner-base-url", url,
+             "--partner-api-key-env", "MY_KEY", "--out", str(out), "--json"],
+            env={**os.environ, "MY_KEY": secret, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+    for file in out.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+    assert "MY_KEY" in (out / "config.yaml").read_text()
+
+
+# --- small pieces ---------------------------------------------------------------------------------
+
+
+def test_ratios_and_pairs() -> None:
+    assert ratios("hitom, paratomi:0.5,") == {"hitom": 1.0, "paratomi": 0.5}
+    assert pairs(["rows.jsonl"], "tomi") == {"tomi": "rows.jsonl"}
+    assert pairs(["tomi=a", "hitom=b"], "tomi,hitom:2") == {"tomi": "a", "hitom": "b"}
+    assert pairs(None, "tomi") == {}
+    for wrong in ("tomi:0", "tomi:-1", "tomi:x", "tomi:nan", "tomi:inf"):
+        with pytest.raises(ConfigError):
+            ratios(wrong)
+    with pytest.raises(ConfigError, match="which task"):
+        pairs(["rows.jsonl"], "tomi,hitom")
+
+
+def test_a_step_in_a_few_words() -> None:
+    line = {"draft_reward": 0.25, "refined_reward": None, "loss": 0.5, "eval": {"tomi": 0.75}}
+    assert one_line_summary(line) == "draft 0.250 loss 0.500 dev tomi 0.750"
