@@ -1,6 +1,6 @@
 """Learning from verbal feedback, in one file to be read from top to bottom.
 
-    python examples/minimal_ditto.py --steps 20
+    python examples/minimal_ditto.py --steps 40
 
 A tiny language model, with random weights at first, reads short stories about a moved object and
 says where someone thinks it is. It is warmed up by imitation: questions of fact are taught plainly,
@@ -282,13 +282,13 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ditto on tiny stories, on one CPU.")
-    parser.add_argument("--steps", type=int, default=30, help="steps of Ditto")
+    parser.add_argument("--steps", type=int, default=40, help="steps of Ditto")
     parser.add_argument("--warm-up", type=int, default=300, help="updates by imitation before")
     parser.add_argument("--rows", type=int, default=9000, help="questions to make")
     parser.add_argument("--prompts", type=int, default=16, help="questions a step")
     parser.add_argument("--group-size", type=int, default=8, help="drafts of each question")
     parser.add_argument("--warm-lr", type=float, default=2e-3, help="learning rate before")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Ditto")
+    parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of Ditto")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -223,15 +223,16 @@ def _config_error(error: ValidationError, layers: Mapping[str, Mapping[str, Any]
 
 def _problem(item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]) -> str:
     path = [str(part) for part in item["loc"]]
-    name = ".".join(path) or "the settings together"
+    name = ".".join(path)
     message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
+    if not path:  # a rule about several settings names them itself
+        return message
     if item["type"] == "missing":
         return f"{name} is required"
     shown = item.get("input")
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
-    got = f" (got {shown!r:.60}" if quoted and path else " ("
-    source = _source(path, layers)
-    return f"{name}: {message}{got}{', ' if quoted and path else ''}{source})"
+    got = f"got {shown!r:.60}, " if quoted else ""
+    return f"{name}: {message} ({got}{_source(path, layers)})"
 
 
 def _source(path: list[str], layers: Mapping[str, Mapping[str, Any]]) -> str:
@@ -242,6 +243,6 @@ def _source(path: list[str], layers: Mapping[str, Mapping[str, Any]]) -> str:
             if not isinstance(node, Mapping) or part not in node:
                 break
             node = node[part]
-        if path and node is not layer:
+        if node is not layer:
             return f"from {source}"
-    return "the default" if path else "all sources"
+    return "the default"

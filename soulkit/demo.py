@@ -9,33 +9,36 @@ somebody else's draft. Every part is an ordinary run folder.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from soulkit.data.files import write_rows
 from soulkit.data.stories.generate import synth_rows
+from soulkit.data.synth import split_seed
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
 from soulkit.runs import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 
-TASK = "tomi"
-QUESTIONS = "memory|reality|first_order_.*"
+TASK: Final = "tomi"
+QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
 BELIEFS = "first_order_.*"
 TRAIN_ROWS, TEST_ROWS = 9000, 900
 WARMUP: dict[str, Any] = {
-    "method": "sft", "model": "tiny", "full": True, "steps": 300, "sft_batch": 48, "lr": 2e-3,
+    "method": "sft", "model": "tiny", "full": True, "steps": 160, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
-    "sft_feedback_always": {"question": BELIEFS},
-    "checkpoint_every": 300, "tokens_per_batch": 4096, "coach": "terse",
+    "sft_feedback": 1.0, "sft_feedback_where": {"question": BELIEFS},
+    "checkpoint_every": 160, "tokens_per_batch": 4096, "coach": "terse",
 }  # fmt: skip
 DITTO: dict[str, Any] = {
-    "method": "ditto", "prompts_per_step": 16, "group_size": 8, "lr": 1e-3, "max_tokens": 8,
-    "batch_size": 256, "checkpoint_every": 100, "tokens_per_batch": 4096, "coach": "terse",
+    "method": "ditto", "prompts_per_step": 64, "group_size": 8, "mini_batch_prompts": 16,
+    "lr": 2e-3, "max_tokens": 8, "coach": "terse", "feedback_for": "imperfect",
+    "batch_size": 256, "checkpoint_every": 100, "tokens_per_batch": 4096,
 }  # fmt: skip
 
 Stage = Callable[[str, int], Callable[[dict[str, Any]], None]]
@@ -48,7 +51,7 @@ class Demo:
 
     out: Path
     seed: int = 0
-    steps: int = 30
+    steps: int = 25
 
     @property
     def rows(self) -> Path:
@@ -67,31 +70,26 @@ class Demo:
         started = time.monotonic()
         self.write_rows()
         train(self.config(WARMUP), self.out / "warmup", stage("warm up (SFT)", WARMUP["steps"]))
-        before = self.measure("before", None, stage)
+        before = self.measure("before", None)
         ditto = {**DITTO, "model": str(self.warm), "steps": self.steps}
         control = {**ditto, "steps": 1, "shuffle_feedback": True}
         train(self.config(control), self.out / "control", stage("control: shuffled feedback", 1))
         train(self.config(ditto), self.out / "train", stage("train (Ditto)", self.steps))
-        after = self.measure("after", self.out / "train" / "model", stage)
+        after = self.measure("after", self.out / "train" / "model")
         return self.results(before, after, time.monotonic() - started)
 
     def write_rows(self) -> None:
         """Training and held-out stories from different seeds of the small world."""
-        sizes = {
-            self.rows: (TRAIN_ROWS, 2 * self.seed),
-            self.held_out: (TEST_ROWS, 2 * self.seed + 1),
-        }
-        for path, (count, seed) in sizes.items():
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                made = synth_rows("tomi", count, seed, world="small")
-                write_rows(path, _asked(made), data_source=TASK)
+        train_seed = split_seed(self.seed, "train")
+        test_seed = split_seed(self.seed, "test")
+        _write(self.rows, TRAIN_ROWS, train_seed, beliefs_per_fact=3)
+        _write(self.held_out, TEST_ROWS, test_seed, beliefs_per_fact=1)
 
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
         return TrainConfig.model_validate({**settings, **rows})
 
-    def measure(self, name: str, adapter: Path | None, stage: Stage) -> dict[str, Any]:
+    def measure(self, name: str, adapter: Path | None) -> dict[str, Any]:
         """Greedy accuracy on the held-out rows."""
         config = EvalConfig(
             kind="local", model=str(self.warm), adapter=str(adapter) if adapter else None,
@@ -128,8 +126,15 @@ class Demo:
         return found
 
 
-def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Facts, and as many questions about false beliefs as about true ones.
+def _write(path: Path, count: int, seed: int, beliefs_per_fact: int) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = synth_rows(TASK, count, seed, world="small")
+        write_rows(path, _asked(made, beliefs_per_fact), data_source=TASK)
+
+
+def _asked(rows: Iterable[dict[str, Any]], beliefs_per_fact: int) -> list[dict[str, Any]]:
+    """As many questions about false beliefs as about true ones, and some facts.
 
     Most people in such stories know better; without the balance, always naming where the object
     really is would look like understanding.
@@ -137,10 +142,13 @@ def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(str(row["question_type"]), []).append(row)
-    false = kinds["first_order_tom"]
-    true = kinds["first_order_no_tom"]
-    picked = [true[i * len(true) // len(false)] for i in range(len(false))]
-    return [*kinds["memory"], *kinds["reality"], *picked, *false]
+    beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
+    asked = []
+    for kind in QUESTIONS:
+        size = beliefs if kind.startswith("first_order") else beliefs // beliefs_per_fact
+        # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
+        asked += random.Random(kind).sample(kinds[kind], size)
+    return asked
 
 
 def _interval(cell: dict[str, Any]) -> list[float]:

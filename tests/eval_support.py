@@ -16,7 +16,7 @@ from typing import Any
 from soulkit.cli.app import main
 from soulkit.data.files import RawRow
 from soulkit.data.rows import to_examples
-from soulkit.data.synth import synth
+from soulkit.data.synth import made_rows, synth
 from soulkit.records import load_records
 from soulkit.serving.partner import make_server
 from soulkit.tasks.base import ChoiceTask
@@ -30,7 +30,7 @@ FAST = ("--backoff", "0", "--max-unscored", "0")
 
 def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
     """The rows that `--data synth:n` stands for."""
-    rows = [RawRow(row, f"{i}") for i, row in enumerate(synth(task, n, seed))]
+    rows = made_rows(task, f"synth:{n}", seed, "test")
     return to_examples(load_registry().task(task), rows).examples
 
 
@@ -39,10 +39,12 @@ def said(body: Body) -> str:
 
 
 def oracle(task: str, n: int) -> Callable[[Body], str]:
-    """Answers each prompt with the gold of the row that it was rendered from."""
+    """Answers each prompt with the gold of its row: of `synth:n`, or of `synth(task, n, 0)`."""
     live = load_registry().task(task)
     assert isinstance(live, ChoiceTask)
-    known = {live.preview(e)[0].text: live.gold_completion(e) for e in examples(task, n)}
+    written = [RawRow(row, f"{i}") for i, row in enumerate(synth(task, n, 0))]
+    rows = (*examples(task, n), *to_examples(live, written).examples)
+    known = {live.preview(e)[0].text: live.gold_completion(e) for e in rows}
     return lambda body: known[said(body)]
 
 

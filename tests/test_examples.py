@@ -46,3 +46,34 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         "soulkit.train.loss.clipped_loss",
         "soulkit.train.loss.nll_loss",
     }
+
+
+GUIDE = EXAMPLE.parents[1] / "docs" / "training.md"
+
+
+def table_of(section: str) -> dict[str, list[str]]:
+    """Names in the first column of a section's table → the other cells."""
+    text = GUIDE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: cells for first, *cells in rows for name in re.findall(r"`([^`]+)`", first)}
+
+
+def test_the_guide_lists_every_setting_with_its_default() -> None:
+    from soulkit.train.config import TrainConfig
+
+    table = table_of("Settings")
+    assert list(table) == list(TrainConfig.model_fields)
+    for name, field in TrainConfig.model_fields.items():
+        default = field.default
+        if isinstance(default, bool):
+            assert table[name][0] == str(default).lower(), name
+        elif isinstance(default, int | float):
+            assert float(table[name][0]) == default, name
+        elif isinstance(default, str):
+            assert table[name][0] == f"`{default}`", name
+
+
+def test_the_guide_explains_every_metric() -> None:
+    from tests.train.test_train_run import STEP_KEYS
+
+    assert set(table_of("Metrics")) == STEP_KEYS

@@ -11,6 +11,7 @@ group) or `command` (a function).
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -34,7 +35,7 @@ COMMANDS = {
     "train": "Train a model: SFT, GRPO (scalar), Ditto (verbal feedback).",
     "report": "Show what runs recorded: tables, figures, one HTML page.",
     "compare": "Compare two runs, paired example by example.",
-    "serve": "Serve a trained simulator as a chat partner.",
+    "serve": "Serve a scripted conversation partner over HTTP.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 
@@ -50,6 +51,12 @@ EXTRAS = {
     "wandb": "track",
 }
 """Optional packages and the extra of soulkit that brings them."""
+
+MENDABLE = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT,
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+}  # fmt: skip
+"""What the system says of a path that the user can change."""
 
 COMPLETE_VARIABLE = "_SOUL_COMPLETE"
 
@@ -82,7 +89,7 @@ def load(name: str) -> Any:
         group.name, group.no_args_is_help = name, True
         group.help = group.help or COMMANDS[name]
         return group
-    single = typer.Typer(add_completion=False)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name)(module.command)
     command = typer.main.get_command(single)
     command.help = command.help or COMMANDS[name]
@@ -203,11 +210,22 @@ def _known(error: Exception) -> SoulError | None:
         inner = [_known(part) for part in error.exceptions if isinstance(part, Exception)]
         mendable = [part for part in inner if isinstance(part, UserError)]
         return next(iter([*mendable, *(part for part in inner if part)]), None)
+    if isinstance(error, OSError) and error.errno in MENDABLE:
+        return _system_error(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if package in EXTRAS:
             return MissingPackage(package, "this command", EXTRAS[package])
     return None
+
+
+def _system_error(error: OSError) -> UserError:
+    where = "A file" if error.filename is None else f"'{error.filename}'"
+    return UserError(
+        f"{where} cannot be read or written.",
+        f"The system says: {error.strerror}.",
+        "Check the path, its permissions and the space left, or name another place.",
+    )
 
 
 def _three_lines(what: str, why: str, way_out: str) -> None:

@@ -20,7 +20,10 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two runs, episode by episode: B minus A, with interval and adjusted p-value."""
+    """Compare two runs, paired example by example.
+
+    Prints B minus A for each task, with its interval and a p-value adjusted for their number.
+    """
     from soulkit.cli.console import print_json
     from soulkit.eval.compare import compare_runs
 

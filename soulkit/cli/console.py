@@ -14,26 +14,36 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from soulkit.text import one_line, sanitise
 
 __all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
-__all__ += ["safe", "sanitise"]
+__all__ += ["safe", "sanitise", "table"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
+
+
+class _Console(Console):
+    """A reader that left (`| head`) ends the printing, not the command and its exit code."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def _make(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width of its own; 80 columns would wrap tables that no one resizes.
     piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, highlight=False, width=160 if piped else None)
+    return _Console(stderr=stderr, highlight=False, width=160 if piped else None)
 
 
 out = _make(stderr=False)
@@ -48,6 +58,18 @@ def console(json: bool = False) -> Console:
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON document to stdout. ValueError for NaN and infinities."""
     print(json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False))
+
+
+def table(*heads: str, title: str | None = None) -> Table:
+    """An empty table in soulkit's look; columns whose head begins with `>` are right-aligned."""
+    made = Table(
+        title=title, title_justify="left", header_style="dim", border_style="dim",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for head in heads:
+        justify: Literal["left", "right"] = "right" if head.startswith(">") else "left"
+        made.add_column(head.removeprefix(">"), justify=justify)
+    return made
 
 
 def safe(text: str) -> str:
@@ -81,7 +103,7 @@ class _State:
 
     def add(self, steps: int, note: str) -> None:
         self.done += steps
-        self.note = one_line(note, 60) if note else self.note
+        self.note = one_line(note, 120) if note else self.note
 
     def words(self) -> str:
         seconds = time.monotonic() - self.start
@@ -106,7 +128,7 @@ class _LiveBar:
 class _PlainBar:
     def __init__(self, state: _State, description: str) -> None:
         self.state, self.description = state, description
-        self.said_at, self.said = state.start, -1
+        self.said_at, self.said = state.start, 0
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.state.add(steps, note)

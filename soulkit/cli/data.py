@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.panel import Panel
-from rich.table import Table
 
 from soulkit.cli.console import console, err, one_line, out, print_json, safe
+from soulkit.cli.console import table as new_table
 
 if TYPE_CHECKING:
     from soulkit.data.audit import AuditReport
@@ -46,7 +46,7 @@ def synth(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make rows: no network, no key, the same rows for the same seed."""
+    """Make rows; equal seeds make equal rows."""
     from soulkit.data.files import write_rows
     from soulkit.data.synth import synth as make
 
@@ -67,7 +67,10 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn an original benchmark file into rows; exit code 2 when some records are malformed."""
+    """Turn an original benchmark file into rows.
+
+    The exit code is 2 when some records are malformed; the others are written.
+    """
     from soulkit.data.files import refuse_same, write_rows
     from soulkit.data.importers import import_rows
 
@@ -86,7 +89,10 @@ def import_(
 def check(
     path: RowFile, task: TaskName = None, tasks: TaskFiles = None, as_json: Json = False
 ) -> None:
-    """Count rows, columns and lengths; exit code 2 when any row is bad."""
+    """Count rows, columns and lengths, and name bad rows.
+
+    The exit code is 2 when any row is bad.
+    """
     from soulkit.data.check import by_task, check_rows
     from soulkit.data.files import read_rows
 
@@ -118,7 +124,7 @@ def show(
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:
-    """Show one row: its fields and who may see them, and the prompt that the actor gets."""
+    """Show one row: fields, who may see them, the prompt."""
     from soulkit.data.check import by_task
     from soulkit.data.files import nth_row
 
@@ -143,7 +149,10 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the published labels with a belief tracker; both sides of each dispute are kept."""
+    """Compare published labels with a belief tracker.
+
+    With -o, the rows on which they differ are written with both answers.
+    """
     from soulkit.data.audit import write_disputed
     from soulkit.data.files import check_file, refuse_same
 
@@ -223,7 +232,7 @@ def _print_check(path: Path, found: Checked) -> None:
     )
     for source, count in found.skipped.items():
         out.print(f"skipped: {count} rows of {safe(source)}")
-    table = Table("field", "rows", "words p50", "p95", "max", "over budget")
+    table = new_table("field", ">rows", ">words p50", ">p95", ">max", ">over budget")
     for name, words in found.words.items():
         figures = (words.p50, words.p95, words.max, words.over_budget)
         table.add_row(safe(name), str(found.columns.get(name, "")), *map(str, figures))
@@ -257,7 +266,7 @@ def _shown(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:
 
 def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
     title = f"{example.task} {example.id}  ({example.source})"
-    table = Table("field", "seen by", "value", title=safe(title), show_lines=True)
+    table = new_table("field", "seen by", "value", title=safe(title))
     for name, value in example.fields.items():
         if value is not None:
             seen = ", ".join(example.audience.get(name, ())) or "nobody"
@@ -270,7 +279,7 @@ def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
 
 
 def _print_audit(task: str, report: AuditReport, output: Path | None) -> None:
-    table = Table("group", "value", "rows", "agree", "share")
+    table = new_table("group", "value", ">rows", ">agree", ">share")
     overall = report.overall
     lines = [("all", "", overall)]
     lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]

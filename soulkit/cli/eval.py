@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe
+from soulkit.cli.console import table as new_table
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,23 +47,34 @@ def _shared(
     repeats: Annotated[Whole, typer.Option("--repeats", help="Plays of each row.")] = None,
     protocol: Annotated[Text, typer.Option("--protocol", help="paper or reference.")] = None,
     temperature: Annotated[Number, typer.Option("--temperature", help="0 is greedy.")] = None,
-    top_p: Annotated[Number, typer.Option("--top-p")] = None,
+    top_p: Annotated[Number, typer.Option("--top-p", help="Nucleus; 1 keeps every token.")] = None,
     max_tokens: Annotated[
         Whole, typer.Option("--max-tokens", help="Limit of a reply; else the task's own.")
     ] = None,
-    thinking: Annotated[Yes, typer.Option("--thinking/--no-thinking")] = None,
+    thinking: Annotated[
+        Yes, typer.Option("--thinking/--no-thinking", help="Of hybrid models; else their default.")
+    ] = None,
     partner: Annotated[
         Text, typer.Option("--partner", metavar="MODEL", help="Plays the partner, over HTTP.")
     ] = None,
-    partner_base_url: Annotated[Text, typer.Option("--partner-base-url", metavar="URL")] = None,
+    partner_base_url: Annotated[
+        Text,
+        typer.Option("--partner-base-url", metavar="URL", help="Where it is served, up to /v1."),
+    ] = None,
     partner_api_key_env: Annotated[
         Text, typer.Option("--partner-api-key-env", help="NAME of the variable with its key.")
     ] = None,
-    partner_temperature: Annotated[Number, typer.Option("--partner-temperature")] = None,
-    partner_max_tokens: Annotated[Whole, typer.Option("--partner-max-tokens")] = None,
+    partner_temperature: Annotated[
+        Number, typer.Option("--partner-temperature", help="0 is greedy.")
+    ] = None,
+    partner_max_tokens: Annotated[
+        Whole, typer.Option("--partner-max-tokens", help="Limit of its replies.")
+    ] = None,
     concurrency: Annotated[Whole, typer.Option("--concurrency", help="Requests at once.")] = None,
     timeout: Annotated[Number, typer.Option("--timeout", help="Seconds for one attempt.")] = None,
-    max_attempts: Annotated[Whole, typer.Option("--max-attempts", help="Per call.")] = None,
+    max_attempts: Annotated[
+        Whole, typer.Option("--max-attempts", help="Tries of a call before it fails.")
+    ] = None,
     backoff: Annotated[
         Number, typer.Option("--backoff", help="Seconds before the second attempt.")
     ] = None,
@@ -110,16 +122,20 @@ def _with_shared(command: Callable[..., None]) -> Callable[..., None]:
 def local(
     model: Annotated[Text, typer.Option("--model", help="A Hugging Face folder or hub id.")] = None,
     adapter: Annotated[Text, typer.Option("--adapter", help="A LoRA folder on top.")] = None,
-    batch_size: Annotated[Whole, typer.Option("--batch-size", help="Replies at once.")] = None,
+    batch_size: Annotated[
+        Whole, typer.Option("--batch-size", help="Replies generated at once.")
+    ] = None,
     device: Annotated[Text, typer.Option("--device", help="auto, cpu, cuda:0 …")] = None,
     dtype: Annotated[Text, typer.Option("--dtype", help="auto, float32, bfloat16 …")] = None,
-    max_context: Annotated[Whole, typer.Option("--max-context", help="In tokens.")] = None,
+    max_context: Annotated[
+        Whole, typer.Option("--max-context", help="Longest prompt with reply, in tokens.")
+    ] = None,
     allow_overflow: Annotated[
         Yes, typer.Option("--allow-overflow", help="Leave too long prompts unscored.")
     ] = None,
     **shared: Any,
 ) -> None:
-    """Score a model on this machine: a checkpoint, with or without an adapter."""
+    """Score a checkpoint on this machine, with or without an adapter."""
     own = {
         "model": model, "adapter": adapter, "batch_size": batch_size, "device": device,
         "dtype": dtype, "max_context": max_context, "allow_overflow": allow_overflow,
@@ -137,7 +153,9 @@ def api(
     api_key_env: Annotated[
         Text, typer.Option("--api-key-env", help="NAME of the variable with the key.")
     ] = None,
-    reasoning_effort: Annotated[Text, typer.Option("--reasoning-effort")] = None,
+    reasoning_effort: Annotated[
+        Text, typer.Option("--reasoning-effort", help="As the server knows it: low, medium …")
+    ] = None,
     price_in: Annotated[
         Number, typer.Option("--price-in", help="US dollars per million prompt tokens.")
     ] = None,
@@ -276,9 +294,9 @@ def _say_failures(run: Run, summary: Mapping[str, Any]) -> None:
 
 
 def _print_plan(found: Plan) -> None:
-    from rich.table import Table
-
-    table = Table("task", "rows", "episodes", "calls at most", "prompt words", "longest", "cost")
+    table = new_table(
+        "task", ">rows", ">episodes", "calls at most", ">prompt words", ">longest", ">cost"
+    )
     for part in found.tasks:
         calls = ", ".join(f"{count} {role}" for role, count in part.calls.items())
         figures = (str(part.prompt_words), str(part.longest_prompt), _dollars(part.cost))

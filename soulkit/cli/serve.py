@@ -10,12 +10,12 @@ import typer
 from soulkit.cli.console import err
 from soulkit.errors import ConfigError
 
-app = typer.Typer(rich_markup_mode=None, help="Serve a conversation partner over HTTP.")
+app = typer.Typer(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
 
 @app.callback()
 def group() -> None:
-    """Serve a conversation partner over HTTP."""
+    """Serve a scripted conversation partner over HTTP."""
 
 
 @app.command()
@@ -23,7 +23,7 @@ def partner(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8799,
 ) -> None:
-    """Serve the scripted visitor of secret_keeper, until Ctrl-C: no model, no key."""
+    """Serve the visitor of secret_keeper, without a model or key."""
     from soulkit.serving.partner import MODEL
 
     with _bound(host, port) as server:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from soulkit.cli.console import out, print_json, safe
+from soulkit.cli.console import table as new_table
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry, TaskSpec
@@ -36,7 +36,7 @@ def list_(
         listed = [_summary(name, registry.specs[name]) for name in names]
         print_json({"tasks": listed, "suites": suites})
         return
-    table = Table("task", "axis", "metric", "actor plays", "rows", "what it is")
+    table = new_table("task", "axis", "metric", "rows", "what it is")
     for name in names:
         table.add_row(*(safe(cell) for cell in _cells(name, registry.specs[name])))
     out.print(table)
@@ -50,7 +50,7 @@ def show(
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:
-    """Show one task: seats, columns and who sees them, metric, files, licence."""
+    """Show one task: columns, who sees them, metric, licence."""
     registry = _registry(tasks)
     spec = registry.spec(name)
     suites = [s for s, members in registry.suites.items() if name in members]
@@ -72,14 +72,13 @@ def _summary(name: str, spec: TaskSpec) -> dict[str, Any]:
 
 
 def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
-    acted = ", ".join(seat for seat, role in spec.seats.items() if role == "actor")
     rows = [*(["synth"] if spec.synth else []), *(["import"] if spec.formats else [])]
-    return name, spec.axis, spec.metric.name, acted, ", ".join(rows), spec.summary
+    return name, spec.axis, spec.metric.name, ", ".join(rows), spec.summary
 
 
 def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
     out.print(f"{safe(name)}: {safe(spec.title)}. {safe(spec.summary)}", soft_wrap=True)
-    table = Table("column", "type", "required", "also called", "seen by", "word budget")
+    table = new_table("column", "type", "required", "also called", "seen by", ">word budget")
     for column, c in spec.columns.items():
         cells = (column, c.type, "yes" if c.required else "", ", ".join(c.aliases),
                  ", ".join(c.audience) or "nobody", str(c.max_words or ""))  # fmt: skip

@@ -46,7 +46,7 @@ MaxTokens = Annotated[int | None, _option("Response limit.", "--max-tokens")]
 Partner = Annotated[str | None, _option("Model that plays the partner.", "--partner")]
 PartnerUrl = Annotated[str | None, _option("Where it is served.", "--partner-base-url")]
 PartnerKey = Annotated[str | None, _option("NAME of its key's variable.", "--partner-api-key-env")]
-Coach = Annotated[str | None, _option("symbolic, self, or model.", "--coach")]
+Coach = Annotated[str | None, _option("symbolic, terse, self or model.", "--coach")]
 CoachModel = Annotated[str | None, _option("Model that writes feedback.", "--coach-model")]
 CoachUrl = Annotated[str | None, _option("Where it is served.", "--coach-base-url")]
 CoachKey = Annotated[str | None, _option("NAME of its key's variable.", "--coach-api-key-env")]
@@ -63,9 +63,7 @@ Shuffle = Annotated[bool | None, _option("Control: others' feedback.", "--shuffl
 @app.command()
 def sft(
     task: Task, model: Model, data: Data = None, tasks: TasksFile = None, limit: Limit = None,
-    full: Full = None,
-    feedback: Lessons = None,
-    batch: Batch = None,
+    full: Full = None, feedback: Lessons = None, coach: Coach = None, batch: Batch = None,
     adapter: Adapter = None, out: Out = None, config: Config = None, steps: Steps = None,
     seed: Seed = None, lr: Lr = None, lora_r: Rank = None, track: Track = None,
     every: Every = None, options: Set = None, as_json: Json = False,
@@ -74,8 +72,8 @@ def sft(
     flags = {
         "method": "sft", "tasks": ratios(task), "model": model, "data": pairs(data, task),
         "tasks_file": tasks and str(tasks), "limit": limit, "full": full, "sft_feedback": feedback,
-        "sft_batch": batch, "adapter": adapter, "steps": steps, "seed": seed, "lr": lr,
-        **_lora(lora_r), "track": track, "checkpoint_every": every, **_set(options),
+        "coach": coach, "sft_batch": batch, "adapter": adapter, "steps": steps, "seed": seed,
+        "lr": lr, **_lora(lora_r), "track": track, "checkpoint_every": every, **_set(options),
     }  # fmt: skip
     _run(config, flags, out, as_json)
 
@@ -201,10 +199,22 @@ def one_line_summary(line: dict[str, Any]) -> str:
 
 
 def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
-    where = console()
     rewards = summary.get("rewards") or {}
-    where.print(f"{summary['steps']} steps in {duration(summary['seconds'])}")
-    for name, value in rewards.items():
-        if value is not None:
-            where.print(f"  {name:16s} {value:+.3f}")
-    err.print(f"run folder {out}; weights {out / 'model'}; look closer with: soul report {out}")
+    print_line = console().print
+    steps = summary["steps"]
+    print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary['seconds'])}")
+    for name in ("draft_reward", "refined_reward"):
+        if rewards.get(name) is not None:
+            print_line(f"  {name.replace('_', ' '):18} {rewards[name]:.3f}")
+    if rewards.get("loo_gap") is not None:
+        print_line(f"  leave-one-out gap  {_with_interval(rewards, 'loo_gap')}")
+    err.print(
+        f"run folder {out}; weights {out / 'model'}; look closer with: soul report {out}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _with_interval(values: dict[str, Any], name: str) -> str:
+    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
+    return f"{values[name]:+.3f}{interval}"

@@ -101,7 +101,7 @@ def check_file(path: Path) -> None:
         raise DataError(
             f"'{path}' is a folder, not a file.",
             "Rows are read from single files.",
-            "Name the file in it; several files may be given one after the other.",
+            "Name the file in it.",
         )
     if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -126,7 +126,7 @@ def read_bytes(path: Path) -> bytes:
 def unreadable(path: Path, why: str) -> DataError:
     return DataError(
         f"'{path}' cannot be read.",
-        f"The reader says: {' '.join(why.split())}.",
+        f"The reader says: {' '.join(why.split()).rstrip('.')}.",
         "Copy or download the file again, and check that its suffix says what it is.",
     )
 

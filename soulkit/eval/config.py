@@ -196,8 +196,13 @@ def _files(task: Task, given: str | None) -> Sequence[Path]:
     names = task.spec.files.eval
     found = [Path(folder) / name for name in names if (Path(folder) / name).is_file()]
     if not found:
-        looked = " or ".join(names) or "nothing: the task has no released file"
-        raise _no_rows(task, f"the folder '{folder}' was searched for {looked}")
+        looked = " or ".join(names)
+        raise _no_rows(
+            task,
+            f"the folder '{folder}' was searched for {looked}"
+            if names
+            else f"'{folder}' is a folder, and the task has no released file to look for in it",
+        )
     return found
 
 
@@ -208,6 +213,6 @@ def _no_rows(task: Task, why: str) -> DataError:
         imported = f"; an original file is turned into rows by: soul data import {task.name} FILE"
     return DataError(
         f"There are no rows for the task '{task.name}'.",
-        f"Where they were looked for: {why}.",
+        f"Why none were found: {why}.",
         f"Give {made}--data {task.name}=FILE{imported}.",
     )

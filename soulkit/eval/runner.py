@@ -16,7 +16,6 @@ To fill another role from the command line, add its settings to EvalConfig and i
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -105,7 +104,7 @@ def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> lis
         if part.bad and say:
             first = part.bad[0]
             say(
-                f"{len(part.bad)} bad rows of {part.task.name} are left out, the first is "
+                f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
                 f"{first.source}: {first.why}"
             )
     return work
@@ -157,7 +156,6 @@ def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
     from soulkit.models.local import LocalModel
 
-    _quieten()
     return LocalModel.load(
         config.model,
         adapter=Path(config.adapter) if config.adapter else None,
@@ -166,15 +164,6 @@ def local_model(config: EvalConfig) -> LocalModel:
         batch_size=config.batch_size,
         max_context=config.max_context,
     )
-
-
-def _quieten() -> None:
-    """Keep transformers' bars out of log files, and its remarks on lengths, which we check."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
 
 
 def check_endpoints(config: EvalConfig) -> None:

@@ -7,10 +7,12 @@ with a path becomes a ModelLoadError that names what is missing and the way out.
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
+from soulkit.runs import is_run
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +66,8 @@ def locate(path: str | Path) -> str:
             "A model is a folder with its configuration, weights and tokenizer.",
             f"Name the folder that holds it, perhaps '{place.parent}'.",
         )
-    if isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+    slip = is_run(place.parent)  # RUN/modle is no owner/name of the hub
+    if slip or isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ModelLoadError(
             f"There is no folder '{path}'.",
             "It does not read like a model of the hub either.",
@@ -94,11 +97,27 @@ def _check_folder(folder: Path) -> None:
         )
 
 
+def quieten() -> None:
+    """Keep transformers' progress bars, its remarks on lengths, and one warning out of our output.
+
+    The lengths are checked here; the warning is about a name that PEFT uses inside transformers.
+    """
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+
+
 def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    quieten()
     kind = _dtype(dtype, device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)

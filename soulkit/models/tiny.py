@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import ConfigError
+from soulkit.models.loading import quieten
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -227,4 +228,5 @@ def _save_model(out: Path, config: Qwen3Config, seed: int) -> None:
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
+    quieten()
     model.save_pretrained(out)

@@ -51,18 +51,19 @@ def learning_curves(run: RunData) -> list[Figure]:
     Raises MissingPackage when something is to be drawn and matplotlib is not installed.
     """
     wanted = [
+        ("Loss", "Of the imitated replies, per token, by step.", _imitation(run)),
         (
             "Rewards",
             "Mean reward of the drafts, and of the refined episodes that saw feedback.",
             [_curve(run, "draft_reward", "drafts"), _curve(run, "refined_reward", "refined")],
         ),
         (
-            "Teacher–student gap",
-            "How much better refined episodes are than other drafts of the same example, with its "
-            "95% interval. Zero: the feedback says nothing.",
+            "Leave-one-out gap",
+            "How much better refined episodes are than the other drafts of their example, with its "
+            "95% interval: zero on average for feedback that says nothing.",
             [
-                _curve(run, "loo_gap", "leave-one-out", band=True),
-                _curve(run, "pair_gap", "raw pairs"),
+                _curve(run, "loo_gap", "other drafts", band=True),
+                _curve(run, "pair_gap", "own draft"),
             ],
         ),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
@@ -93,6 +94,12 @@ def _curve(run: RunData, key: str, label: str, *, band: bool = False) -> Curve:
         low=_column(run.steps, f"{key}_low") if band else (),
         high=_column(run.steps, f"{key}_high") if band else (),
     )
+
+
+def _imitation(run: RunData) -> list[Curve]:
+    """The loss where it is a likelihood; a policy gradient's loss says nothing to the eye."""
+    sft = not any("draft_reward" in line for line in run.steps)
+    return [_curve(run, "loss", "loss")] if sft else []
 
 
 def _eval_curves(run: RunData) -> list[Curve]:
@@ -167,6 +174,9 @@ def _dress(axes: Any, curves: Sequence[Curve]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("step", color=INK, fontsize=9, loc="right")
+    steps = {s for c in curves for s in c.steps}
+    if len(steps) == 1:
+        axes.set_xlim(min(steps) - 0.5, min(steps) + 0.5)  # matplotlib's own limits show no integer
     known = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
     if min(known) < 0 < max(known):
         axes.axhline(0, color=INK, linewidth=0.9)

@@ -19,7 +19,7 @@ from soulkit.runs import read_jsonl
 from soulkit.types import Record
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
-_ORDER = ("before", "train", "after")
+_ORDER = ("warmup", "before", "train", "after")
 """The order in which the parts of one story are told; other names follow alphabetically."""
 
 

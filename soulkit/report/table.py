@@ -96,22 +96,27 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     found = [("command", summary.get("command")), ("model", summary.get("model"))]
     found.append(("protocol", summary.get("protocol")))
     if run.steps:
-        found.append(("steps", str(run.steps[-1]["step"])))
+        found.append(("steps", str(run.steps[-1]["step"] + 1)))
     found.append(("time", duration(summary["seconds"]) if "seconds" in summary else None))
-    cost = summary.get("cost")
-    found.append(
-        ("cost", "unknown" if cost is None else f"${cost:,.2f}") if summary else ("", None)
-    )
+    found.append(("cost", _cost(summary)))
     return [(label, one_line(str(text), 200)) for label, text in found if text]
+
+
+def _cost(summary: Mapping[str, Any]) -> str | None:
+    """Dollars; `unknown` where calls were paid for and nobody named the prices."""
+    cost = summary.get("cost")
+    if cost is not None:
+        return f"${cost:,.2f}"
+    return "unknown" if summary.get("command") == "eval api" else None
 
 
 def compared(runs: Sequence[RunData]) -> list[RunData]:
     """The runs whose headlines may stand side by side.
 
     A training run averages over a policy that changed under way, so it stands beside others only
-    when there is nothing else to show.
+    when there is nothing else to show. Imitation has a loss and no headline.
     """
-    kept = [run for run in runs if run.tasks]
+    kept = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
     return [run for run in kept if run.kind == "eval"] or kept
 
 
@@ -157,6 +162,7 @@ STEP_KEYS = {
     "refined_reward": "refined reward",
     "loo_gap": "leave-one-out gap",
     "pair_gap": "pair gap",
+    "loss": "loss",
     "feedback_share": "drafts with feedback",
     "leak_share": "feedback that leaks",
     "clip_fraction": "clipped tokens",
@@ -262,7 +268,11 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
 
 def _terminal_table(run: RunData) -> RenderableType:
     table = _table()
-    rows = [_row(*item) for item in _cells(run)]
+    rows = [
+        _row(task, metric, cell)
+        for task, metrics in run.tasks.items()
+        for metric, cell in sorted(metrics.items(), key=lambda item: not _of_value(item[0]))
+    ]
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
     for i in shown:
@@ -277,10 +287,17 @@ def _terminal_table(run: RunData) -> RenderableType:
     for row in rows:
         if before not in (None, row[0]):
             table.add_section()
-        cells = [row[i] if i or row[0] != before else "" for i in shown]
+        label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
+        cells = [row[0] if row[0] != before else "", label, *row[2:]]
+        cells = [cells[i] for i in shown]
         table.add_row(*map(_plain, cells), style="bold" if row[1] == "value" else None)
         before = row[0]
     return table
+
+
+def _of_value(metric: str) -> bool:
+    """Whether this is the headline or a break-down of it, which stand together."""
+    return metric == "value" or metric.startswith("value/")
 
 
 def _overview(runs: Sequence[RunData]) -> RenderableType:
@@ -297,10 +314,11 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
 def _terminal_steps(run: RunData) -> RenderableType:
     table = _table()
     table.add_column("training")
-    for step in (run.steps[0]["step"], run.steps[-1]["step"]):
+    steps = list(dict.fromkeys((run.steps[0]["step"], run.steps[-1]["step"])))
+    for step in steps:
         table.add_column(f"step {step}", justify="right")
     for row in step_rows(run):
-        table.add_row(*row)
+        table.add_row(*row[: 1 + len(steps)])
     return table
 
 
@@ -328,7 +346,10 @@ def _table() -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", border_style="dim")
+    return Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        header_style="dim", border_style="dim",
+    )  # fmt: skip
 
 
 def _plain(text: str) -> Any:

@@ -114,7 +114,7 @@ def test_bad_rows_are_told_and_the_good_ones_played(tmp_path: Path, capsys) -> N
     assert code == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["n_scored"] == 3
-    assert "1 bad rows of tomi are left out, the first is rows.jsonl:4" in shown.err
+    assert "bad rows of tomi left out: 1; the first is rows.jsonl:4" in shown.err
 
 
 # --- models ---------------------------------------------------------------------------------------

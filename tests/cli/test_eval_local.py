@@ -98,11 +98,11 @@ def test_a_dialogue_with_the_served_visitor(tiny: Path, tmp_path: Path) -> None:
 def test_prompts_that_do_not_fit_stop_the_run_or_stay_unscored(
     tiny: Path, tmp_path: Path, capsys
 ) -> None:
-    out, short = tmp_path / "run", ("--max-context", 120)
+    out, short = tmp_path / "run", ("--max-context", 100)
     assert local(tiny, out, *short, n=8) == 2
     what, why, fix = three_lines(capsys.readouterr().err)
     assert what.endswith("of 8 prompts of 'tomi' do not fit the model's context.")
-    assert "the model holds 120" in why
+    assert "the model holds 100" in why
     assert "--allow-overflow" in fix
     assert not out.exists()
     assert local(tiny, out, *short, "--allow-overflow", n=8) == 1

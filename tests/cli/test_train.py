@@ -49,7 +49,7 @@ def test_json_is_all_there_is_on_stdout(
     assert printed == json.loads((out / "summary.json").read_text())
     assert printed["steps"] == 1 and set(printed["rewards"])
     assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, "--out", out) == 0
-    assert "1 steps in" in capsys.readouterr().out
+    assert "1 step in" in capsys.readouterr().out
 
 
 def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -> None:
@@ -80,9 +80,7 @@ def test_an_unknown_task(tmp_path: Path, model: Path, capsys: pytest.CaptureFixt
 def test_data_that_is_not_there(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], data: str
 ) -> None:
-    lines = told(
-        capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data
-    )
+    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data)
     assert data.partition("=")[2] in lines["error"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from eval_support import examples, summary
 
 from soulkit.data.files import write_rows
-from soulkit.data.synth import synth
+from soulkit.data.synth import split_seed, synth
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval import keeping, runner
 from soulkit.eval.config import EvalConfig, load_work
@@ -178,7 +178,7 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
 
 
 def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = synth("hitom", 8, 0)
+    rows = synth("hitom", 8, split_seed(0, "test"))
     write_rows(tmp_path / "hitom_val.parquet", rows, data_source="hitom")
     write_rows(tmp_path / "own.jsonl", rows[:3], data_source="hitom")
     made = load_work(config(tasks=("hitom",), data={"hitom": "synth:8"}))[0].examples

@@ -241,7 +241,7 @@ def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> 
 def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
     (run,) = load_runs([story(tmp_path) / "train"])
     figures = learning_curves(run)
-    titles = "Rewards, Teacher–student gap, Evaluation while training, Feedback, Policy"
+    titles = "Rewards, Leave-one-out gap, Evaluation while training, Feedback, Policy"
     assert ", ".join(f.title for f in figures) == titles
     for figure in figures:
         assert figure.svg.startswith('<svg role="img"')

@@ -107,9 +107,7 @@ def step_of(seed: int = 0, examples: int = 3, drafts: int = 3) -> list[TrainSequ
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {
-        n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in policy.trained
-    }
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in policy.trained}
 
 
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], rel: float = 1e-5) -> None:

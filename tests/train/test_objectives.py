@@ -50,9 +50,7 @@ def record(example: str, rollout: int, kind: Kind, reward: float | None, said: i
     )  # fmt: skip
     segment = Segment("user", "task hint" if told else "task", bare="task")
     trace = Trace("reader", (Turn((segment,), completion),))
-    episode = Episode(
-        example_id=example, task="tomi", kind=kind, rollout=rollout, traces=(trace,)
-    )
+    episode = Episode(example_id=example, task="tomi", kind=kind, rollout=rollout, traces=(trace,))
     score = (
         unscored(Failure("partner_error")) if reward is None else Score(value=reward, reward=reward)
     )

@@ -184,9 +184,16 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
         assert sources - {record.example_id}
 
 
-@pytest.mark.parametrize("extra", [("sampler_cap=2.0", "lambda_fb=0"), ("ratio=sequence",
-    "aggregation=seq-mean-token-mean"), ("kl_coef=0.05", "entropy_coef=0.01"),
-    ("mask_truncated=true", "denominator=separate"), ("full=true", "advantage_std=none")])  # fmt: skip
+OBJECTIVES = {
+    "corrected": ("sampler_cap=2.0", "lambda_fb=0"),
+    "gspo": ("ratio=sequence", "aggregation=seq-mean-token-mean"),
+    "penalties": ("kl_coef=0.05", "entropy_coef=0.01"),
+    "cut": ("mask_truncated=true", "denominator=separate"),
+    "full": ("full=true", "advantage_std=none"),
+}
+
+
+@pytest.mark.parametrize("extra", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_every_setting_of_the_objective_runs(
     tmp_path: Path, warm: Path, extra: tuple[str, ...]
 ) -> None:

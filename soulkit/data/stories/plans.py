@@ -102,19 +102,22 @@ def _draw_two_room(rng: random.Random, world: World) -> TwoRoomPlan:
     first = [Enter((who,), room, already=rng.random() < 0.05) for who in (mover, absentee)]
     rng.shuffle(first)
     first.sort(key=lambda e: not e.already)
-    steps, story_type = _shuffled_steps(rng, mover, absentee, (room, other), (obj, target))
+    changes = rng.choice((1, 2)) if world.eventful else 1
+    steps, story_type = _shuffled_steps(rng, changes, mover, absentee, (room, other), (obj, target))
     events: list[Event] = [*first, Place(obj, start), *steps]
     if world.states_rooms:
         events = _with_rooms(events, room)
-    _insert_third(rng, events, third, rng.choice((room, other)))
+    if world.eventful:
+        _insert_third(rng, events, third, rng.choice((room, other)))
     _insert_noise(rng, events, (mover, absentee, third), world)
     return TwoRoomPlan(tuple(events), mover, absentee, obj, (start, target), story_type)
 
 
 def _shuffled_steps(
-    rng: random.Random, mover: str, absentee: str, rooms: tuple[str, str], thing: tuple[str, str]
-) -> tuple[list[Event], StoryType]:
-    names = ["move", *["change"] * rng.choice((1, 2))]
+    rng: random.Random, changes: int, mover: str, absentee: str, rooms: tuple[str, str],
+    thing: tuple[str, str],
+) -> tuple[list[Event], StoryType]:  # fmt: skip
+    names = ["move", *["change"] * changes]
     rng.shuffle(names)
     events: list[Event] = []
     present, mover_left = True, False

@@ -22,6 +22,8 @@ class World:
     """At most this many noise sentences in a ToMi-like story."""
     numbered: bool = True
     """Whether lines begin with their number."""
+    eventful: bool = True
+    """Whether people come back and a third one passes through a ToMi-like story."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -57,6 +59,6 @@ WAITING = "foyer"
 LARGE = World(NAMES, ROOMS, CONTAINERS, OBJECTS)
 SMALL = World(
     NAMES[:12], ROOMS[:8], CONTAINERS[:12], OBJECTS[:20],
-    states_rooms=False, noise=0, numbered=False,
+    states_rooms=False, noise=0, numbered=False, eventful=False,
 )  # fmt: skip
 CHAPTERS = World(NAMES, ROOMS, TINTED, OBJECTS)

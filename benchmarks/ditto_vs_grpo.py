@@ -1,0 +1,182 @@
+"""Does verbal feedback teach faster than a scalar? Ditto against GRPO on held-out stories.
+
+Every seed warms up a tiny model of its own (as `soul demo` does) and trains it in four arms: Ditto
+(G = 8: 8 drafts and up to 8 refined), GRPO with as many drafts (G = 8), GRPO with as many samples
+(G = 16), and Ditto with shuffled feedback. Greedy accuracy on held-out belief questions is measured
+every few steps, against steps, sampled tokens and seconds. Differences to Ditto are paired by seed.
+
+    .venv/bin/python benchmarks/ditto_vs_grpo.py --seeds 5 --out runs/ditto_vs_grpo
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from soulkit.demo import DITTO, WARMUP, Demo
+from soulkit.metrics.statistics import auc, mean_interval, t_quantile
+from soulkit.runs import read_jsonl, write_json
+from soulkit.train.run import train
+
+ARMS: dict[str, dict[str, Any]] = {
+    "Ditto G=8": {},
+    "GRPO G=8": {"method": "grpo"},
+    "GRPO G=16": {"method": "grpo", "group_size": 16},
+    "Ditto G=8, shuffled feedback": {"shuffle_feedback": True},
+}
+AXES = {"step": "steps", "tokens": "sampled tokens", "seconds": "seconds of sampling and training"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement of one run."""
+
+    step: int
+    tokens: int
+    seconds: float
+    accuracy: float
+
+
+def curve(run: Path) -> list[Point]:
+    """Accuracy against the costs up to it, from the run's metrics."""
+    points, tokens, seconds = [], 0, 0.0
+    for line in read_jsonl(run / "metrics.jsonl"):
+        if "eval" in line:
+            points.append(Point(line["step"] + 1, tokens, seconds, line["eval"]["tomi"]))
+        else:
+            tokens += line["tokens"]
+            seconds += line["seconds_sample"] + line["seconds_train"]
+    return points
+
+
+def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Point]]:
+    """Warm up once, then train every arm from the same weights; finished runs are not repeated."""
+    demo = Demo(out / f"seed{seed}", seed, steps)
+    demo.write_rows()
+    train(demo.config(WARMUP), demo.out / "warmup", lambda line: None)
+    start = demo.measure("before", None)
+    found = {}
+    for name, changes in ARMS.items():
+        folder = demo.out / name.lower().replace(" ", "-").replace(",", "").replace("=", "")
+        settings = {
+            **DITTO, "model": str(demo.warm), "steps": steps, "eval_every": every,
+            "dev_share": 0.15, "dev_limit": 300, **changes,
+        }  # fmt: skip
+        train(demo.config(settings), folder, lambda line: None)
+        found[name] = [Point(0, 0, 0.0, belief_accuracy(start)), *curve(folder)]
+        print(f"seed {seed}, {name}: {found[name][-1].accuracy:.3f}", flush=True)
+    return found
+
+
+def belief_accuracy(cells: Mapping[str, Any]) -> float:
+    """Accuracy over true and false beliefs, which the held-out rows hold in equal number."""
+    prefix = "value/question=first_order_"
+    return statistics.fmean(c["mean"] for k, c in cells.items() if k.startswith(prefix))
+
+
+def area(points: Sequence[Point], axis: str) -> float:
+    """Mean height of the accuracy curve over the axis."""
+    value = auc([getattr(p, axis) for p in points], [p.accuracy for p in points])
+    assert value is not None
+    return value
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of a − b over seeds with its 95 % t interval."""
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    low, high = mean_interval(differences)
+    return statistics.fmean(differences), low, high
+
+
+def score(points: Sequence[Point]) -> dict[str, float]:
+    return {"final": points[-1].accuracy, "area": area(points, "step")}
+
+
+def table(results: Sequence[Mapping[str, Sequence[Point]]]) -> Table:
+    """Final accuracy and area per arm, with paired differences to the first arm."""
+    first = next(iter(ARMS))
+    shown = Table(title=f"{len(results)} seeds, mean [95 % CI]; differences: {first} minus arm")
+    for heading in ("arm", "final", "difference", "area (steps)", "difference", "tokens", "s"):
+        shown.add_column(heading, justify="left" if heading == "arm" else "right")
+    for name in ARMS:
+        cells = [name]
+        for metric in ("final", "area"):
+            mine = [score(r[name])[metric] for r in results]
+            base = [score(r[first])[metric] for r in results]
+            cells.append(_with_ci(statistics.fmean(mine), *mean_interval(mine)))
+            cells.append("" if name == first else _with_ci(*paired(base, mine), sign=True))
+        cells.append(f"{statistics.fmean(r[name][-1].tokens for r in results):,.0f}")
+        cells.append(f"{statistics.fmean(r[name][-1].seconds for r in results):.0f}")
+        shown.add_row(*cells)
+    return shown
+
+
+def _with_ci(mean: float, low: float, high: float, sign: bool = False) -> str:
+    form = "+.3f" if sign else ".3f"
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def figure(results: Sequence[Mapping[str, Sequence[Point]]], path: Path) -> None:
+    """Mean accuracy with a 95 % band over seeds, against each axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn, axes = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True, layout="constrained")
+    for (axis, label), ax in zip(AXES.items(), axes, strict=True):
+        for name in ARMS:
+            _draw(ax, [r[name] for r in results], axis, name)
+        ax.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
+        ax.set_xlabel(label)
+    axes[0].set_ylabel("held-out belief accuracy (greedy)")
+    axes[0].legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path)
+
+
+def _draw(ax: Any, curves: Sequence[Sequence[Point]], axis: str, name: str) -> None:
+    xs, means, half = [], [], []
+    for points in zip(*curves, strict=True):
+        values = [p.accuracy for p in points]
+        xs.append(statistics.fmean(getattr(p, axis) for p in points))
+        means.append(statistics.fmean(values))
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        half.append(t_quantile(len(values) - 1) * spread / len(values) ** 0.5 if spread else 0.0)
+    (line,) = ax.plot(xs, means, label=name, marker="o", markersize=3)
+    low = [m - h for m, h in zip(means, half, strict=True)]
+    high = [m + h for m, h in zip(means, half, strict=True)]
+    ax.fill_between(xs, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=5, help="steps between measurements")
+    parser.add_argument("--out", type=Path, default=Path("runs/ditto_vs_grpo"))
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(chosen.threads)
+    seeds = itertools.islice(itertools.count(chosen.first_seed), chosen.seeds)
+    results = [run_seed(seed, chosen.out, chosen.steps, chosen.every) for seed in seeds]
+    Console(width=160).print(table(results))
+    figure(results, chosen.out / "curves.svg")
+    plain = [{n: [vars(p) for p in points] for n, points in r.items()} for r in results]
+    write_json(chosen.out / "curves.json", {"arms": list(ARMS), "seeds": plain})
+    print(f"curves: {chosen.out / 'curves.svg'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a terminal shows: errors of the file system, readers that leave, tables that stay narrow."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from soulkit.cli import console
+from soulkit.cli.app import main
+from soulkit.errors import ModelLoadError
+from soulkit.models.loading import locate
+from soulkit.report.load import RunData
+from soulkit.report.table import terminal_text
+from soulkit.runs import Run
+
+
+def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").write_text('{"command": "eval api", "tasks": {}}')
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "below" / "report.md"
+    assert main(["report", str(run), "--format", "md", "--out", str(target)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"]
+    assert str(tmp_path / "file") in lines[0]
+
+
+def test_a_full_disk_has_no_name_but_a_way_out(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(arguments: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("soulkit.cli.app._dispatch", full)
+    assert main(["tasks", "list"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """Enough text to fill the pipe, read by a process that is already gone."""
+    code = (
+        "from soulkit.cli.console import out\n"
+        "for _ in range(3000): out.print('x' * 100)\n"
+        "raise SystemExit(7)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 7
+
+
+def test_a_slip_below_a_run_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Run.open(Path("warm"), "train sft", {"steps": 1})
+    with pytest.raises(ModelLoadError, match="no folder 'warm/modle'"):
+        locate("warm/modle")
+    assert locate("owner/name") == "owner/name"
+
+
+def test_nothing_done_is_not_reported_as_progress(capsys) -> None:
+    with console.progress(0, "eval"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_numbers_stand_right_and_words_left() -> None:
+    table = console.table("task", ">rows", title="rows")
+    table.add_row("tomi", "7")
+    shown = io.StringIO()
+    Console(file=shown, width=40).print(table)
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert " tomi     7" in lines
+
+
+def cell(mean: float) -> dict[str, object]:
+    return {"mean": mean, "ci_low": 0.0, "ci_high": 1.0, "n_scored": 600, "n": 600, "unscored": {}}
+
+
+def eval_run(metrics: dict[str, dict[str, object]]) -> RunData:
+    summary = {"command": "eval local", "model": "m", "tasks": {"tomi": metrics}, "cost": None}
+    return RunData(name="a", path=Path("a"), kind="eval", summary=json.loads(json.dumps(summary)))
+
+
+def test_break_downs_stand_under_the_value_they_belong_to() -> None:
+    run = eval_run({"value": cell(0.5), "turns": cell(0.1), "value/order=1": cell(0.4)})
+    body = terminal_text([run], 80)
+    assert body.index("value ") < body.index(" order=1") < body.index("turns")
+    assert "cost" not in body, "a local model costs no dollars"
+
+
+def test_the_longest_break_down_fits_eighty_columns() -> None:
+    run = eval_run({"value": cell(0.5), "value/story=second_order_false_belief": cell(0.4)})
+    assert " story=second_order_false_belief " in terminal_text([run], 80)
+
+
+def test_a_run_of_one_step_shows_one_column() -> None:
+    run = RunData(
+        name="a", path=Path("a"), kind="train", summary=None, steps=({"step": 0, "loss": 1.5},)
+    )
+    assert terminal_text([run]).count("step 0") == 1

@@ -1,0 +1,163 @@
+"""What every file of the repository keeps to; the limits stand in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "soulkit"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+LINES_OF_A_FILE = 500
+LINES_OF_A_FUNCTION = 80
+HEAVY = {"torch", "transformers", "peft", "vllm"}
+
+# Spelled in two parts, so that this file does not mention what it forbids.
+FOREIGN = {
+    "a private path": re.compile("/wor" + "k/"),
+    "the folder beside the repository": re.compile(r"\.\./shar" + "ed"),
+    "how the code was written": re.compile(r"\b(?:issue|session)\s+(?:no\.?\s*)?#?\d", re.I),
+    "who wrote the code": re.compile(r"\bsub-?age" + r"nts?\b", re.I),
+}
+SECRETS = {
+    "an OpenAI key": r"\bsk-(?:proj-|ant-)?[A-Za-z0-9_-]{20,}",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
+    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{30,}",
+    "an AWS key": r"\bAKIA[0-9A-Z]{16}\b",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+}
+
+
+@cache
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(text(path))
+
+
+def tracked() -> list[Path]:
+    """Text files that belong to the repository; those not yet added count as well."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("this copy is no git checkout")
+    paths = [ROOT / name for name in done.stdout.decode().split("\0") if name]
+    binary = {".png", ".jpg", ".gif", ".parquet", ".safetensors"}
+    return [p for p in paths if p.is_file() and p.suffix not in binary]
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_files_stay_readable_in_one_sitting() -> None:
+    lines = {short(path): text(path).count("\n") for path in SOURCES}
+    assert {name: n for name, n in lines.items() if n > LINES_OF_A_FILE} == {}
+
+
+def test_functions_stay_short() -> None:
+    long = {
+        f"{short(path)}:{node.name}": node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LINES_OF_A_FUNCTION
+    }
+    assert long == {}
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    bare = [short(p) for p in SOURCES if text(p).strip() and ast.get_docstring(tree(p)) is None]
+    assert bare == ["soulkit/__init__.py"] or bare == []
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = [
+        f"{short(path)}:{node.lineno}"
+        for path in SOURCES
+        if not path.is_relative_to(PACKAGE / "cli")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert printing == []
+
+
+def imported_at_the_top(body: list[ast.stmt]) -> Iterator[str]:
+    """First names of packages imported outside functions and outside TYPE_CHECKING."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from imported_at_the_top([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from imported_at_the_top([*node.body, *node.orelse, *node.finalbody])
+        elif isinstance(node, ast.ClassDef | ast.With):
+            yield from imported_at_the_top(node.body)
+
+
+def test_heavy_packages_are_loaded_late() -> None:
+    early = {
+        short(path): found
+        for path in SOURCES
+        if not path.is_relative_to(PACKAGE / "train") and path != PACKAGE / "models" / "local.py"
+        if (found := HEAVY.intersection(imported_at_the_top(tree(path).body)))
+    }
+    assert early == {}
+
+
+def test_no_failure_is_swallowed() -> None:
+    """No handler of everything whose body does nothing."""
+    silent = [
+        f"{short(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+        and all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+    ]
+    assert silent == []
+
+
+def test_models_bring_no_code_and_files_no_pickle() -> None:
+    risky = re.compile(
+        r"trust_remote_code\s*=\s*True|^\s*(?:import|from) pickle|weights_only=False"
+    )
+    assert [short(p) for p in SOURCES if re.search(risky, text(p))] == []
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_the_repository_stands_on_its_own(what: str) -> None:
+    # The continuous integration may look for real data beside the checkout; nothing else may.
+    found = [
+        short(path)
+        for path in tracked()
+        if short(path) != ".ci/run" and FOREIGN[what].search(text(path))
+    ]
+    assert found == []
+
+
+def test_no_secret_is_written_down() -> None:
+    kinds = {what: re.compile(pattern) for what, pattern in SECRETS.items()}
+    found = {
+        f"{short(path)}: {what}"
+        for path in tracked()
+        for what, pattern in kinds.items()
+        # Tests of the scanners need keys that look real.
+        if pattern.search(text(path)) and not path.is_relative_to(ROOT / "tests")
+    }
+    assert found == set()
