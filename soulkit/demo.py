@@ -1,7 +1,7 @@
 """The first run: the whole road on one CPU in minutes, without network, key or GPU.
 
-A tiny model learns to read stories and to *use* feedback: questions of fact are taught without
-feedback, questions of belief only with it (plain belief questions beside them would teach
+A tiny model learns to read stories and to *use* feedback: questions of fact are taught with and
+without feedback, questions of belief only with it (plain belief questions beside them would teach
 it to ignore feedback). Then Ditto teaches it to do without. It is measured before and after on
 stories it never saw, and beside it runs a control: one step in which everybody gets the feedback of
 somebody else's draft. Every part is an ordinary run folder.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from soulkit.data.files import write_rows
+from soulkit.data.stories.events import Exit, decode
 from soulkit.data.stories.generate import synth_rows
 from soulkit.data.synth import split_seed
 from soulkit.eval.config import EvalConfig
@@ -28,16 +29,17 @@ from soulkit.train.run import train
 TASK: Final = "tomi"
 QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
 BELIEFS = "first_order_.*"
-TRAIN_ROWS, TEST_ROWS = 9000, 900
+BELIEFS_PER_FACT = 2
+TRAIN_ROWS, TEST_ROWS = 9000, 1800
 WARMUP: dict[str, Any] = {
-    "method": "sft", "model": "tiny", "full": True, "steps": 160, "sft_batch": 48, "lr": 2e-3,
+    "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
-    "sft_feedback": 1.0, "sft_feedback_where": {"question": BELIEFS},
-    "checkpoint_every": 160, "tokens_per_batch": 4096, "coach": "terse",
+    "sft_feedback": 0.5, "sft_feedback_always": {"question": BELIEFS},
+    "checkpoint_every": 240, "tokens_per_batch": 4096, "coach": "terse",
 }  # fmt: skip
 DITTO: dict[str, Any] = {
     "method": "ditto", "prompts_per_step": 64, "group_size": 8, "mini_batch_prompts": 16,
-    "lr": 2e-3, "max_tokens": 8, "coach": "terse", "feedback_for": "imperfect",
+    "lr": 1e-3, "max_tokens": 8, "coach": "terse",
     "batch_size": 256, "checkpoint_every": 100, "tokens_per_batch": 4096,
 }  # fmt: skip
 
@@ -51,7 +53,7 @@ class Demo:
 
     out: Path
     seed: int = 0
-    steps: int = 25
+    steps: int = 30
 
     @property
     def rows(self) -> Path:
@@ -80,10 +82,13 @@ class Demo:
 
     def write_rows(self) -> None:
         """Training and held-out stories from different seeds of the small world."""
-        train_seed = split_seed(self.seed, "train")
-        test_seed = split_seed(self.seed, "test")
-        _write(self.rows, TRAIN_ROWS, train_seed, beliefs_per_fact=3)
-        _write(self.held_out, TEST_ROWS, test_seed, beliefs_per_fact=1)
+        train_seed, test_seed = split_seed(self.seed, "train"), split_seed(self.seed, "test")
+        wanted = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
+        for path, count, seed in wanted:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                made = synth_rows(TASK, count, seed, world="small")
+                write_rows(path, _asked(made), data_source=TASK)
 
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
@@ -126,29 +131,28 @@ class Demo:
         return found
 
 
-def _write(path: Path, count: int, seed: int, beliefs_per_fact: int) -> None:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = synth_rows(TASK, count, seed, world="small")
-        write_rows(path, _asked(made, beliefs_per_fact), data_source=TASK)
+def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Some facts, and beliefs of the one who leaves: before the move as often as after it.
 
-
-def _asked(rows: Iterable[dict[str, Any]], beliefs_per_fact: int) -> list[dict[str, Any]]:
-    """As many questions about false beliefs as about true ones, and some facts.
-
-    Most people in such stories know better; without the balance, always naming where the object
-    really is would look like understanding.
+    Most people in such stories know better, and the one who moves the object always does. Without
+    the balance, naming where the object really is would look like understanding.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault(str(row["question_type"]), []).append(row)
+        if not row["order"] or _leaver(row) in row["question"]:
+            kinds.setdefault(str(row["question_type"]), []).append(row)
     beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
     asked = []
     for kind in QUESTIONS:
-        size = beliefs if kind.startswith("first_order") else beliefs // beliefs_per_fact
+        size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
         # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
         asked += random.Random(kind).sample(kinds[kind], size)
     return asked
+
+
+def _leaver(row: dict[str, Any]) -> str:
+    """Who leaves the room in a row's story."""
+    return next(event.agent for event in decode(row["events"]) if isinstance(event, Exit))
 
 
 def _interval(cell: dict[str, Any]) -> list[float]:

@@ -16,7 +16,7 @@ from soulkit.cli.train import one_line_summary
 def command(
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Another seed tells other stories.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Ditto steps.")] = 25,
+    steps: Annotated[int, typer.Option(min=1, help="Ditto steps.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the results.")] = False,
 ) -> None:
     """Warm up a tiny model, train it with Ditto, measure before and after, write a report."""

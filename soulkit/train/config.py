@@ -101,8 +101,8 @@ class TrainConfig(Settings):
     sft_batch: int = Field(default=32, gt=0)
     sft_feedback: float = Field(default=0.0, ge=0, le=1)
     """Share of the prompts that hold the symbolic coach's feedback, as on a made-up draft."""
-    sft_feedback_where: dict[str, str] = Field(default_factory=dict)
-    """Only rows whose tags match (tag → regular expression) hold it."""
+    sft_feedback_always: dict[str, str] = Field(default_factory=dict)
+    """Rows whose tags match (tag → regular expression) always hold it."""
     sft_prompt_weight: float = Field(default=0.0, ge=0)
     """Weight of the prompts' own tokens (mean per token) beside the replies': plain language
     modelling, which gives a model from scratch its first grammar."""

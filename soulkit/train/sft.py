@@ -52,8 +52,8 @@ def feedback_for(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
     """Feedback as RL will give it, on a made-up draft (or on none, when the coach is terse)."""
-    meant = has_tags(example, config.sft_feedback_where)
-    if not meant or rng.random() >= config.sft_feedback:
+    always = config.sft_feedback_always
+    if rng.random() >= config.sft_feedback and not (always and has_tags(example, always)):
         return None
     plain = config.coach == "terse"
     text = task.explain(example, None, None) if plain else task.rehearse(example, rng)

@@ -1,0 +1,96 @@
+"""The demo as a user runs it, and its model on real files. Slow: it trains for minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}
+
+
+def soul(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    done = soul("demo", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_ditto_teaches_what_the_warm_up_did_not(demo: tuple[Path, dict[str, Any]]) -> None:
+    _, found = demo
+    assert found["after"] - found["before"] >= 0.10
+    assert found["after_ci"][0] > found["before_ci"][1]
+    beliefs = found["beliefs_after"].values()
+    assert sum(beliefs) / len(beliefs) > 0.6
+    assert found["seconds"] < 600
+
+
+def test_feedback_helps_and_others_feedback_less(demo: tuple[Path, dict[str, Any]]) -> None:
+    _, found = demo
+    assert found["loo_gap_ci"][0] > 0
+    assert found["loo_gap"] > found["loo_gap_shuffled"]
+
+
+def test_the_report_is_one_file(demo: tuple[Path, dict[str, Any]]) -> None:
+    page = Path(demo[1]["report"]).read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "http-equiv" in page
+    assert "<script src" not in page
+
+
+def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, found = demo
+    again = soul("demo", "--out", out, "--json")
+    assert again.returncode == 0, again.stderr
+    second = json.loads(again.stdout)
+    assert {k: v for k, v in second.items() if k != "seconds"} == {
+        k: v for k, v in found.items() if k != "seconds"
+    }
+    assert second["seconds"] < found["seconds"] / 3
+
+
+def real(name: str) -> Path:
+    root = os.environ.get("SOULKIT_TEST_DATA")
+    path = Path(root or "none") / name
+    if not path.exists():
+        if "data" in os.environ.get("SOULKIT_REQUIRE", "").split(","):
+            pytest.fail(f"SOULKIT_TEST_DATA has no {name}")
+        pytest.skip("SOULKIT_TEST_DATA is not set")
+    return path
+
+
+def scored(demo: tuple[Path, dict[str, Any]], task: str, data: Path, out: Path) -> dict[str, Any]:
+    model, adapter = demo[0] / "warmup" / "model", demo[0] / "train" / "model"
+    done = soul(
+        "eval", "local", "--model", model, "--adapter", adapter, "--task", task,
+        "--data", f"{task}={data}", "--max-tokens", 8, "--limit", 1000, "--out", out, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cell: dict[str, Any] = json.loads(done.stdout)["tasks"][task]["value"]
+    return cell
+
+
+def test_real_fixed_tomi_runs_through(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    cell = scored(demo, "tomi", real("tomi/fixedtomi_test_balanced.jsonl"), tmp_path / "run")
+    assert (cell["n_scored"], cell["n"]) == (1000, 1000)
+
+
+def test_real_paratomi_runs_through(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    rows = tmp_path / "paratomi.jsonl"
+    made = soul("data", "import", "paratomi", real("paratomi/test.txt"), "-o", rows)
+    assert made.returncode == 0, made.stderr
+    cell = scored(demo, "paratomi", rows, tmp_path / "run")
+    assert (cell["n_scored"], cell["n"]) == (1000, 1000)
