@@ -9,6 +9,7 @@ somebody else's draft. Every part is an ordinary run folder.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from soulkit.data.stories.generate import synth_rows
 from soulkit.data.synth import split_seed
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
-from soulkit.runs import read_jsonl
+from soulkit.runs import read_jsonl, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 
@@ -129,6 +130,12 @@ class Demo:
             "seconds": round(seconds, 1),
         }
         return found
+
+    def write_summary(self, results: dict[str, Any]) -> None:
+        """`summary.json` of the whole demo: the evaluation after training, and the results."""
+        after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
+        kept = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
+        write_json(self.out / "summary.json", {"command": "demo", **kept, **results})
 
 
 def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

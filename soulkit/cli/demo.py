@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from soulkit.cli.console import console, duration, err, print_json, progress
 from soulkit.cli.train import one_line_summary
+from soulkit.errors import MissingPackage
 
 
 def command(
@@ -24,11 +26,14 @@ def command(
     from soulkit.report.html import write
     from soulkit.report.load import load_runs
 
+    if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
+        raise MissingPackage("matplotlib", "the learning curves of the report", "report")
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
     page = write(load_runs([out]), out / "report" / "index.html")
     results["report"] = str(page)
+    demo.write_summary(results)
     if as_json:
         print_json(results)
     else:

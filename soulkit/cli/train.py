@@ -199,6 +199,8 @@ def one_line_summary(line: dict[str, Any]) -> str:
 
 
 def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
+    from soulkit.report.table import feedback_text
+
     rewards = summary.get("rewards") or {}
     print_line = console().print
     steps = summary["steps"]
@@ -208,6 +210,13 @@ def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
             print_line(f"  {name.replace('_', ' '):18} {rewards[name]:.3f}")
     if rewards.get("loo_gap") is not None:
         print_line(f"  leave-one-out gap  {_with_interval(rewards, 'loo_gap')}")
+    told = feedback_text(summary)
+    if told:
+        print_line(f"  feedback           {told}", markup=False, soft_wrap=True)
+    unscored = summary.get("n", 0) - summary.get("n_scored", 0)
+    if unscored:
+        last = summary["summary_steps"]
+        print_line(f"  unscored           {unscored} of {summary['n']} in the last {last} steps")
     err.print(
         f"run folder {out}; weights {out / 'model'}; look closer with: soul report {out}",
         markup=False, soft_wrap=True,

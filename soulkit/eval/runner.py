@@ -86,6 +86,8 @@ def run_eval(
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
         check_lengths(model, work, config)
+        if run is not None:
+            check_weights(run, model)
     run = run or _open(folder, config)
     say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
     with alone(run), open_ledger(run, config) as ledger:
@@ -253,6 +255,18 @@ def check_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -
         over = sum(n + sampling.max_tokens > limit for n in lengths)
         if over:
             raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
+
+
+def check_weights(run: Run, model: LocalModel) -> None:
+    """RunError when the episodes of `run` came from another adapter than `model` has now."""
+    played = load_records(run.episodes) if run.episodes.is_file() else []
+    turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
+    if any(turn.completion.policy != model.policy_version for turn in turns):
+        raise RunError(
+            f"{run.path} holds episodes of other adapter weights than those given now.",
+            "The adapter was trained further or replaced since, and a mean would mix two models.",
+            "Give another folder with --out.",
+        )
 
 
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:

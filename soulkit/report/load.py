@@ -59,10 +59,14 @@ def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """`path` itself when it is a run, else the runs directly inside it; RunError if none."""
-    if _is_run(path):
-        return [path]
+    """`path` itself when it is a run, else the runs directly inside it; RunError if none.
+
+    A folder whose only record is a summary, such as the demo's, stands for the runs inside it.
+    """
     inside = [p for p in path.iterdir() if p.is_dir() and _is_run(p)] if path.is_dir() else []
+    own = any((path / name).is_file() for name in _FILES if name != "summary.json")
+    if own or (_is_run(path) and not inside):
+        return [path]
     if not inside:
         raise RunError(
             f"There is no run in '{path}'.",

@@ -99,7 +99,22 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         found.append(("steps", str(run.steps[-1]["step"] + 1)))
     found.append(("time", duration(summary["seconds"]) if "seconds" in summary else None))
     found.append(("cost", _cost(summary)))
+    found.append(("feedback", feedback_text(summary)))
     return [(label, one_line(str(text), 200)) for label, text in found if text]
+
+
+def feedback_text(summary: Mapping[str, Any]) -> str:
+    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times`, or empty."""
+    feedback = summary.get("feedback") or {}
+    parts = []
+    for author, counts in feedback.get("coaches", {}).items():
+        kinds = ", ".join(f"{n} {kind}" for kind, n in counts["leaks"].items())
+        parts.append(f"{author} {counts['checked']}, {counts['dropped']} dropped")
+        parts[-1] += f" ({kinds})" if kinds else ""
+    failures = feedback.get("coach_failures", 0)
+    if failures:
+        parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
+    return "; ".join(parts)
 
 
 def _cost(summary: Mapping[str, Any]) -> str | None:

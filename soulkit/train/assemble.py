@@ -130,6 +130,12 @@ def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
             "--coach model needs an endpoint that writes the feedback.",
             "Name one with --coach-model MODEL --coach-base-url URL, or use --coach symbolic.",
         )
+    if config.method == "ditto" and config.coach != "model" and config.coach_model is not None:
+        raise ConfigError(
+            f"A coach model was named, and the coach is to be '{config.coach}'.",
+            "The model would never be asked, and the run would not be what it seems.",
+            "Use --coach model, or leave out --coach-model.",
+        )
 
 
 def _endpoint(settings: PartnerSettings | None, ledger: Ledger | None) -> Player | None:

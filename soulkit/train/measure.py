@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,7 @@ from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.train.advantage import Entry, group_stats
 from soulkit.train.sequences import TrainSequence
 from soulkit.train.update import token_counts
-from soulkit.types import Kind, Record
+from soulkit.types import Feedback, Kind, Record
 
 
 def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
@@ -78,9 +78,39 @@ def feedback_metrics(records: Sequence[Record]) -> dict[str, Any]:
         "feedback_share": len(given) / len(drafts) if drafts else None,
         "leak_share": sum(leaks.values()) / len(given) if given else None,
         "leaks": dict(leaks),
+        "coaches": _by_coach(given),
         "blind_reader": fmean(blind) if blind else None,
         "blind_chance": fmean(chance) if chance else None,
         "coach_failures": sum("coach_failure" in r.episode.notes for r in drafts),
+    }
+
+
+def _by_coach(given: Sequence[Feedback]) -> dict[str, dict[str, Any]]:
+    """Author → texts that were checked, and how many of them leak in which way (all dropped)."""
+    found: dict[str, dict[str, Any]] = {}
+    for feedback in given:
+        coach = found.setdefault(feedback.author, {"checked": 0, "leaks": {}})
+        coach["checked"] += 1
+        if feedback.leak:
+            coach["leaks"][feedback.leak] = coach["leaks"].get(feedback.leak, 0) + 1
+    return found
+
+
+def feedback_totals(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of a run's step lines: drafts, failures of the coach, and per coach what was checked,
+    dropped, and leaked in which way."""
+    steps = [line for line in lines if "coach_failures" in line]
+    coaches: dict[str, dict[str, Any]] = {}
+    for line in steps:
+        for author, counts in line.get("coaches", {}).items():
+            coach = coaches.setdefault(author, {"checked": 0, "dropped": 0, "leaks": {}})
+            coach["checked"] += counts["checked"]
+            coach["dropped"] += sum(counts["leaks"].values())
+            coach["leaks"] = dict(Counter(coach["leaks"]) + Counter(counts["leaks"]))
+    return {
+        "drafts": sum(line["n_draft"] for line in steps),
+        "coach_failures": sum(line["coach_failures"] for line in steps),
+        "coaches": coaches,
     }
 
 

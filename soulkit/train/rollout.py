@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from soulkit.errors import SoulError
+from soulkit.errors import ProviderError, SoulError
 from soulkit.models.base import Cast
 from soulkit.models.local import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
@@ -64,6 +64,7 @@ class RolloutStep:
         jobs = self.jobs(step)
         records = await self.rollouts(jobs)
         refuse_stale(records, version)
+        self.refuse_silence(records)
         self.loop.episodes.write(*records)
         self.recent.append(records)
         sampled = time.monotonic()
@@ -147,6 +148,14 @@ class RolloutStep:
         )
         return [*drafts, *refined]
 
+    def refuse_silence(self, records: Sequence[Record]) -> None:
+        """ProviderError when a step brought nothing but failures. The weights so far are kept."""
+        found = silence(records)
+        if found:
+            if self.loop.step:
+                self.loop.checkpoint()
+            raise ProviderError(found)
+
     def kl_to_base(self, sequences: Sequence[TrainSequence]) -> float | None:
         """Mean k3 estimate of KL(π_θ‖base) in nats over some drafts' tokens, after the update."""
         drafts = [s.span for s in sequences if s.part == "draft"][:KL_PROBE]
@@ -179,6 +188,22 @@ def refuse_stale(records: Sequence[Record], version: str) -> None:
                     raise StaleRollout(
                         f"{record.key} was sampled by '{turn.completion.policy}', not '{version}'"
                     )
+
+
+def silence(records: Sequence[Record]) -> str:
+    """Why a step has nothing to learn from, or has no feedback at all; empty when it has.
+
+    A run that went on would spend hours on a dead server, or be another method than was asked for.
+    """
+    drafts = [r for r in records if r.kind == "draft"]
+    scored = [r for r in drafts if r.score.scored]
+    if drafts and not scored:
+        last = drafts[-1].score
+        return f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+    failed = [r.episode.notes.get("coach_failure") for r in scored]
+    if failed and all(failed):
+        return f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
+    return ""
 
 
 def without_truncated(

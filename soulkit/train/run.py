@@ -10,8 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.errors import ConfigError
+from soulkit.eval.keeping import alone
 from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
+from soulkit.models.ledger import Ledger
 from soulkit.models.local import LocalModel
 from soulkit.models.tiny import build_tiny
 from soulkit.records import load_records
@@ -25,7 +27,7 @@ from soulkit.train.assemble import (
 )
 from soulkit.train.config import TrainConfig
 from soulkit.train.loop import Loop, Show
-from soulkit.train.measure import reward_metrics
+from soulkit.train.measure import feedback_totals, reward_metrics
 from soulkit.train.policy import Policy, load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sampling import Pool
@@ -51,7 +53,9 @@ def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
     if config.method != "sft":
         check_lengths(policy, policy.sampler(1), material, config)
     # A new folder last: a mistake found until here leaves none that is bound to the wrong settings.
-    return asyncio.run(_train(config, run or _open(config, out), policy, material, show))
+    run = run or _open(config, out)
+    with alone(run):
+        return asyncio.run(_train(config, run, policy, material, show))
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
@@ -148,15 +152,17 @@ async def close_cast(cast: Any, sampler: LocalModel) -> None:
 
 
 def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) -> dict[str, Any]:
-    """Means over the last steps, and the two rewards with the leave-one-out gap."""
-    costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
+    cost are those of the whole run."""
+    with Ledger(loop.run.ledger_path) as ledger:
+        paid = ledger.totals()
     summary = summarise(
         records,
         command=f"train {config.method}",
         model=config.model,
         protocol=config.protocol,
         seconds=loop.seconds,
-        cost=sum(costs) if costs else None,
+        cost=paid["cost"],
     )
     rewards = reward_metrics(records)
     names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")
@@ -165,13 +171,15 @@ def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) 
         "steps": loop.step,
         "summary_steps": min(SUMMARY_STEPS, loop.step),
         "rewards": {name: rewards[name] for name in names},
+        "feedback": feedback_totals(read_jsonl(loop.run.metrics)),
+        "calls": paid["by_role"],
     }
 
 
 def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> dict[str, Any]:
     """The loss over the last steps, one cell for every task of the mixture."""
     losses = [line["loss"] for line in read_jsonl(run.metrics)][-SUMMARY_STEPS:]
-    low, high = mean_interval(losses)
+    low, high = mean_interval(losses) if len(losses) > 1 else (None, None)
     cell: Mapping[str, Any] = {
         "mean": fmean(losses), "ci_low": low, "ci_high": high,
         "n_scored": len(losses), "n": len(losses), "unscored": {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,12 @@ def test_a_port_that_is_taken(capsys) -> None:
     what, _, fix = three_lines(capsys.readouterr().err)
     assert what == f"Nothing can be served on 127.0.0.1:{port}."
     assert "--port 0" in fix
+
+
+def test_a_demo_that_could_not_draw_its_report_does_not_start(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert soul("demo", "--out", tmp_path / "demo") == 2
+    assert "soulkit[report]" in three_lines(capsys.readouterr().err)[2]
+    assert not (tmp_path / "demo").exists()

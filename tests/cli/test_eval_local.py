@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from eval_support import FAST, examples, records, soul, summary, three_lines, value, visitor
 
 from soulkit.data.files import write_rows
 from soulkit.models.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
+from soulkit.train.config import TrainConfig
+from soulkit.train.policy import load_policy
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +72,23 @@ def test_a_run_cut_short_ends_as_if_it_had_not_been(tiny: Path, tmp_path: Path) 
     assert value(cut) == value(whole)
     tokens = {r.key: r.episode.final.token_ids for r in records(cut) if r.episode.final}
     assert tokens == {r.key: r.episode.final.token_ids for r in records(whole) if r.episode.final}
+
+
+def test_another_adapter_under_the_same_name_is_another_model(
+    tiny: Path, tmp_path: Path, capsys
+) -> None:
+    adapter, out = tmp_path / "adapter", tmp_path / "run"
+    policy = load_policy(TrainConfig(method="grpo", model="x", tasks={"tomi": 1.0}), tiny)
+    policy.save(adapter)
+    assert local(tiny, out, "--adapter", adapter) == 0
+    assert local(tiny, out, "--adapter", adapter) == 0  # finished, and still the same weights
+    with torch.no_grad():
+        for _, parameter in policy.trained:
+            parameter.add_(0.01)
+    policy.save(adapter)
+    capsys.readouterr()
+    assert local(tiny, out, "--adapter", adapter) == 2
+    assert "other adapter weights" in three_lines(capsys.readouterr().err)[0]
 
 
 def test_text_in_words_the_model_never_saw(tiny: Path, tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_a_coach_that_nobody_named(
     assert "--coach-model" in lines["fix"]
 
 
+def test_a_coach_model_that_would_never_be_asked(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*TOMI, *SMALL, "--coach", "symbolic", "--coach-model", "wise")
+    nowhere = ("--coach-base-url", "http://127.0.0.1:9/v1")
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, *nowhere)
+    assert "'symbolic'" in lines["error"]
+
+
 def test_a_tokenizer_without_a_chat_template(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

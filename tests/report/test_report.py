@@ -146,6 +146,25 @@ def test_a_folder_of_runs_is_told_in_order(tmp_path: Path) -> None:
     assert [step for step, _ in runs[1].evals] == [5, 10, 15, 20]
 
 
+def test_a_summary_of_the_whole_folder_hides_none_of_its_runs(tmp_path: Path) -> None:
+    folder = story(tmp_path)
+    (folder / "summary.json").write_text('{"command": "demo", "tasks": {}}')
+    assert [r.name for r in load_runs([folder])] == ["before", "train", "after"]
+
+
+def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
+    folder = story(tmp_path) / "train"
+    summary = json.loads((folder / "summary.json").read_text())
+    coach = {"checked": 512, "dropped": 3, "leaks": {"gold_text": 2, "answerable": 1}}
+    summary["feedback"] = {"drafts": 600, "coach_failures": 1, "coaches": {"symbolic": coach}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    runs = load_runs([folder])
+    told = "symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 1 time"
+    assert ("feedback", told) in table.facts(runs[0])
+    assert told in html.render(runs)
+    assert "symbolic 512, 3 dropped" in table.markdown(runs)
+
+
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RunError, match="no run"):

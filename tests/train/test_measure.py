@@ -9,6 +9,7 @@ import pytest
 
 from soulkit.train.measure import (
     feedback_metrics,
+    feedback_totals,
     mean_of,
     reward_groups,
     reward_metrics,
@@ -82,7 +83,24 @@ def test_feedback_is_counted_with_its_leaks() -> None:
     assert line == {
         "feedback_share": 0.5, "leak_share": 0.5, "leaks": {"symbolic/gold_text": 1},
         "blind_reader": 0.75, "blind_chance": 0.25, "coach_failures": 1,
+        "coaches": {"symbolic": {"checked": 2, "leaks": {"gold_text": 1}}},
     }  # fmt: skip
+
+
+def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
+    def step(**coaches: dict[str, int]) -> dict[str, object]:
+        counts = {name: {"checked": 4, "leaks": leaks} for name, leaks in coaches.items()}
+        return {"step": 0, "n_draft": 8, "coach_failures": 1, "coaches": counts}
+
+    lines = [step(a={"gold_text": 1}, b={}), {"step": 0, "eval": {"tomi": 0.5}},
+             step(a={"gold_text": 1, "answerable": 2})]  # fmt: skip
+    assert feedback_totals(lines) == {
+        "drafts": 16, "coach_failures": 2, "coaches": {
+            "a": {"checked": 8, "dropped": 4, "leaks": {"gold_text": 2, "answerable": 2}},
+            "b": {"checked": 4, "dropped": 0, "leaks": {}},
+        },
+    }  # fmt: skip
+    assert feedback_totals([]) == {"drafts": 0, "coach_failures": 0, "coaches": {}}
 
 
 def test_groups_that_teach_nothing_are_counted() -> None:

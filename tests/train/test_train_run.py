@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from soulkit.eval.keeping import alone
 from soulkit.models.local import LocalModel
 from soulkit.records import load_records
-from soulkit.runs import read_jsonl
+from soulkit.runs import Run, read_jsonl
 from soulkit.serving.partner import visitor_line
 from soulkit.train.checkpoint import load_checkpoint
 from soulkit.train.policy import load_policy
+from soulkit.train.rollout import RolloutStep
 from soulkit.train.sequences import emitted_spans
 from soulkit.train.update import log_probs
 from soulkit.types import Call, Sampling
@@ -28,9 +30,9 @@ STEP_KEYS = {
     "step", "lr", "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high",
     "pair_gap", "n_draft", "n_refined", "n_unscored", "unscored", "response_length", "tokens",
     "task_metrics", "feedback_share", "leak_share", "leaks", "blind_reader", "blind_chance",
-    "coach_failures", "groups", "groups_single", "groups_flat", "silent_share", "trained_tokens",
-    "clip_fraction", "clip_fraction_dual", "ratio_mean", "approx_kl", "entropy", "loss",
-    "grad_norm", "updates", "kl", "policy", "seconds_sample", "seconds_train",
+    "coach_failures", "coaches", "groups", "groups_single", "groups_flat", "silent_share",
+    "trained_tokens", "clip_fraction", "clip_fraction_dual", "ratio_mean", "approx_kl", "entropy",
+    "loss", "grad_norm", "updates", "kl", "policy", "seconds_sample", "seconds_train",
 }  # fmt: skip
 
 
@@ -123,6 +125,30 @@ def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
         "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high"
     }  # fmt: skip
     assert "tomi" in summary["tasks"]
+    symbolic = summary["feedback"]["coaches"]["symbolic"]
+    assert summary["feedback"]["drafts"] == 48 and symbolic["checked"] == 48
+    assert symbolic["dropped"] == sum(symbolic["leaks"].values())
+
+
+def test_one_supervised_step_is_a_run_too(tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    asked = ("--task", "tomi", "--data", "tomi=synth:20", "--steps", 1, "--batch", 2)
+    assert soul("train", "sft", "--model", "tiny", "--full", *asked, "--out", out) == 0
+    loss = summary_of(out)["tasks"]["tomi"]["loss"]
+    assert loss["n"] == 1 and loss["ci_low"] is None
+    assert (out / "model" / "model.safetensors").is_file()
+
+
+def test_a_folder_that_is_trained_in_is_left_alone(
+    ditto: Path, warm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = ("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 3, "--out", ditto,
+             "--checkpoint-every", 2, "--eval-every", 2, "--set", "dev_limit=10",
+             "--set", "mini_batch_prompts=2")  # fmt: skip
+    run = Run(path=ditto, command="train ditto", resumed=True)
+    with alone(run):
+        assert soul(*again) == 2
+    assert "Another process" in capsys.readouterr().err
 
 
 def test_the_saved_adapter_has_the_trainers_log_probs(ditto: Path, warm: Path) -> None:
@@ -256,6 +282,47 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
         }  # fmt: skip
         assert line["trained_tokens"].get("draft", 0) == tokens["draft"]
         assert line["trained_tokens"].get("copy", 0) == tokens["refined"]
+
+
+@pytest.mark.parametrize("who", ["partner", "coach"])
+def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
+    tmp_path: Path, warm: Path, who: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick = False
+
+    def broken(index: int, body: dict[str, Any]) -> Fault | None:
+        return Fault.status_error(400, f"the {who} is ill") if sick else None
+
+    def answer(body: dict[str, Any]) -> str:
+        return visitor_line(body["messages"]) if who == "partner" else "Look at who was there."
+
+    def once(steps: int) -> int:
+        asked = (*KEEPER, "--partner", "v", "--partner-base-url", server.base_url)
+        if who == "coach":
+            asked = (*TOMI, "--coach-model", "wise", "--coach-base-url", server.base_url)
+        return soul("train", "ditto", "--model", warm / "model", *asked, "--steps", steps,
+                    "--out", out)  # fmt: skip
+
+    out = tmp_path / "run"
+    with ScriptedServer(answer=answer, script=broken) as server:
+        stop = RolloutStep.jobs
+
+        def jobs(step: RolloutStep, number: int) -> Any:
+            nonlocal sick
+            sick = number == 1 and not well
+            return stop(step, number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RolloutStep, "jobs", jobs)
+            well = False
+            assert once(2) == 1
+            told = capsys.readouterr().err
+            assert f"the {who} is ill" in told and "internal error" not in told
+            assert [line["step"] for line in read_jsonl(out / "metrics.jsonl")] == [0]
+            assert (out / "checkpoints" / "step_000001").is_dir()
+            well = True
+            assert once(2) == 0
+    assert [line["step"] for line in read_jsonl(out / "metrics.jsonl")] == [0, 1]
 
 
 # --- trackers -------------------------------------------------------------------------------------
