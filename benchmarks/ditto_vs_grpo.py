@@ -133,7 +133,8 @@ def figure(results: Sequence[Mapping[str, Sequence[Point]]], path: Path) -> None
             _draw(ax, [r[name] for r in results], axis, name)
         ax.set_xlabel(label)
     axes[0].set_ylabel("accuracy on unseen stories (greedy)")
-    axes[0].legend(frameon=False, fontsize=8)
+    handles, names = axes[0].get_legend_handles_labels()
+    drawn.legend(handles, names, loc="outside upper center", ncols=len(ARMS), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path)
 

@@ -50,6 +50,8 @@ Coach = Annotated[str | None, _option("symbolic, terse, self or model.", "--coac
 CoachModel = Annotated[str | None, _option("Model that writes feedback.", "--coach-model")]
 CoachUrl = Annotated[str | None, _option("Where it is served.", "--coach-base-url")]
 CoachKey = Annotated[str | None, _option("NAME of its key's variable.", "--coach-api-key-env")]
+Reader = Annotated[str | None, _option("Model that checks for leaks.", "--blind-reader")]
+ReaderUrl = Annotated[str | None, _option("Where it is served.", "--blind-reader-base-url")]
 FeedbackFor = Annotated[str | None, _option("all, imperfect or task.", "--feedback-for")]
 ProtocolFlag = Annotated[str | None, _option("paper or reference.", "--protocol")]
 Full = Annotated[bool | None, _option("Train all weights, or an adapter.", "--full/--lora")]
@@ -108,7 +110,8 @@ def ditto(
     max_tokens: MaxTokens = None, partner: Partner = None, partner_base_url: PartnerUrl = None,
     partner_api_key_env: PartnerKey = None, coach: Coach = None, coach_model: CoachModel = None,
     coach_base_url: CoachUrl = None, coach_api_key_env: CoachKey = None,
-    feedback_for: FeedbackFor = None,
+    feedback_for: FeedbackFor = None, blind_reader: Reader = None,
+    blind_reader_base_url: ReaderUrl = None,
     lambda_fb: LambdaFb = None,
     only_copy: OnlyCopy = None,
     shuffle_feedback: Shuffle = None,
@@ -124,6 +127,7 @@ def ditto(
         "group_size": group_size, "temperature": temperature, "max_tokens": max_tokens,
         **_endpoint("partner", partner, partner_base_url, partner_api_key_env),
         **_endpoint("coach_model", coach_model, coach_base_url, coach_api_key_env),
+        **_endpoint("blind_reader", blind_reader, blind_reader_base_url, None),
         "coach": coach, "feedback_for": feedback_for, "lambda_fb": lambda_fb,
         "only_copy": only_copy, "shuffle_feedback": shuffle_feedback, "protocol": protocol,
         "adapter": adapter, "steps": steps, "seed": seed, "lr": lr, **_lora(lora_r),

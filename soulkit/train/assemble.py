@@ -98,7 +98,8 @@ def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
     coach = _endpoint(config.coach_model, ledger) if config.coach == "model" else None
     if config.coach == "self":
         coach = Player(sampler, Sampling(temperature=config.temperature, max_tokens=128))
-    return Cast(actor=Player(sampler), partner=partner, coach=coach)
+    reader = _endpoint(config.blind_reader, ledger)
+    return Cast(actor=Player(sampler), partner=partner, coach=coach, judge=reader)
 
 
 def check_names(config: TrainConfig) -> None:
@@ -114,7 +115,7 @@ def check_names(config: TrainConfig) -> None:
 
 def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
     """ConfigError for a role that no model fills, ModelLoadError for one that cannot be asked."""
-    for settings in (config.partner, config.coach_model):
+    for settings in (config.partner, config.coach_model, config.blind_reader):
         _endpoint(settings, None)
     filled = {"actor", *(["partner"] if config.partner else [])}
     for task in tasks.values() if config.method != "sft" else ():

@@ -55,6 +55,9 @@ class TrainConfig(Settings):
     """`symbolic`: the task's rules; `terse`: the same without remarks on the draft; `self`: the
     actor; `model`: an endpoint."""
     coach_model: PartnerSettings | None = None
+    blind_reader: PartnerSettings | None = None
+    """A model that tries to answer from question, options and feedback alone, eight times per
+    feedback; what leads it to the gold above chance leaks, too."""
     partner: PartnerSettings | None = None
     shuffle_feedback: bool = False
     """Control: every draft gets the feedback of another example's draft."""

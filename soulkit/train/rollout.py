@@ -123,7 +123,9 @@ class RolloutStep:
         policy = None
         if self.objective.uses_feedback:
             terse = self.config.coach == "terse"
-            policy = FeedbackPolicy(when=self.config.feedback_when, terse=terse)
+            policy = FeedbackPolicy(
+                when=self.config.feedback_when, terse=terse, blind_reader=self.cast.judge
+            )
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
             by_task.setdefault(job.task.name, []).append(job)

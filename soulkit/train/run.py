@@ -146,7 +146,7 @@ async def _reinforce(
 async def close_cast(cast: Any, sampler: LocalModel) -> None:
     """Close the models of a cast."""
     await sampler.close()
-    for player in (cast.partner, cast.coach):
+    for player in (cast.partner, cast.coach, cast.judge):
         if player is not None and player.model is not sampler:
             await player.model.close()
 

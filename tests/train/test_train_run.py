@@ -325,6 +325,21 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
     assert [line["step"] for line in read_jsonl(out / "metrics.jsonl")] == [0, 1]
 
 
+def test_a_blind_reader_is_asked_about_every_feedback(tmp_path: Path, warm: Path) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 1,
+                    "--blind-reader", "reader", "--blind-reader-base-url", server.base_url,
+                    "--out", out)  # fmt: skip
+        asked = [body["messages"][0]["content"] for body in server.requests]
+    assert done == 0
+    drafts = [r for r in load_records(out / "episodes.jsonl") if r.kind == "draft"]
+    given = [r.received for r in drafts if r.received is not None]
+    assert len(asked) == 8 * len(given) > 0
+    assert not any(line in asked[0] for line in drafts[0].prompt.splitlines() if "came" in line)
+    assert {round(8 * (f.blind or 0), 6) % 1 for f in given} == {0.0}
+
+
 # --- trackers -------------------------------------------------------------------------------------
 
 
