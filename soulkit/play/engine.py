@@ -21,6 +21,7 @@ from soulkit.types import (
     Example,
     Failure,
     Feedback,
+    Kind,
     Record,
     Score,
     record_key,
@@ -40,10 +41,8 @@ class Job:
     index: int = 0
     step: int = 0
 
-    def rollout(self, seed: int, kind: str = "draft", feedback: Feedback | None = None) -> Rollout:
-        refined = kind == "refined"
-        return Rollout(index=self.index, kind="refined" if refined else "draft", step=self.step,
-                       seed=seed, feedback=feedback)  # fmt: skip
+    def rollout(self, seed: int, kind: Kind = "draft", feedback: Feedback | None = None) -> Rollout:
+        return Rollout(index=self.index, kind=kind, step=self.step, seed=seed, feedback=feedback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
