@@ -111,10 +111,10 @@ class Demo:
     ) -> dict[str, Any]:
         """What `soul demo --json` prints. The gaps are those of the first step, whose policy is the
         warmed-up model for both the run and its control."""
-        first = read_jsonl(self.out / "train" / "metrics.jsonl")[0]
-        last = read_jsonl(self.out / "train" / "metrics.jsonl")[-1]
+        steps = read_jsonl(self.out / "train" / "metrics.jsonl")
+        first, last = steps[0], steps[-1]
         shuffled = read_jsonl(self.out / "control" / "metrics.jsonl")[0]
-        found = {
+        return {
             "before": before["value"]["mean"],
             "after": after["value"]["mean"],
             "draft_reward": last["draft_reward"],
@@ -129,7 +129,6 @@ class Demo:
             "beliefs_after": _beliefs(after),
             "seconds": round(seconds, 1),
         }
-        return found
 
     def write_summary(self, results: dict[str, Any]) -> None:
         """`summary.json` of the whole demo: the evaluation after training, and the results."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, duration, err, print_json, progress
-from soulkit.cli.train import one_line_summary
+from soulkit.cli.console import console, duration, err, print_json, progress, table
+from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
 
 
@@ -54,29 +54,17 @@ class _Stages:
 
     def begin(self, name: str, steps: int) -> Callable[[dict[str, Any]], None]:
         self._stack.close()
-        bar = self._stack.enter_context(progress(steps, name))
-        shown = 0
-
-        def show(line: dict[str, Any]) -> None:
-            nonlocal shown
-            bar.advance(line["step"] + 1 - shown, one_line_summary(line))
-            shown = line["step"] + 1
-
-        return show
+        return step_shower(self._stack.enter_context(progress(steps, name)))
 
 
 def _print(results: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title="held-out stories", title_justify="left")
-    for heading in ("", "before", "after Ditto"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row("accuracy", *(_with_ci(results, name) for name in ("before", "after")))
+    shown = table("", ">before", ">after Ditto", title="held-out stories")
+    shown.add_row("accuracy", *(_with_ci(results, name) for name in ("before", "after")))
     for name, before in results["beliefs_before"].items():
         words = "true beliefs" if name == "no_tom" else "false beliefs"
-        table.add_row(words, f"{before:.3f}", f"{results['beliefs_after'][name]:.3f}")
+        shown.add_row(words, f"{before:.3f}", f"{results['beliefs_after'][name]:.3f}")
     where = console()
-    where.print(table)
+    where.print(shown)
     where.print(
         f"feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
         f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, duration, err, print_json, progress
+from soulkit.cli.console import Bar, console, duration, err, print_json, progress
 from soulkit.cli.options import pairs, ratios
 from soulkit.errors import ConfigError
 from soulkit.runs import default_run_path
@@ -174,19 +175,24 @@ def _run(file: Path | None, flags: dict[str, Any], out: Path | None, as_json: bo
 
     config = TrainConfig.load(file, flags=flags)
     out = out or default_run_path(f"train-{config.method}", list(config.tasks))
-    shown = 0
     with progress(config.steps, f"train {config.method}") as bar:
-
-        def show(line: dict[str, Any]) -> None:
-            nonlocal shown
-            bar.advance(line["step"] + 1 - shown, one_line_summary(line))
-            shown = line["step"] + 1
-
-        summary = train(config, out, show)
+        summary = train(config, out, step_shower(bar))
     if as_json:
         print_json(summary)
     else:
         _print(config, out, summary)
+
+
+def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
+    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle."""
+    shown = 0
+
+    def show(line: dict[str, Any]) -> None:
+        nonlocal shown
+        bar.advance(line["step"] + 1 - shown, one_line_summary(line))
+        shown = line["step"] + 1
+
+    return show
 
 
 def one_line_summary(line: dict[str, Any]) -> str:

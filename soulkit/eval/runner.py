@@ -154,6 +154,23 @@ def cast(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = No
     return Cast(actor=Player(actor), partner=_partner(config, ledger))
 
 
+def endpoint_player(
+    settings: PartnerSettings | None, ledger: Ledger | None, seed: int | None, **patience: Any
+) -> Player | None:
+    """The player of a role that an endpoint fills (partner, coach); None when nobody was named."""
+    if settings is None:
+        return None
+    model = Endpoint(
+        model=settings.model,
+        base_url=settings.base_url,
+        api_key_env=settings.api_key_env,
+        ledger=ledger,
+        **patience,
+    )
+    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, seed=seed)
+    return Player(model, sampling)
+
+
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
     from soulkit.models.local import LocalModel
@@ -190,20 +207,7 @@ def _actor_endpoint(config: EvalConfig, ledger: Ledger | None) -> Endpoint:
 
 
 def _partner(config: EvalConfig, ledger: Ledger | None) -> Player | None:
-    settings: PartnerSettings | None = config.partner
-    if settings is None:
-        return None
-    model = Endpoint(
-        model=settings.model,
-        base_url=settings.base_url,
-        api_key_env=settings.api_key_env,
-        ledger=ledger,
-        **_patience(config),
-    )
-    sampling = Sampling(
-        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=config.seed
-    )
-    return Player(model, sampling)
+    return endpoint_player(config.partner, ledger, config.seed, **_patience(config))
 
 
 def _patience(config: EvalConfig) -> dict[str, Any]:

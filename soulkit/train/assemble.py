@@ -14,9 +14,8 @@ from pathlib import Path
 from soulkit.data.rows import dev_split, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.eval.config import PartnerSettings
+from soulkit.eval.runner import endpoint_player
 from soulkit.models.base import Cast, Player
-from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
 from soulkit.models.local import LocalModel
 from soulkit.runs import Run
@@ -94,11 +93,11 @@ def make_objective(config: TrainConfig) -> Objective:
 def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
     """The actor is the trained model; a coach may be an endpoint, the actor itself, or rules."""
     ledger = Ledger(run.ledger_path)
-    partner = _endpoint(config.partner, ledger)
-    coach = _endpoint(config.coach_model, ledger) if config.coach == "model" else None
+    partner = endpoint_player(config.partner, ledger, None)
+    coach = endpoint_player(config.coach_model, ledger, None) if config.coach == "model" else None
     if config.coach == "self":
         coach = Player(sampler, Sampling(temperature=config.temperature, max_tokens=128))
-    reader = _endpoint(config.blind_reader, ledger)
+    reader = endpoint_player(config.blind_reader, ledger, None)
     return Cast(actor=Player(sampler), partner=partner, coach=coach, judge=reader)
 
 
@@ -116,7 +115,7 @@ def check_names(config: TrainConfig) -> None:
 def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
     """ConfigError for a role that no model fills, ModelLoadError for one that cannot be asked."""
     for settings in (config.partner, config.coach_model, config.blind_reader):
-        _endpoint(settings, None)
+        endpoint_player(settings, None, None)
     filled = {"actor", *(["partner"] if config.partner else [])}
     for task in tasks.values() if config.method != "sft" else ():
         for role in sorted(set(task.spec.seats.values()) - filled):
@@ -137,19 +136,6 @@ def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
             "The model would never be asked, and the run would not be what it seems.",
             "Use --coach model, or leave out --coach-model.",
         )
-
-
-def _endpoint(settings: PartnerSettings | None, ledger: Ledger | None) -> Player | None:
-    if settings is None:
-        return None
-    model = Endpoint(
-        model=settings.model,
-        base_url=settings.base_url,
-        api_key_env=settings.api_key_env,
-        ledger=ledger,
-    )
-    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    return Player(model, sampling)
 
 
 def check_lengths(

@@ -15,7 +15,8 @@ import pytest
 from soulkit.cli.options import pairs, ratios
 from soulkit.cli.train import one_line_summary
 from soulkit.errors import ConfigError
-from tests.train.support import random_model, soul, visitor
+from tests.eval_support import visitor
+from tests.train.support import random_model, soul
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)

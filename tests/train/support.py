@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.models.tiny import build_tiny
-from soulkit.serving.partner import make_server
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import gather_material
@@ -116,19 +113,6 @@ def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], rel: fl
     for name, wanted in b.items():
         off = float((a[name] - wanted).norm())
         assert off <= rel * float(wanted.norm()) + 1e-8, (name, off, float(wanted.norm()))
-
-
-@contextmanager
-def visitor() -> Iterator[str]:
-    """The scripted visitor over HTTP; yields its base URL."""
-    server = make_server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def soul(*arguments: object) -> int:

@@ -17,7 +17,8 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.train.policy import Policy
 from soulkit.train.sequences import copied_spans, emitted_spans, gold_spans, sequences_of, spans
 from soulkit.types import Completion, Episode, Record, Sampling, Segment, Trace, Turn
-from tests.train.support import policy_of, random_model, rows, visitor
+from tests.eval_support import visitor
+from tests.train.support import policy_of, random_model, rows
 
 Ids = Sequence[int]
 

@@ -21,8 +21,9 @@ from soulkit.train.rollout import RolloutStep
 from soulkit.train.sequences import emitted_spans
 from soulkit.train.update import log_probs
 from soulkit.types import Call, Sampling
+from tests.eval_support import visitor
 from tests.servers.openai_server import Fault, ScriptedServer
-from tests.train.support import config, lines_of, rows, soul, visitor
+from tests.train.support import config, lines_of, rows, soul
 
 TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
