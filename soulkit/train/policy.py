@@ -1,27 +1,45 @@
 """The model that is trained: a frozen base with a LoRA adapter, and the log-probs it gives.
 
 Log-probs are of logits / T in float32, at trained positions only: the hidden states are gathered
-first, so the vocabulary is never spread over prompts. A probe at load compares that with the
-model's own forward pass and falls back to it where they differ (logit scaling, soft caps).
+first, so the vocabulary is never spread over prompts, and read in chunks that the backward pass
+computes again. A probe at load compares that with the model's own forward pass and falls back to it
+where they differ (logit scaling, soft caps); another (`probe.py`) compares packed attention with
+plain forward passes, and a model that fails it is refused.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from soulkit.models.loading import ADAPTER, load_adapter
+from soulkit.models.journal import Journal
+from soulkit.models.loading import (
+    ADAPTER,
+    freeze_beside_language,
+    load_adapter,
+    lora_targets,
+)
 from soulkit.models.local import LocalModel
 from soulkit.models.render import Renderer
+from soulkit.train.attention import FLEX_BLOCK, Packed
 from soulkit.train.config import TrainConfig
+from soulkit.train.packing import Entries, Pack, Shape, entries, plan
+from soulkit.train.probe import probe_packing, shape_of
 from soulkit.train.sequences import Span
+
+CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits that are held at once, by device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +56,41 @@ class Scored:
 class Policy:
     """Model, tokenizer and renderer of one training run; `sampler` is the same weights."""
 
-    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        temperature: float = 1.0,
+        *,
+        packing: Literal["auto", "off"] = "off",
+        attention: Literal["auto", "sdpa", "flex"] = "auto",
+        activation_checkpointing: bool = False,
+    ) -> None:
+        """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
         self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.renderer = Renderer(tokenizer)
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
+        self.ema: dict[str, Tensor] | None = None
+        """The moving average of the trained weights, by name, where a run keeps one."""
+        self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
+        self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
+        self.shape: Shape | None = None
+        if packing == "auto":
+            self.shape = shape_of(self.decoder, self.kernel)
+            probe_packing(self)
+
+    @property
+    def causal(self) -> Any:
+        """The language model itself, without the adapter's wrapper."""
+        return self.model.get_base_model() if _is_peft(self.model) else self.model
+
+    @property
+    def decoder(self) -> Any:
+        """Its layers, without the head (and without what sees images, where it can)."""
+        return self.causal.get_decoder()
 
     @property
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -70,59 +116,135 @@ class Policy:
         with self.model.disable_adapter():
             yield
 
-    def score(self, batch: Sequence[Span], *, entropy: bool = False) -> Scored:
-        """Log-probs (and entropies) of every trained token of `batch`.
+    def packs(self, spans: Sequence[Span], budget: int) -> list[Pack]:
+        """`spans` as forward passes of at most `budget` computed tokens (or one sequence)."""
+        return plan(spans, budget, self.shape)
 
-        Equal sequences (eight drafts of one word, say) are computed once; their gradients add up.
+    def hidden(self, pack: Pack) -> Tensor:
+        """Last hidden states [n_trained, width] at the parents of the trained tokens of `pack`.
+
+        Sequence after sequence, like `score`.
         """
-        place: dict[object, int] = {}
-        rows = [place.setdefault(span.key, len(place)) for span in batch]
-        unique = [batch[rows.index(row)] for row in range(len(place))]
-        return expand(self._score(unique, entropy), rows)
+        return self.states(pack)[self._tensor(entries(pack).parent)]
 
-    def _score(self, batch: Sequence[Span], entropy: bool) -> Scored:
-        ids, mask, rows, positions, targets = self._lay_out(batch)
-        logits = self._logits(ids, mask, rows, positions).float() / self.temperature
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
+        return self.causal.get_output_embeddings()(hidden).float() / self.temperature
+
+    def score(self, pack: Pack, *, entropy: bool = False) -> Scored:
+        """Log-probs (and entropies) of every trained token of `pack`, sequence after sequence.
+
+        What sequences share is computed once; its gradients add up.
+        """
+        found = entries(pack)
+        unique, place = np.unique(found.parent, return_inverse=True)
+        if self.gathers:
+            rows = self.states(pack).index_select(0, self._tensor(unique))
+        else:
+            rows = self._model_logits(pack).index_select(0, self._tensor(unique))
+        log_prob, spread = self._read_all(rows, place, found, entropy)
+        return Scored(log_prob, spread, self._tensor(found.owner))
+
+    def states(self, pack: Pack) -> Tensor:
+        """Last hidden states [positions, width] of all positions of `pack`, row after row."""
+        with self._recomputing():
+            states = self.decoder(**self._inputs(pack), use_cache=False)[0]
+        return states.reshape(-1, states.shape[-1])
+
+    def _model_logits(self, pack: Pack) -> Tensor:
+        """Logits [positions, vocabulary] by the model's own head."""
+        with self._recomputing():
+            logits = self.causal(**self._inputs(pack), use_cache=False).logits
+        return logits.reshape(-1, logits.shape[-1])
+
+    def _inputs(self, pack: Pack) -> dict[str, Any]:
+        if pack.trie is not None:
+            return self._trie_inputs(pack)
+        # Padding on the right is behind every token that counts: no token sees it.
+        ids = np.full((len(pack.rows), pack.width), self.pad_id)
+        for row, span in enumerate(pack.rows):
+            ids[row, : len(span.ids)] = span.ids
+        return {"input_ids": self._tensor(ids)}
+
+    def _trie_inputs(self, pack: Pack) -> dict[str, Any]:
+        trie = pack.trie
+        assert trie is not None and self.shape is not None
+        short = -len(trie) % FLEX_BLOCK if self.kernel == "flex" else 0
+        length = len(trie) + short
+        costs = self.shape.costs
+        return {
+            "input_ids": self._tensor(np.pad(trie.ids, (0, short), constant_values=self.pad_id))[
+                None
+            ],
+            "position_ids": self._tensor(np.pad(trie.depth, (0, short)))[None],
+            # A mask of four dimensions is handed on as it is; packed attention has its own.
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
+            "packed": Packed(trie, costs=costs, kernel=self.kernel, length=length),
+        }
+
+    def _read_all(
+        self, rows: Tensor, place: np.ndarray, found: Entries, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(log-prob, entropy) per entry; `rows` are what the different parents' logits come of."""
+        size = max(16, CHUNK.get(self.device.type, CHUNK["cpu"]) // self._vocabulary)
+        order = np.argsort(place, kind="stable")
+        edges = np.searchsorted(place[order], np.arange(0, len(rows) + size, size))
+        parts = []
+        for first, (a, b) in zip(
+            range(0, len(rows), size), itertools.pairwise(edges), strict=False
+        ):
+            chosen = order[a:b]
+            inputs = (rows[first : first + size], self._tensor(place[chosen] - first),
+                      self._tensor(found.target[chosen]), entropy)  # fmt: skip
+            again = len(rows) > size and torch.is_grad_enabled()
+            parts.append(
+                checkpoint(self._read, *inputs, use_reentrant=False)
+                if again
+                else self._read(*inputs)
+            )
+        back = self._tensor(np.argsort(order, kind="stable"))
+        log_prob, spread = (torch.cat(x)[back] for x in zip(*parts, strict=True))
+        return log_prob, spread
+
+    def _read(
+        self, rows: Tensor, place: Tensor, target: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits = self.logits(rows) if self.gathers else rows.float() / self.temperature
         norm = torch.logsumexp(logits, -1)
-        chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
         with torch.set_grad_enabled(entropy and torch.is_grad_enabled()):
             spread = norm - (torch.softmax(logits, -1) * logits).sum(-1)
-        return Scored(chosen - norm, spread, rows)
+        return logits[place, target] - norm[place], spread[place]
 
-    def _lay_out(self, batch: Sequence[Span]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Right-padded ids and mask [batch, length]; row, parent position, id of each token."""
-        length = max(len(span.ids) for span in batch)
-        ids = torch.full((len(batch), length), self.pad_id)
-        mask = torch.zeros((len(batch), length), dtype=torch.long)
-        rows, positions, targets = [], [], []
-        for row, span in enumerate(batch):
-            ids[row, : len(span.ids)] = torch.tensor(span.ids)
-            mask[row, : len(span.ids)] = 1
-            for position, trained in enumerate(span.trained):
-                if trained:
-                    rows.append(row)
-                    positions.append(position - 1)
-                    targets.append(span.ids[position])
-        flat = [torch.tensor(x, dtype=torch.long) for x in (rows, positions, targets)]
-        return tuple(t.to(self.device) for t in (ids, mask, *flat))
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(array, dtype=np.int64)).to(self.device)
 
-    def _logits(self, ids: Tensor, mask: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Logits [n_trained, vocabulary] at the parents of the trained tokens."""
-        if not self.gathers:
-            out = self.model(input_ids=ids, attention_mask=mask, use_cache=False)
-            return out.logits[rows, positions]
-        causal = _causal(self.model)
-        hidden = causal.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
-        return causal.get_output_embeddings()(hidden[rows, positions])
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.causal.get_output_embeddings().weight.shape[0])
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Layers whose activations are computed again think that they train: that is their switch.
+
+        Set for the forward pass alone, since the sampler needs them in eval mode.
+        """
+        for layer in self.recomputed:
+            layer.training = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            for layer in self.recomputed:
+                layer.training = False
 
     @torch.no_grad()
     def _gather_agrees(self) -> bool:
-        ids = torch.arange(4, device=self.device)[None] % self.model.config.vocab_size
-        rows, positions = torch.zeros(2, dtype=torch.long), torch.tensor([1, 3])
-        full = self.model(input_ids=ids, use_cache=False).logits[rows, positions]
-        self.gathers = True
+        if self.decoder is self.causal:  # a family that cannot tell its layers from its head
+            return False
+        ids = tuple(i % self._vocabulary for i in range(4))
+        pack = Pack((0,), (Span(ids, (False, True, True, True), ()),))
+        full = self._model_logits(pack).float() / self.temperature
         try:
-            short = self._logits(ids, torch.ones_like(ids), rows, positions)
+            short = self.logits(self.states(pack))
         except (AttributeError, TypeError):
             return False
         return torch.allclose(full, short, rtol=1e-3, atol=1e-4)
@@ -133,9 +255,17 @@ class Policy:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return [*ids, self.tokenizer.eos_token_id if end is None else end]
 
-    def sampler(self, batch_size: int) -> LocalModel:
+    def sampler(
+        self, batch_size: int, *, deterministic: bool = False, journal: Journal | None = None
+    ) -> LocalModel:
         """A ChatModel over the very weights that are trained."""
-        return LocalModel(self.model, self.tokenizer, batch_size=batch_size)
+        return LocalModel(
+            self.model,
+            self.tokenizer,
+            batch_size=batch_size,
+            deterministic=deterministic,
+            journal=journal,
+        )
 
     def save(self, folder: Path) -> None:
         """The adapter (or all weights, when they are what is trained) as a Hugging Face folder."""
@@ -156,26 +286,31 @@ def _save_adapter(model: Any, folder: Path) -> None:
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    model.peft_config[ADAPTER].save_pretrained(folder)
-
-
-def expand(scored: Scored, rows: Sequence[int]) -> Scored:
-    """The scored rows `rows`, one after the other; a row may come more than once."""
-    counts = torch.bincount(scored.owner, minlength=max(rows) + 1)
-    ends = torch.cumsum(counts, 0).tolist()
-    spans = [torch.arange(end - n, end) for end, n in zip(ends, counts.tolist(), strict=True)]
-    index = torch.cat([spans[row] for row in rows]).to(scored.owner.device)
-    lengths = torch.tensor([len(spans[row]) for row in rows])
-    owner = torch.repeat_interleave(torch.arange(len(rows)), lengths).to(scored.owner.device)
-    return Scored(scored.log_prob[index], scored.entropy[index], owner)
+    config = copy.copy(model.peft_config[ADAPTER])
+    if isinstance(config.target_modules, set):  # its order changes from process to process
+        config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(folder)
 
 
 def _is_peft(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
-def _causal(model: Any) -> Any:
-    return model.get_base_model() if _is_peft(model) else model
+def _kernel(asked: str, device: torch.device) -> Literal["sdpa", "flex"]:
+    if asked == "auto":
+        return "flex" if device.type == "cuda" else "sdpa"
+    return "flex" if asked == "flex" else "sdpa"
+
+
+def _checkpointed_layers(causal: Any) -> list[Any]:
+    """Layers that compute their activations again, made ready for it."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # The first name until transformers 5.2x, the second from there on; the settings come first.
+    old, new = causal.gradient_checkpointing_enable, "activation_checkpointing_enable"
+    getattr(causal, new, old)({"use_reentrant": False})
+    layers = causal.get_decoder().modules()
+    return [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
@@ -188,13 +323,22 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     if config.adapter is not None:
         model = load_adapter(model, Path(config.adapter))
         model.set_adapter(ADAPTER)  # loaded frozen
-    elif not config.full:
+    elif config.full:
+        freeze_beside_language(model)
+    else:
         lora = LoraConfig(
             r=config.lora.r,
             lora_alpha=config.lora.alpha,
-            target_modules="all-linear",
+            target_modules=lora_targets(model),
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(model, lora, adapter_name=ADAPTER)
-    return Policy(model, loaded.tokenizer, config.temperature)
+    return Policy(
+        model,
+        loaded.tokenizer,
+        config.temperature,
+        packing=config.packing,
+        attention=config.attention,
+        activation_checkpointing=config.activation_checkpointing,
+    )

@@ -11,11 +11,20 @@ import torch
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local import LocalModel
-from soulkit.train.policy import Policy
+from soulkit.train.policy import CHUNK, Policy
 from soulkit.train.sequences import Span, spans
 from soulkit.train.update import log_probs
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.train.support import config, jolt, policy_of, random_model, rows, step_of
+from tests.train.support import (
+    assert_close,
+    config,
+    gradients,
+    jolt,
+    policy_of,
+    random_model,
+    rows,
+    step_of,
+)
 
 LORA: dict[str, Any] = {"lora": {"r": 4, "alpha": 8}}
 
@@ -76,12 +85,46 @@ def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(
     policy: Policy,
 ) -> None:
     some = [s.span for s in step_of(2, examples=1)]
-    plain, asked = policy.score(some), policy.score(some, entropy=True)
+    (pack,) = policy.packs(some, 10_000)
+    plain, asked = policy.score(pack), policy.score(pack, entropy=True)
     assert not plain.entropy.requires_grad and asked.entropy.requires_grad
     torch.testing.assert_close(plain.entropy, asked.entropy.detach())
     assert float(plain.entropy.min()) >= 0
     counts = torch.bincount(plain.owner).tolist()
-    assert counts == [s.n_trained for s in some]
+    assert counts == [some[i].n_trained for i in pack.indices]
+
+
+def graded(policy: Policy, some: list[Span], budget: int = 10_000) -> dict[str, torch.Tensor]:
+    """Gradients of a weighted sum of log-probs and entropies."""
+    for _, parameter in policy.trained:
+        parameter.grad = None
+    for pack in policy.packs(some, budget):
+        found = policy.score(pack, entropy=True)
+        weights = torch.tensor([1.0 + i % 3 for i in pack.indices])[found.owner]
+        ((found.log_prob + 0.1 * found.entropy) * weights).sum().backward()
+    return gradients(policy)
+
+
+def test_reading_the_vocabulary_in_chunks_does_not_show(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [s.span for s in step_of(4)]
+    whole, before = log_probs(policy, some, 10_000), graded(policy, some)
+    monkeypatch.setitem(CHUNK, "cpu", 1)  # 16 positions at a time, the least
+    assert_close(graded(policy, some), before)
+    for a, b in zip(log_probs(policy, some, 10_000), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("packing", ["auto", "off"])
+def test_activations_computed_again_give_the_same_gradients(
+    folder: Path, policy: Policy, packing: str
+) -> None:
+    some = [s.span for s in step_of(5)]
+    again = policy_of(folder, packing=packing, activation_checkpointing=True, **LORA)
+    assert again.recomputed
+    assert_close(graded(again, some), graded(policy, some))
+    assert not any(module.training for module in again.model.modules())
 
 
 def test_the_version_is_that_of_the_weights(folder: Path) -> None:
