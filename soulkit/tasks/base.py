@@ -174,6 +174,17 @@ class Task(ABC):
         """Metrics that exist only over a batch (joint accuracy, diversity)."""
         return {}
 
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The one message of the seat's conversation that holds the feedback slot.
+
+        `text` has the slot filled (empty without feedback), `bare` has it empty.
+        """
+        raise ConfigError(
+            f"Task '{self.name}' cannot fill the feedback slot of a conversation.",
+            "A teacher that reads the feedback needs the same conversation with the slot filled.",
+            "Define slot() in the task's class.",
+        )
+
     def preview(self, example: Example) -> tuple[Segment, ...]:
         """The context of the actor's first turn without feedback: for plans and length checks."""
         raise ConfigError(
@@ -194,12 +205,15 @@ class ChoiceTask(Task):
 
     def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
         """The prompt, and the same prompt without feedback as its `bare`."""
-        view, _ = self.within_budget(example.visible(self.acted_seat(example)))
+        return (self.slot(example, self.acted_seat(example), feedback),)
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        view, _ = self.within_budget(example.visible(seat))
         bare = self.prompts.render(self.template, feedback=None, **view)
         full = bare
         if feedback is not None:
             full = self.prompts.render(self.template, feedback=feedback.text, **view)
-        return (Segment("user", full, bare=bare),)
+        return Segment("user", full, bare=bare)
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return self.context(example, None)

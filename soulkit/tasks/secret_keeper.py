@@ -89,8 +89,9 @@ class SecretKeeper(Task):
 
     # -- contexts -----------------------------------------------------------------------------
 
-    def _keeper_opening(self, example: Example, feedback: Feedback | None) -> Segment:
-        view = example.visible(KEEPER)
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The keeper's opening: the only acted seat."""
+        view = example.visible(seat)
         bare = self.prompts.render(KEEPER, feedback=None, **view)
         if feedback is None:
             return Segment("system", bare, bare=bare)
@@ -103,12 +104,12 @@ class SecretKeeper(Task):
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         greeting = f"Hello, I am {example.fields['visitor']}."
-        return (self._keeper_opening(example, None), Segment("user", greeting))
+        return (self.slot(example, KEEPER, None), Segment("user", greeting))
 
     # -- the road -----------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        table = _Table([self._keeper_opening(example, rollout.feedback)])
+        table = _Table([self.slot(example, KEEPER, rollout.feedback)])
         try:
             stop = await self._converse(example, cast, rollout, table)
             failure = None
@@ -187,7 +188,7 @@ class SecretKeeper(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A dialogue in which every question is answered and the prying is turned away."""
-        context: list[Segment] = [self._keeper_opening(example, feedback)]
+        context: list[Segment] = [self.slot(example, KEEPER, feedback)]
         turns: list[Turn] = []
         lines: list[Line] = []
         for question, answer in self._gold_exchanges(example):

@@ -22,11 +22,10 @@ from soulkit.runs import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Objective
-from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.objectives.grpo import GRPO
+from soulkit.train.objectives.registry import make_objective as make_objective
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, mixture
+from soulkit.train.teacher import check_settings
 from soulkit.types import Example, Sampling
 
 
@@ -45,6 +44,8 @@ def gather_material(config: TrainConfig) -> Material:
     registry = load_registry(*files)
     tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
     check_names(config)
+    if config.method != "sft":
+        check_settings(config)
     check_roles(config, tasks)
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
@@ -84,12 +85,6 @@ def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequen
     return loaded.examples
 
 
-def make_objective(config: TrainConfig) -> Objective:
-    if config.method == "grpo":
-        return GRPO()
-    return Ditto(lambda_fb=config.lambda_fb, only_copy=config.only_copy)
-
-
 def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
     """The actor is the trained model; a coach may be an endpoint, the actor itself, or rules."""
     ledger = Ledger(run.ledger_path)
@@ -114,6 +109,7 @@ def check_names(config: TrainConfig) -> None:
 
 def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
     """ConfigError for a role that no model fills, ModelLoadError for one that cannot be asked."""
+    hears = config.method != "sft" and make_objective(config).uses_feedback
     for settings in (config.partner, config.coach_model, config.blind_reader):
         endpoint_player(settings, None, None)
     filled = {"actor", *(["partner"] if config.partner else [])}
@@ -124,13 +120,13 @@ def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
                 f"An episode cannot be played without its {role}.",
                 f"Name one with --{role} MODEL --{role}-base-url URL.",
             )
-    if config.method == "ditto" and config.coach == "model" and config.coach_model is None:
+    if hears and config.coach == "model" and config.coach_model is None:
         raise ConfigError(
             "A model was asked for as coach, and none was named.",
             "--coach model needs an endpoint that writes the feedback.",
             "Name one with --coach-model MODEL --coach-base-url URL, or use --coach symbolic.",
         )
-    if config.method == "ditto" and config.coach != "model" and config.coach_model is not None:
+    if hears and config.coach != "model" and config.coach_model is not None:
         raise ConfigError(
             f"A coach model was named, and the coach is to be '{config.coach}'.",
             "The model would never be asked, and the run would not be what it seems.",

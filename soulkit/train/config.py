@@ -10,7 +10,18 @@ from soulkit.config import Settings
 from soulkit.eval.config import PartnerSettings
 from soulkit.types import Protocol
 
-Method = Literal["sft", "grpo", "ditto"]
+Method = Literal[
+    "sft",
+    "grpo",
+    "ditto",
+    "rltf-sd",
+    "erl",
+    "sdpo-token",
+    "sdpo-logits",
+    "sdpo-token+grpo",
+    "sdpo-logits+grpo",
+    "opd",
+]
 
 
 class LoraSettings(Settings):
@@ -83,6 +94,39 @@ class TrainConfig(Settings):
     mask_truncated: bool = False
     """Leave completions that ran into the length limit out of the loss."""
 
+    # -- objective: neighbours of Ditto --
+    aux_weight: float = Field(default=1.0, ge=0)
+    """Weight of the regression (rltf-sd) or imitation (erl) of refined rollouts."""
+    accept_from: float | None = None
+    """erl imitates refined rollouts of at least this reward; None: those above their draft's."""
+    show_draft: bool = False
+    """The refined rollout's prompt shows the draft beside the feedback."""
+    teacher: Literal["live", "base", "ema"] = "live"
+    """Who reads the feedback in sdpo: the current weights, the frozen base, or a moving average."""
+    ema_tau: float = Field(default=0.05, gt=0, le=1)
+    """Share of the student that the moving average takes up after each optimizer update."""
+    teacher_model: str | None = None
+    """opd: folder or hub id of the teacher; None: the student's own base, with teacher_adapter."""
+    teacher_adapter: str | None = None
+    """opd: a LoRA adapter on the teacher, a task expert for instance."""
+    opd_form: Literal["token", "logits"] = "token"
+    distill_weight: float | None = Field(default=None, ge=0)
+    """Weight of the teacher's part in a sum; None: 0.1 in token form, 1.0 in logit form."""
+    distill_clip: float = Field(default=5.0, gt=0)
+    estimator: Literal["local", "sum", "discount", "window"] = "local"
+    """How far ahead a token's distillation advantage looks."""
+    estimator_discount: float = Field(default=0.99, gt=0, le=1)
+    estimator_window: int = Field(default=32, ge=0)
+    distill_centred: bool = False
+    """Subtract the group's mean from the distillation advantages."""
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    divergence_top_k: int | None = Field(default=10, gt=0)
+    """Tokens of the student's distribution that are compared; None: the whole vocabulary."""
+    divergence_tail: Literal["renorm", "bucket"] = "renorm"
+    """The mass outside the top k: left out, or one more outcome."""
+    divergence_temperature: float = Field(default=1.0, gt=0)
+    jsd_beta: float = Field(default=0.5, gt=0, lt=1)
+
     # -- optimizer --
     lr: float = Field(default=5e-6, gt=0)
     lr_schedule: Literal["constant", "cosine"] = "constant"
@@ -91,7 +135,13 @@ class TrainConfig(Settings):
     beta2: float = Field(default=0.999, gt=0, lt=1)
     mini_batch_prompts: int = Field(default=16, gt=0)
     tokens_per_batch: int = Field(default=16384, gt=0)
-    """Padded tokens in one forward pass."""
+    """Tokens that one forward pass computes."""
+    packing: Literal["auto", "off"] = "auto"
+    """`auto`: shared prefixes are computed once where that is cheaper; `off`: padded rows."""
+    attention: Literal["auto", "sdpa", "flex"] = "auto"
+    """Kernel of packed attention; `auto`: flex on a GPU, sdpa elsewhere."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     lora: LoraSettings = LoraSettings()
@@ -113,6 +163,10 @@ class TrainConfig(Settings):
     # -- keeping --
     checkpoint_every: int = Field(default=50, gt=0)
     keep_last: int = Field(default=3, gt=0)
+    keep_best: int = Field(default=1, ge=0)
+    """Checkpoints with the best dev score that are kept beside the newest (with eval_every)."""
+    deterministic: bool = False
+    """Fixed sampling waves and deterministic kernels: a resumed run is equal to the bit."""
     eval_every: int | None = Field(default=None, gt=0)
     dev_share: float = Field(default=0.1, gt=0, lt=1)
     dev_limit: int = Field(default=200, gt=0)

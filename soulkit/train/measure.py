@@ -117,15 +117,28 @@ def feedback_totals(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def sequence_metrics(
     found: Sequence[TrainSequence], trained: Sequence[TrainSequence]
 ) -> dict[str, Any]:
-    """Groups that can teach nothing, and the tokens that were really trained on."""
-    stats = group_stats([Entry(s.group, s.rollout, s.reward) for s in found])
+    """Groups that can teach nothing, the tokens that were really trained on, and, where rollouts
+    are imitated, the share of the refined ones that were accepted."""
+    stats = group_stats([Entry(s.group, s.rollout, s.reward) for s in found if s.compared])
     return {
         "groups": stats.groups,
         "groups_single": stats.singletons,
         "groups_flat": stats.flat,
         "silent_share": stats.silent_share,
-        "trained_tokens": dict(token_counts(trained)),
+        "trained_tokens": token_counts(trained),
+        **accepted_share(found, trained),
     }
+
+
+def accepted_share(
+    found: Sequence[TrainSequence], trained: Sequence[TrainSequence]
+) -> dict[str, float]:
+    """Imitated rollouts / those that could be; nothing for methods that imitate none."""
+    offered, taken = (
+        {(s.example_id, s.rollout) for s in part if s.loss == "imitation"}
+        for part in (found, trained)
+    )
+    return {"accepted_share": len(taken) / len(offered)} if offered else {}
 
 
 def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

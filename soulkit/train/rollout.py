@@ -1,4 +1,7 @@
-"""One RL step: prompts → drafts → feedback → refined → groups → update. Reads top to bottom."""
+"""One RL step: prompts → drafts → feedback → refined → sequences → learn. Reads top to bottom.
+
+What is learned from the records is `learn.py`; which sequences they become, the objective.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from soulkit.errors import ProviderError, SoulError
 from soulkit.models.base import Cast
 from soulkit.models.local import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
+from soulkit.train.learn import learn
 from soulkit.train.loop import Loop, StepMetrics
-from soulkit.train.loss import kl_penalty
-from soulkit.train.measure import feedback_metrics, mean_of, reward_metrics, sequence_metrics
+from soulkit.train.measure import feedback_metrics, reward_metrics
 from soulkit.train.objectives.base import Objective
+from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, batch
-from soulkit.train.sequences import TrainSequence
-from soulkit.train.update import (
-    Tally,
-    log_probs,
-    mini_batches,
-    prepare,
-    update,
-    with_advantages,
-)
-from soulkit.types import Feedback, Record, Sampling
-
-KL_PROBE = 64
-"""Drafts on which the distance to the base is measured each step."""
+from soulkit.train.sequences import Slot, TrainSequence
+from soulkit.types import Feedback, Record, Sampling, Segment
 
 
 class StaleRollout(SoulError):
@@ -52,6 +43,8 @@ class RolloutStep:
     dev: Pool
     recent: deque[Sequence[Record]]
     """The records of the last steps, for the run's summary."""
+    teacher: Policy | None = None
+    """The second model of on-policy distillation, from `teacher.load_teacher`."""
 
     @property
     def config(self) -> TrainConfig:
@@ -69,26 +62,18 @@ class RolloutStep:
         self.recent.append(records)
         sampled = time.monotonic()
 
-        found = self.objective.sequences(records, policy.renderer)
+        heard = records
+        if config.shuffle_feedback and self.objective.reader == "self":
+            heard = with_swapped(records, self.shuffle_key(step))
+        found = self.objective.sequences(heard, policy.renderer, slots(jobs))
         found = without_truncated(found, records) if config.mask_truncated else found
-        sequences = with_advantages(found, config)
-        prepared = prepare(policy, sequences, config, found)
-        tally = Tally()
-        updates = []
-        index = {id(s): i for i, s in enumerate(sequences)}
-        for mini in mini_batches(sequences, config.mini_batch_prompts):
-            chosen = [index[id(s)] for s in mini]
-            updates.append(update(policy, self.loop.optimizer, prepared, chosen, config, tally))
+        learned = learn(policy, self.loop.optimizer, found, config, self.teacher)
         trained = time.monotonic()
 
         line: StepMetrics = {
             **reward_metrics(records),
             **feedback_metrics(records),
-            **sequence_metrics(found, sequences),
-            **tally.means(),
-            **mean_of(updates),
-            "updates": len(updates),
-            "kl": self.kl_to_base(sequences),
+            **learned,
             "policy": version,
             "seconds_sample": round(sampled - started, 3),
             "seconds_train": round(trained - sampled, 3),
@@ -124,7 +109,10 @@ class RolloutStep:
         if self.objective.uses_feedback:
             terse = self.config.coach == "terse"
             policy = FeedbackPolicy(
-                when=self.config.feedback_when, terse=terse, blind_reader=self.cast.judge
+                when=self.config.feedback_when,
+                terse=terse,
+                blind_reader=self.cast.judge,
+                show_draft=self.config.show_draft,
             )
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
@@ -137,18 +125,29 @@ class RolloutStep:
         return [record for records in found for record in records]
 
     async def in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
+        if not self.objective.refines:
+            return await engine.each(jobs, engine.critiqued)
         return await engine.run(jobs, _ignore)
 
     async def shuffled(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
         """The control: drafts first, then everybody gets somebody else's feedback."""
-        drafts = await gather(engine.critiqued(job) for job in jobs)
-        swapped = swap_feedback(drafts, f"{self.config.seed}/{jobs[0].step}")
-        refined = await gather(
-            engine.refine(job, feedback)
-            for job, feedback in zip(jobs, swapped, strict=True)
+        drafts = await engine.each(jobs, engine.critiqued)
+        if not self.objective.refines:
+            return drafts
+        swapped = swap_feedback(drafts, self.shuffle_key(jobs[0].step))
+        given = {
+            (draft.example_id, draft.rollout): (feedback, draft)
+            for draft, feedback in zip(drafts, swapped, strict=True)
             if feedback is not None
+        }
+        told = [job for job in jobs if (job.example.id, job.index) in given]
+        refined = await engine.each(
+            told, lambda job: engine.refine(job, *given[job.example.id, job.index])
         )
         return [*drafts, *refined]
+
+    def shuffle_key(self, step: int) -> str:
+        return f"{self.config.seed}/{step}"
 
     def refuse_silence(self, records: Sequence[Record]) -> None:
         """ProviderError when a step brought nothing but failures. The weights so far are kept."""
@@ -158,19 +157,9 @@ class RolloutStep:
                 self.loop.checkpoint()
             raise ProviderError(found)
 
-    def kl_to_base(self, sequences: Sequence[TrainSequence]) -> float | None:
-        """Mean k3 estimate of KL(π_θ‖base) in nats over some drafts' tokens, after the update."""
-        drafts = [s.span for s in sequences if s.part == "draft"][:KL_PROBE]
-        if self.config.full or not drafts:
-            return None
-        policy, budget = self.loop.policy, self.config.tokens_per_batch
-        now = torch.cat(log_probs(policy, drafts, budget))
-        with policy.base():
-            base = torch.cat(log_probs(policy, drafts, budget))
-        return float(kl_penalty(now, base, "k3").mean())
-
     async def evaluate(self, step: int) -> dict[str, float | None]:
-        """Greedy accuracy on the dev split, per task."""
+        """Greedy accuracy of the moved weights on the dev split, per task."""
+        self.sampler.policy_version = self.loop.policy.version()
         values: dict[str, list[float]] = {}
         jobs: dict[str, list[Job]] = {}
         for task, example in self.dev:
@@ -179,6 +168,17 @@ class RolloutStep:
             records = await self.engine(mine[0].task, None, 0.0).run(mine, _ignore)
             values[name] = [r.score.value for r in records if r.score.value is not None]
         return {name: sum(v) / len(v) if v else None for name, v in values.items()}
+
+
+def slots(jobs: Sequence[Job]) -> Slot:
+    """The feedback slot of every record of these jobs, filled by its task."""
+    by_id = {job.example.id: (job.task, job.example) for job in jobs}
+
+    def slot(record: Record, seat: str, feedback: Feedback) -> Segment:
+        task, example = by_id[record.example_id]
+        return task.slot(example, seat, feedback)
+
+    return slot
 
 
 def refuse_stale(records: Sequence[Record], version: str) -> None:
@@ -245,6 +245,18 @@ def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
             others = (k for k in turned if drafts[k].example_id != drafts[i].example_id)
             swapped[i] = drafts[next(others)].received
     return swapped
+
+
+def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
+    """The drafts, each as if it had received what `swap_feedback` gives it, task by task."""
+    by_task: dict[str, list[Record]] = {}
+    for draft in drafts:
+        by_task.setdefault(draft.task, []).append(draft)
+    return [
+        replace(draft, received=feedback)
+        for mine in by_task.values()
+        for draft, feedback in zip(mine, swap_feedback(mine, key), strict=True)
+    ]
 
 
 def _ignore(record: Record) -> None:

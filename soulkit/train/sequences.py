@@ -3,18 +3,30 @@
 A turn is (prompt ids, emitted ids). Two turns share a sequence iff the later prompt starts with
 the earlier prompt and emission; where a template breaks that, each turn is a sequence of its own,
 and all of them share the rollout. A *copy* is a refined episode whose every prompt is rendered
-again with the feedback slot empty; the emitted ids stay.
+again with the feedback slot empty; the emitted ids stay. Its mirror image, what a teacher reads, is
+a draft whose every prompt is rendered again with the slot filled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from soulkit.types import Episode, Record, Segment, Trace, Turn
+from soulkit.types import Episode, Feedback, Record, Segment, Trace, Turn
 
 Part = Literal["draft", "copy", "refined", "gold"]
+
+Loss = Literal["policy", "regression", "imitation", "divergence"]
+"""What a sequence's tokens are trained with: the clipped policy gradient, A ∇log π without a ratio,
+cross-entropy, or a divergence to the teacher's distributions."""
+
+
+Slot = Callable[[Record, str, Feedback], Segment]
+"""(a record, its acted seat, feedback) → the seat's message with the feedback slot filled."""
+
+Said = tuple[Sequence[int], Sequence[int], Sequence[float]]
+"""Prompt ids, emitted ids and the sampler's log-probs (or none) of one turn."""
 
 
 class Renders(Protocol):
@@ -59,31 +71,57 @@ class TrainSequence:
     weight: float = 1.0
     """λ of its component. Sequences of weight 0 are neither counted nor computed."""
     advantage: float = 0.0
+    compared: bool = True
+    """Its rewards enter the group's statistics, which set its advantage; else it keeps its own."""
+    loss: Loss = "policy"
+    teacher: Span | None = None
+    """The same emissions in the context that the teacher reads."""
+    teacher_weight: float = 0.0
+    """What the teacher's token advantages count for beside `advantage`, in a policy sequence."""
 
     @property
     def component(self) -> str:
+        """Sequences of one component share a denominator when denominators are separate."""
+        if self.loss != "policy":
+            return self.loss
         return "feedback" if self.part == "refined" else "base"
 
 
-def spans(turns: Iterable[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> list[Span]:
-    """(prompt ids, emitted ids, log-probs) of one trace's turns, merged where they continue."""
+def spans(turns: Iterable[Said]) -> list[Span]:
+    """The turns of one trace as sequences, merged where they continue."""
     merged: list[Span] = []
-    for prompt, emitted, logprobs in turns:
-        head = merged[-1] if merged else None
-        if head is not None and tuple(prompt[: len(head.ids)]) == head.ids:
-            merged.pop()
-            new = tuple(prompt[len(head.ids) :])
-            before, trained, sampler = head.ids, head.trained, head.sampler
-        else:
-            new, before, trained, sampler = tuple(prompt), (), (), ()
-        merged.append(
-            Span(
-                ids=(*before, *new, *emitted),
-                trained=(*trained, *(False,) * len(new), *(True,) * len(emitted)),
-                sampler=(*sampler, *logprobs),
-            )
-        )
+    for turn in turns:
+        head = merged.pop() if merged and _continues(merged[-1], turn) else None
+        merged.append(_extended(head, turn))
     return merged
+
+
+def paired_spans(turns: Iterable[tuple[Said, Said]]) -> list[tuple[Span, Span]]:
+    """The same turns in two contexts, merged only where both continue: token answers token."""
+    merged: list[tuple[Span, Span]] = []
+    for own, other in turns:
+        first, second = merged[-1] if merged else (None, None)
+        if first and second and _continues(first, own) and _continues(second, other):
+            merged[-1] = (_extended(first, own), _extended(second, other))
+        else:
+            merged.append((_extended(None, own), _extended(None, other)))
+    return merged
+
+
+def _continues(head: Span, turn: Said) -> bool:
+    return tuple(turn[0][: len(head.ids)]) == head.ids
+
+
+def _extended(head: Span | None, turn: Said) -> Span:
+    """`head` with what a turn adds to it, or the turn alone."""
+    prompt, emitted, logprobs = turn
+    before = head or Span((), (), ())
+    new = tuple(prompt[len(before.ids) :])
+    return Span(
+        ids=(*before.ids, *new, *emitted),
+        trained=(*before.trained, *(False,) * len(new), *(True,) * len(emitted)),
+        sampler=(*before.sampler, *logprobs),
+    )
 
 
 def emitted_spans(trace: Trace) -> list[Span]:
@@ -102,23 +140,64 @@ def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
     return spans((prompt, c.token_ids, c.logprobs) for prompt, c in said)
 
 
+def filled(context: Sequence[Segment], slot: Segment) -> tuple[Segment, ...]:
+    """The same conversation with `slot` for the message that holds the feedback slot.
+
+    Raises ValueError when no message has that slot: the feedback would reach nobody.
+    """
+    places = [s.bare is not None and s.bare == slot.bare for s in context]
+    if not any(places):
+        raise ValueError(f"no message of the conversation has the slot of {slot.bare!r}")
+    return tuple(slot if here else s for s, here in zip(context, places, strict=True))
+
+
+def told_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Span, Span]]:
+    """The sequences of a draft's trace, each with its mirror image: the same emissions under the
+    prompts with the slot filled."""
+
+    def both(turn: Turn) -> tuple[Said, Said]:
+        c, told = turn.completion, renderer.prompt_ids(filled(turn.context, slot))
+        return (c.prompt_ids, c.token_ids, c.logprobs), (told, c.token_ids, c.logprobs)
+
+    return paired_spans(both(turn) for turn in trace.turns)
+
+
 def sequences_of(
     record: Record, part: Part, renderer: Renders, weight: float = 1.0
 ) -> Iterator[TrainSequence]:
     """Every trained sequence of one record, as a draft, a copy or a refined rollout."""
     for trace in record.episode.traces:
         found = copied_spans(trace, renderer) if part == "copy" else emitted_spans(trace)
-        for span in found:
+        yield from (
+            _sequence(record, trace, part, span, weight) for span in found if span.n_trained
+        )
+
+
+def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[TrainSequence]:
+    """Every trained sequence of a draft with what the teacher reads.
+
+    A draft without usable feedback has the sequences of `sequences_of`, without a teacher.
+    """
+    said = record.received
+    if said is None or said.leak:
+        yield from sequences_of(record, "draft", renderer)
+        return
+    for trace in record.episode.traces:
+        for span, told in told_spans(trace, renderer, slot(record, trace.seat, said)):
             if span.n_trained:
-                yield TrainSequence(
-                    span=span,
-                    part=part,
-                    example_id=record.example_id,
-                    group=_group(record, trace, part),
-                    rollout=f"{record.rollout}/{'draft' if part == 'draft' else 'refined'}",
-                    reward=record.score.reward,
-                    weight=weight,
-                )
+                yield replace(_sequence(record, trace, "draft", span, 1.0), teacher=told)
+
+
+def _sequence(record: Record, trace: Trace, part: Part, span: Span, weight: float) -> TrainSequence:
+    return TrainSequence(
+        span=span,
+        part=part,
+        example_id=record.example_id,
+        group=_group(record, trace, part),
+        rollout=f"{record.rollout}/{'draft' if part == 'draft' else 'refined'}",
+        reward=record.score.reward,
+        weight=weight,
+    )
 
 
 def _group(record: Record, trace: Trace, part: Part) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from soulkit.train.loop import Loop, StepMetrics
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, batch
 from soulkit.train.sequences import Span, gold_spans
-from soulkit.train.update import NotFinite, clip_gradients, micro_batches
+from soulkit.train.update import NotFinite, clip_gradients
 from soulkit.types import Example, Feedback
 
 
@@ -84,9 +84,9 @@ def imitate(
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for indices in micro_batches(used, config.tokens_per_batch):
-        scored = policy.score([used[i] for i in indices])
-        is_reply = _reply_mask([spans[i] for i in indices], [used[i] for i in indices])
+    for pack in policy.packs(used, config.tokens_per_batch):
+        scored = policy.score(pack)
+        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans)
         is_reply = is_reply.to(scored.log_prob.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
         loss = -(scored.log_prob * weight).sum()

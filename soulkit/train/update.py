@@ -1,74 +1,53 @@
 """One optimizer update: mini-batch → losses → gradient → step. Reads top to bottom.
 
 The loss is Σ_components λ Σ_sequences factor · ℓ_t with factors from explicit denominators, so
-micro-batches add up to the mini-batch exactly (algorithms §2, §3). Sequences whose advantage is
-zero have no policy gradient: they are counted in the denominators but not computed, unless a KL or
-entropy term needs them.
+micro-batches add up to the mini-batch exactly (algorithms §2, §3). What ℓ_t is depends on the kind
+of the sequence (`terms.py`). Sequences without a gradient (a policy or regression sequence whose
+advantage is zero) are counted in the denominators but not computed, unless a KL or entropy term
+needs them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from soulkit.errors import SoulError
-from soulkit.train.advantage import Entry, Singleton, group_advantages
-from soulkit.train.config import TrainConfig
-from soulkit.train.loss import (
-    TokenLoss,
-    clipped_loss,
-    gspo_loss,
-    importance_weights,
-    kl_penalty,
-    token_weight,
+from soulkit.train.advantage import (
+    Entry,
+    Singleton,
+    combine,
+    distill_advantages,
+    group_advantages,
+    spread_over_tokens,
 )
-from soulkit.train.policy import Policy, Scored
-from soulkit.train.sequences import Part, Span, TrainSequence
+from soulkit.train.config import TrainConfig
+from soulkit.train.loss import importance_weights
+from soulkit.train.policy import Policy
+from soulkit.train.sequences import Span, TrainSequence
+from soulkit.train.teacher import Teacher, teacher_of
+from soulkit.train.terms import Prepared, Tally, denominators, pack_loss
 
 
 class NotFinite(SoulError):
     """A loss or gradient is not a finite number; the step is not taken."""
 
 
-@dataclass
-class Tally:
-    """Sums over the trained tokens of a step, for its log line."""
-
-    tokens: float = 0.0
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def add(self, used: int, **values: float) -> None:
-        self.tokens += used
-        for name, value in values.items():
-            self.sums[name] += value
-
-    def means(self) -> dict[str, float]:
-        return {k: v / self.tokens for k, v in self.sums.items()} if self.tokens else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Denominators:
-    """Trained tokens and sequences of a mini-batch, per component or joint."""
-
-    tokens: dict[str, int]
-    sequences: dict[str, int]
-
-    def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
-        if joint:
-            return sum(self.tokens.values()), sum(self.sequences.values())
-        return self.tokens[sequence.component], self.sequences[sequence.component]
+# --- before the step ------------------------------------------------------------------------------
 
 
 def with_advantages(sequences: Sequence[TrainSequence], config: TrainConfig) -> list[TrainSequence]:
-    """Group statistics over all sequences; then those of weight 0 leave (algorithms §3)."""
-    entries = [Entry(s.group, s.rollout, s.reward) for s in sequences]
-    singleton: Singleton = "raw" if config.protocol == "reference" else "zero"
-    values = group_advantages(entries, std=config.advantage_std, singleton=singleton)
+    """Group statistics over all that is compared; then those of weight 0 leave (algorithms §3).
+
+    Sequences that are not compared keep the advantage that their objective gave them.
+    """
+    entries = [Entry(s.group, s.rollout, s.reward) for s in sequences if s.compared]
+    found = iter(group_advantages(entries, std=config.advantage_std, singleton=_lone(config)))
+    values = [next(found) if s.compared else s.advantage for s in sequences]
     return [
         replace(sequence, advantage=value)
         for sequence, value in zip(sequences, values, strict=True)
@@ -76,53 +55,23 @@ def with_advantages(sequences: Sequence[TrainSequence], config: TrainConfig) -> 
     ]
 
 
-def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[TrainSequence]]:
-    """All sequences of `prompts` examples at a time, in the order the examples came."""
-    by_example: dict[str, list[TrainSequence]] = {}
-    for sequence in sequences:
-        by_example.setdefault(sequence.example_id, []).append(sequence)
+def _lone(config: TrainConfig) -> Singleton:
+    return "raw" if config.protocol == "reference" else "zero"
+
+
+def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[int]]:
+    """Indices of all sequences of `prompts` examples at a time, in the order the examples came."""
+    by_example: dict[str, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_example.setdefault(sequence.example_id, []).append(index)
     whole = list(by_example.values())
     for start in range(0, len(whole), prompts):
-        yield [s for group in whole[start : start + prompts] for s in group]
+        yield [i for group in whole[start : start + prompts] for i in group]
 
 
-def micro_batches(spans: Sequence[Span], budget: int) -> Iterator[list[int]]:
-    """Indices of sequences of like length, at most `budget` padded tokens (or one sequence).
-
-    Equal sequences stand together and cost once: `Policy.score` computes them once.
-    """
-    order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), spans[i].ids))
-    batch: list[int] = []
-    rows = 0
-    for index in order:
-        new = not batch or spans[batch[-1]].key != spans[index].key
-        if new and batch and (rows + 1) * len(spans[batch[0]].ids) > budget:
-            yield batch
-            batch, rows = [], 0
-        batch.append(index)
-        rows += new
-    if batch:
-        yield batch
-
-
-def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
-    tokens: dict[str, int] = defaultdict(int)
-    counts: dict[str, int] = defaultdict(int)
-    for sequence in sequences:
-        tokens[sequence.component] += sequence.span.n_trained
-        counts[sequence.component] += 1
-    return Denominators(dict(tokens), dict(counts))
-
-
-@torch.no_grad()
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int) -> list[Tensor]:
     """Per span, log-probs of its trained tokens [n_trained], without gradient."""
-    found: list[Tensor] = [torch.empty(0)] * len(spans)
-    for batch in micro_batches(spans, budget):
-        scored = policy.score([spans[i] for i in batch])
-        for row, index in enumerate(batch):
-            found[index] = scored.log_prob[scored.owner == row]
-    return found
+    return Teacher(policy).log_probs(spans, budget)
 
 
 def sampler_weights(
@@ -161,45 +110,105 @@ def _twin_key(sequence: TrainSequence) -> tuple[str, str, tuple[float, ...]]:
     return sequence.example_id, sequence.rollout, sequence.span.sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What is fixed before a step's first update."""
-
-    sequences: list[TrainSequence]
-    old: list[Tensor] | None
-    """π_old per sequence; None when the step has one update, where π_old is π_θ itself."""
-    weights: list[Tensor] | None
-    base: list[Tensor] | None
-    """Log-probs of the frozen base, for the KL penalty."""
-
-
 def prepare(
     policy: Policy,
     sequences: list[TrainSequence],
     config: TrainConfig,
     found: Sequence[TrainSequence] = (),
+    teacher: Policy | None = None,
 ) -> Prepared:
-    """Old log-probs, sampler correction and base log-probs, before the weights move.
+    """Old log-probs, corrections, base log-probs and token advantages, before the weights move.
 
     `found` are the sequences before those of weight 0 left: twins of copies are looked for there.
+    `teacher` is the second model of on-policy distillation.
     """
-    spans = [s.span for s in sequences]
-    examples = len({s.example_id for s in sequences})
-    several = examples > config.mini_batch_prompts
-    budget = config.tokens_per_batch
-    need_old = several or config.sampler_cap is not None
+    places = [i for i, s in enumerate(sequences) if s.loss == "policy"]
+    mine = [sequences[i] for i in places]
+    spans, budget = [s.span for s in mine], config.tokens_per_batch
+    several = len({s.example_id for s in sequences}) > config.mini_batch_prompts
+    taught = any(s.teacher_weight for s in mine)
+    reader = teacher_of(config, policy, teacher)
+
+    weights = base = advantages = None
+    metrics: dict[str, float] = {}
+    need_old = several or taught or config.sampler_cap is not None
     old = log_probs(policy, spans, budget) if need_old else None
-    weights = None
-    if config.sampler_cap is not None and old is not None:
-        twins = lost_twins(sequences, found)
-        scored = log_probs(policy, [t.span for t in twins], budget)
-        untrained = list(zip(twins, scored, strict=True))
-        weights = sampler_weights(sequences, old, config.sampler_cap, untrained)
-    base = None
+    if old is not None and config.sampler_cap is not None:
+        weights = sampler_corrections(policy, mine, old, config.sampler_cap, budget, found)
     if config.kl_coef > 0:
-        with policy.base():
-            base = log_probs(policy, spans, budget)
-    return Prepared(sequences, old, weights, base)
+        base = Teacher(policy, "base").log_probs(spans, budget)
+    if old is not None and taught:
+        advantages, metrics = token_advantages(mine, old, reader, config)
+    size = len(sequences)
+    return Prepared(
+        sequences,
+        old=_placed(old, places, size),
+        weights=_placed(weights, places, size),
+        base=_placed(base, places, size),
+        advantages=_placed(advantages, places, size),
+        teacher=reader,
+        metrics=metrics,
+    )
+
+
+def sampler_corrections(
+    policy: Policy,
+    sequences: Sequence[TrainSequence],
+    old: Sequence[Tensor],
+    cap: float,
+    budget: int,
+    found: Sequence[TrainSequence],
+) -> list[Tensor]:
+    """`sampler_weights`, with the twins that are not trained scored for their copies' sake."""
+    twins = lost_twins(sequences, found)
+    scored = log_probs(policy, [t.span for t in twins], budget)
+    return sampler_weights(sequences, old, cap, list(zip(twins, scored, strict=True)))
+
+
+def _placed(parts: list[Tensor] | None, places: Sequence[int], size: int) -> list[Tensor] | None:
+    """The tensors at their sequences' places, with nothing at the others'."""
+    if parts is None:
+        return None
+    whole = [torch.empty(0)] * size
+    for place, part in zip(places, parts, strict=True):
+        whole[place] = part
+    return whole
+
+
+def token_advantages(
+    sequences: Sequence[TrainSequence], old: Sequence[Tensor], teacher: Teacher, config: TrainConfig
+) -> tuple[list[Tensor], dict[str, float]]:
+    """Per sequence [n_trained]: its advantage plus the weighted distillation advantages (§4).
+
+    The log-ratio is log π_T(y_t | what the teacher reads) − log π_old(y_t | the plain prompt).
+    Returned with the numbers of the step's log line.
+    """
+    taught = [float(s.teacher is not None and s.teacher_weight > 0) for s in sequences]
+    told = [s.teacher for s in sequences if s.teacher is not None and s.teacher_weight > 0]
+    read = iter(teacher.log_probs(told, config.tokens_per_batch))
+    theirs = [next(read) if row else own for row, own in zip(taught, old, strict=True)]
+    mask = _padded([torch.ones_like(o) for o in old])
+    distilled = distill_advantages(
+        _padded(theirs), _padded(old), mask,
+        estimator=config.estimator, clip=config.distill_clip, discount=config.estimator_discount,
+        window=config.estimator_window, normalize=config.distill_centred,
+        groups=[s.group for s in sequences], taught=taught, singleton=_lone(config),
+    )  # fmt: skip
+    own = spread_over_tokens([s.advantage for s in sequences], mask)
+    weight = max(s.teacher_weight for s in sequences)
+    total, metrics = combine(own, distilled, mask, weight=weight, taught=taught)
+    gaps = torch.cat([t - o for t, o, row in zip(theirs, old, taught, strict=True) if row])
+    return (
+        [row[: len(o)] for row, o in zip(total, old, strict=True)],
+        {"teacher_gap": float(gaps.mean())} | {f"teacher_{k}": v for k, v in metrics.items()},
+    )
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+
+
+# --- the update -----------------------------------------------------------------------------------
 
 
 def update(
@@ -214,15 +223,14 @@ def update(
 
     Raises NotFinite before the weights are touched.
     """
-    sequences = [prepared.sequences[i] for i in chosen]
-    counts = denominators(sequences)
-    everything = config.kl_coef > 0 or config.entropy_coef > 0
-    computed = [i for i in chosen if everything or prepared.sequences[i].advantage != 0]
+    counts = denominators(prepared.sequences[i] for i in chosen)
+    computed = [i for i in chosen if has_gradient(prepared, i, config)]
+    spans = [prepared.sequences[i].span for i in computed]
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for batch in micro_batches([prepared.sequences[i].span for i in computed],
-                               config.tokens_per_batch):  # fmt: skip
-        loss = _micro_loss(policy, prepared, [computed[i] for i in batch], counts, config, tally)
+    for pack in policy.packs(spans, config.tokens_per_batch):
+        indices = [computed[i] for i in pack.indices]
+        loss = pack_loss(policy, pack, prepared, indices, counts, config, tally)
         loss.backward()
         total += float(loss.detach())
     norm = clip_gradients(policy, config.max_grad_norm)
@@ -232,104 +240,32 @@ def update(
     return {"loss": total, "grad_norm": norm}
 
 
+def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
+    """Whether computing the sequence can move anything."""
+    sequence = prepared.sequences[index]
+    if sequence.loss in ("imitation", "divergence"):
+        return True
+    if sequence.loss == "regression":
+        return sequence.advantage != 0
+    if config.kl_coef > 0 or config.entropy_coef > 0:
+        return True
+    if prepared.advantages is not None:
+        return bool((prepared.advantages[index] != 0).any())
+    return sequence.advantage != 0
+
+
 def clip_gradients(policy: Policy, most: float) -> float:
     """Scale the gradients to a norm of at most `most`; returns the norm before."""
     gradients = [p for _, p in policy.trained if p.grad is not None]
     return float(torch.nn.utils.clip_grad_norm_(gradients, most)) if gradients else 0.0
 
 
-def _micro_loss(
-    policy: Policy,
-    prepared: Prepared,
-    indices: Sequence[int],
-    counts: Denominators,
-    config: TrainConfig,
-    tally: Tally,
-) -> Tensor:
-    sequences = [prepared.sequences[i] for i in indices]
-    scored = policy.score([s.span for s in sequences], entropy=config.entropy_coef > 0)
-    old = _flat(prepared.old, indices)
-    old = scored.log_prob.detach() if old is None else old
-    factors = torch.stack([_factor(s, counts, config) for s in sequences])
-    factors = factors.to(scored.log_prob.device)[scored.owner]
-    advantages = scored.log_prob.new_tensor([s.advantage for s in sequences])[scored.owner]
-    lost = _policy_loss(scored, old, advantages, _flat(prepared.weights, indices), config)
-    token_loss = lost.loss
-    base = _flat(prepared.base, indices)
-    if base is not None:
-        token_loss = token_loss + config.kl_coef * kl_penalty(scored.log_prob, base, "k3")
-    if config.entropy_coef > 0:
-        token_loss = token_loss - config.entropy_coef * scored.entropy
-    _note(tally, lost, scored, sequences)
-    return (token_loss * factors).sum()
-
-
-def _flat(parts: list[Tensor] | None, indices: Sequence[int]) -> Tensor | None:
-    return None if parts is None else torch.cat([parts[i] for i in indices])
-
-
-def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> Tensor:
-    """λ times the token weight of the sequence's aggregation mode; 0-dim."""
-    tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
-    own = sequence.span.n_trained
-    weight = token_weight(
-        config.aggregation, own=own, tokens=tokens, sequences=sequences, length=config.norm_length
-    )
-    return torch.tensor(sequence.weight * weight)
-
-
-def _policy_loss(
-    scored: Scored, old: Tensor, advantages: Tensor, weights: Tensor | None, config: TrainConfig
-) -> TokenLoss:
-    bounds = {"eps_low": config.eps_low, "eps_high": config.eps_high, "weights": weights}
-    if config.ratio == "token":
-        return clipped_loss(
-            scored.log_prob, old, advantages, clip_ratio_c=config.clip_ratio_c, **bounds  # type: ignore[arg-type]
-        )  # fmt: skip
-    width = int(torch.bincount(scored.owner).max())
-    rows = _Rows(scored.owner, width)
-    mask = rows.square(torch.ones_like(old))
-    lost = gspo_loss(
-        rows.square(scored.log_prob), rows.square(old), rows.square(advantages), mask,
-        eps_low=config.eps_low, eps_high=config.eps_high,
-        weights=None if weights is None else rows.square(weights),
-    )  # fmt: skip
-    flat = [rows.flat(t) for t in (lost.loss, lost.log_ratio, lost.clipped, lost.clipped_lower)]
-    return TokenLoss(*flat)
-
-
-class _Rows:
-    """Flat token values ↔ [sequence, token], for losses that look at whole sequences."""
-
-    def __init__(self, owner: Tensor, width: int) -> None:
-        starts = torch.cumsum(torch.bincount(owner), 0) - torch.bincount(owner)
-        self.owner, self.width, self.count = owner, width, int(owner.max()) + 1
-        self.place = torch.arange(len(owner), device=owner.device) - starts[owner]
-
-    def square(self, flat: Tensor) -> Tensor:
-        return flat.new_zeros(self.count, self.width).index_put((self.owner, self.place), flat)
-
-    def flat(self, square: Tensor) -> Tensor:
-        return square[self.owner, self.place]
-
-
-def _note(
-    tally: Tally, lost: TokenLoss, scored: Scored, sequences: Sequence[TrainSequence]
-) -> None:
-    ratio = lost.log_ratio.exp()
-    tally.add(
-        len(ratio),
-        clip_fraction=float(lost.clipped.float().sum()),
-        clip_fraction_dual=float(lost.clipped_lower.float().sum()),
-        ratio_mean=float(ratio.sum()),
-        approx_kl=float(-lost.log_ratio.sum()),
-        entropy=float(scored.entropy.detach().sum()),
-    )
-
-
-def token_counts(sequences: Iterable[TrainSequence]) -> dict[Part, int]:
-    """Trained tokens per part: what an ablation really trained on."""
-    counts: dict[Part, int] = {}
+def token_counts(sequences: Iterable[TrainSequence]) -> dict[str, int]:
+    """Trained tokens per part, and per `part/loss` for other losses than the policy's: what a
+    method really trained on."""
+    counts: dict[str, int] = {}
     for sequence in sequences:
-        counts[sequence.part] = counts.get(sequence.part, 0) + sequence.span.n_trained
+        plain = sequence.loss == "policy"
+        name = sequence.part if plain else f"{sequence.part}/{sequence.loss}"
+        counts[name] = counts.get(name, 0) + sequence.span.n_trained
     return counts

@@ -19,7 +19,6 @@ from soulkit.train.update import (
     NotFinite,
     Tally,
     lost_twins,
-    micro_batches,
     mini_batches,
     prepare,
     sampler_weights,
@@ -203,14 +202,6 @@ def test_micro_batches_do_not_show(shared: Policy, budget: int) -> None:
     assert_close(parts[1], whole[1])
 
 
-def test_micro_batches_keep_to_the_budget() -> None:
-    spans = [s.span for s in step_of(4)]
-    batches = list(micro_batches(spans, 60))
-    assert sorted(i for b in batches for i in b) == list(range(len(spans)))
-    for b in batches:
-        assert len(b) == 1 or len(b) * max(len(spans[i].ids) for i in b) <= 60
-
-
 def test_joint_and_separate_denominators_differ_by_the_share_of_tokens(shared: Policy) -> None:
     base_only = weighted(step_of(1), refined=0.0)
     joint = taken(shared, base_only, config(**LOOSE))
@@ -282,9 +273,9 @@ def test_silent_sequences_count_but_are_not_computed(
     scored: list[int] = []
     real = Policy.score
 
-    def count(self: Policy, batch: Any, **options: Any) -> Any:
-        scored.append(len(batch))
-        return real(self, batch, **options)
+    def count(self: Policy, pack: Any, **options: Any) -> Any:
+        scored.append(len(pack.spans))
+        return real(self, pack, **options)
 
     monkeypatch.setattr(Policy, "score", count)
     line, found, _ = taken(shared, sequences, asked)
@@ -296,10 +287,9 @@ def test_silent_sequences_count_but_are_not_computed(
 
 def test_mini_batches_hold_whole_examples() -> None:
     sequences = step_of(11, examples=5)
-    sizes = [len({s.example_id for s in mini}) for mini in mini_batches(sequences, 2)]
-    assert sizes == [2, 2, 1]
-    flat = [s for mini in mini_batches(sequences, 2) for s in mini]
-    assert sorted(map(id, flat)) == sorted(map(id, sequences))
+    minis = list(mini_batches(sequences, 2))
+    assert [len({sequences[i].example_id for i in mini}) for mini in minis] == [2, 2, 1]
+    assert sorted(i for mini in minis for i in mini) == list(range(len(sequences)))
 
 
 # --- penalties and corrections --------------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""What an objective is: which sequences a step's records become, and in which groups.
+"""What an objective is: which sequences a step's records become, in which groups, with which loss.
 
-The loss, the advantages and the loop are the same for all of them.
+The losses, the advantages and the loop are the same for all of them. To add a method, write one
+file here and one line in `registry.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
-from soulkit.train.sequences import Renders, TrainSequence
-from soulkit.types import Record
+from soulkit.train.sequences import Renders, Slot, TrainSequence
+from soulkit.types import Feedback, Record, Segment
+
+Reader = Literal["none", "self", "other"]
+"""Whose distributions a method follows: nobody's, the policy's own, or another model's."""
 
 
 class Objective(Protocol):
@@ -21,6 +25,34 @@ class Objective(Protocol):
     @property
     def uses_feedback(self) -> bool: ...
 
-    def sequences(self, records: Sequence[Record], renderer: Renders) -> list[TrainSequence]:
-        """The step's scored records as trained sequences; unscored ones give none."""
+    @property
+    def refines(self) -> bool:
+        """It trains on refined rollouts, so they are sampled."""
         ...
+
+    @property
+    def reader(self) -> Reader: ...
+
+    @property
+    def logits(self) -> bool:
+        """It compares whole distributions with the teacher's, not only the sampled tokens."""
+        ...
+
+    def sequences(
+        self, records: Sequence[Record], renderer: Renders, slot: Slot
+    ) -> list[TrainSequence]:
+        """The step's scored records as trained sequences; unscored ones give none.
+
+        `slot` gives the message of a record's seat with feedback in it.
+        """
+        ...
+
+
+def no_slot(record: Record, seat: str, feedback: Feedback) -> Segment:
+    """For methods that never ask for the slot."""
+    raise LookupError(f"no task to fill the feedback slot of {record.key} with")
+
+
+def scored(records: Sequence[Record], kind: str) -> list[Record]:
+    """The scored records of one kind."""
+    return [r for r in records if r.kind == kind and r.score.scored]

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from soulkit.train.sequences import Part, Renders, TrainSequence, sequences_of
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Reader, no_slot
+from soulkit.train.sequences import Part, Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
@@ -21,8 +23,17 @@ class Ditto:
     """Ablation: neither drafts nor refined rollouts are trained. Drafts still set the baseline."""
     name: str = "ditto"
     uses_feedback: bool = True
+    refines: bool = True
+    reader: Reader = "none"
+    logits: bool = False
 
-    def sequences(self, records: Sequence[Record], renderer: Renders) -> list[TrainSequence]:
+    @classmethod
+    def of(cls, config: TrainConfig) -> Ditto:
+        return cls(lambda_fb=config.lambda_fb, only_copy=config.only_copy)
+
+    def sequences(
+        self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
+    ) -> list[TrainSequence]:
         weights: dict[Part, float] = {
             "draft": 0.0 if self.only_copy else 1.0,
             "copy": 1.0,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from soulkit.train.sequences import Renders, TrainSequence, sequences_of
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
@@ -13,7 +15,15 @@ from soulkit.types import Record
 class GRPO:
     name: str = "grpo"
     uses_feedback: bool = False
+    refines: bool = False
+    reader: Reader = "none"
+    logits: bool = False
 
-    def sequences(self, records: Sequence[Record], renderer: Renders) -> list[TrainSequence]:
-        drafts = (r for r in records if r.kind == "draft" and r.score.scored)
-        return [s for record in drafts for s in sequences_of(record, "draft", renderer)]
+    @classmethod
+    def of(cls, config: TrainConfig) -> GRPO:
+        return cls()
+
+    def sequences(
+        self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
+    ) -> list[TrainSequence]:
+        return [s for r in scored(records, "draft") for s in sequences_of(r, "draft", renderer)]

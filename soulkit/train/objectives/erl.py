@@ -1,0 +1,55 @@
+"""ERL (algorithms §4): imitate the refined rollouts that were worth it, beside RL on both turns.
+
+A copy is imitated (cross-entropy under the plain prompt) when its rollout beats the draft that
+earned the feedback, or, with `accept_from`, when it is good enough whatever the draft was. The
+others stay as sequences of weight 0, so that the accepted share can be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
+from soulkit.types import Record
+
+
+@dataclass(frozen=True, slots=True)
+class ERL:
+    aux_weight: float = 1.0
+    """Weight of the imitation."""
+    accept_from: float | None = None
+    """The least reward of what is imitated; None: more than the same rollout's draft."""
+    name: str = "erl"
+    uses_feedback: bool = True
+    refines: bool = True
+    reader: Reader = "none"
+    logits: bool = False
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> ERL:
+        return cls(aux_weight=config.aux_weight, accept_from=config.accept_from)
+
+    def sequences(
+        self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
+    ) -> list[TrainSequence]:
+        drafts, refined = scored(records, "draft"), scored(records, "refined")
+        before = {(d.example_id, d.rollout): d.score.reward for d in drafts}
+        found = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
+        for record in refined:
+            found += sequences_of(record, "refined", renderer)
+            draft = before.get((record.example_id, record.rollout))
+            weight = self.aux_weight if self.accepts(draft, record.score.reward) else 0.0
+            copies = sequences_of(record, "copy", renderer, weight)
+            found += [replace(c, loss="imitation", compared=False) for c in copies]
+        return found
+
+    def accepts(self, draft: float | None, refined: float | None) -> bool:
+        """Whether a refined rollout of this reward is imitated."""
+        if refined is None:
+            return False
+        if self.accept_from is not None:
+            return refined >= self.accept_from
+        return draft is not None and refined > draft

@@ -1,0 +1,50 @@
+"""On-policy distillation (algorithms §4): another model reads the actor's own drafts.
+
+It reads exactly what the actor read, without feedback: a bigger model, or an expert of the task,
+says token by token what it would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from soulkit.errors import ConfigError
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.sdpo import taught
+from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
+from soulkit.types import Record
+
+
+@dataclass(frozen=True, slots=True)
+class OPD:
+    logits: bool = False
+    weight: float = 1.0
+    name: str = "opd"
+    uses_feedback: bool = False
+    refines: bool = False
+    reader: Reader = "other"
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> OPD:
+        """Raises ConfigError when no teacher is named."""
+        if config.teacher_model is None and config.teacher_adapter is None:
+            raise ConfigError(
+                "The method 'opd' was asked for, and no teacher was named.",
+                "It follows another model than the one that is trained.",
+                "Name a model with --teacher-model, an expert of this model with "
+                "--teacher-adapter, or both; the model's own base must be named as well.",
+            )
+        weight = 1.0 if config.distill_weight is None else config.distill_weight
+        return cls(config.opd_form == "logits", weight)
+
+    def sequences(
+        self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
+    ) -> list[TrainSequence]:
+        found: list[TrainSequence] = []
+        for record in scored(records, "draft"):
+            for sequence in sequences_of(record, "draft", renderer):
+                told = replace(sequence, teacher=sequence.span)
+                found += taught(told, self.logits, rewarded=False, weight=self.weight)
+        return found

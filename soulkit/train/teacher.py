@@ -1,0 +1,217 @@
+"""Teachers: who tells the student, token by token, what it would have said (algorithms §4).
+
+A self-teacher is the policy itself in another state: its current weights (`live`), the frozen base
+(`base`) or a moving average of its trained weights (`ema`). States are entered, never copied into a
+second model: the adapter is switched off, or the parameters point at the average for a while. The
+average is taken of the LoRA factors A and B, which approximates the average of their product.
+On-policy distillation has a second, frozen model instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from soulkit.errors import ConfigError
+from soulkit.models.local import LocalModel
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.registry import make_objective
+from soulkit.train.policy import Policy
+from soulkit.train.sequences import Span
+
+State = Literal["live", "base", "ema"]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A policy in one of its states. Nothing it gives carries a gradient."""
+
+    policy: Policy
+    state: State = "live"
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with torch.no_grad(), teaching(self.policy, self.state):
+            yield
+
+    def log_probs(self, spans: Sequence[Span], budget: int) -> list[Tensor]:
+        """Per span, log-probs [n_trained] of its trained tokens."""
+        found: list[Tensor] = [torch.empty(0)] * len(spans)
+        with self.reading():
+            for pack in self.policy.packs(spans, budget):
+                scored = self.policy.score(pack)
+                for row, index in enumerate(pack.indices):
+                    found[index] = scored.log_prob[scored.owner == row]
+        return found
+
+    def hidden(self, spans: Sequence[Span], budget: int) -> Tensor:
+        """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""
+        found: list[Tensor] = [torch.empty(0)] * len(spans)
+        with self.reading():
+            for pack in self.policy.packs(spans, budget):
+                lengths = [span.n_trained for span in pack.spans]
+                parts = self.policy.hidden(pack).split(lengths)
+                for index, part in zip(pack.indices, parts, strict=True):
+                    found[index] = part
+        return torch.cat(found)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
+        with self.reading():
+            return self.policy.logits(hidden)
+
+
+# --- states of the policy -------------------------------------------------------------------------
+
+
+@contextmanager
+def teaching(policy: Policy, state: State) -> Iterator[None]:
+    """Within it the policy is its own teacher; its weights are put back whatever happens."""
+    if state == "live":
+        yield
+    elif state == "base":
+        with policy.base():
+            yield
+    else:
+        with _averaged(policy):
+            yield
+
+
+@contextmanager
+def _averaged(policy: Policy) -> Iterator[None]:
+    average = _average_of(policy)
+    own = {name: parameter.data for name, parameter in policy.trained}
+    try:
+        for name, parameter in policy.trained:
+            parameter.data = average[name]
+        yield
+    finally:
+        for name, parameter in policy.trained:
+            parameter.data = own[name]
+
+
+def start_ema(policy: Policy) -> None:
+    """Start the moving average as a copy of the trained weights, A and B included."""
+    policy.ema = {name: parameter.detach().clone() for name, parameter in policy.trained}
+
+
+@torch.no_grad()
+def move_ema(policy: Policy, tau: float) -> None:
+    """teacher ← (1−τ) teacher + τ student on every trained tensor; once per optimizer update."""
+    average = _average_of(policy)
+    for name, parameter in policy.trained:
+        average[name].lerp_(parameter.detach(), tau)
+
+
+def _average_of(policy: Policy) -> dict[str, Tensor]:
+    if policy.ema is None:
+        raise ConfigError(
+            "The teacher is to be a moving average, and none was started.",
+            "It begins as a copy of the student before the first update.",
+            "Call start_ema(policy) before training, or use another teacher.",
+        )
+    return policy.ema
+
+
+# --- who teaches ----------------------------------------------------------------------------------
+
+
+def load_teacher(config: TrainConfig, student: Policy) -> Policy | None:
+    """The second model of `opd`, frozen; None for methods that have none.
+
+    Raises ConfigError when the student cannot be taught in the way that was asked for, or when the
+    two models do not share their tokens.
+    """
+    objective = make_objective(config)
+    check_student(config, student)
+    if objective.reader != "other":
+        return None
+    adapter = Path(config.teacher_adapter) if config.teacher_adapter else None
+    loaded = LocalModel.load(
+        config.teacher_model or config.model,
+        adapter=adapter,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    teacher = Policy(
+        loaded.model.requires_grad_(False), loaded.tokenizer, config.temperature,
+        packing=config.packing, attention=config.attention,
+    )  # fmt: skip
+    check_tokens(student, teacher)
+    if objective.logits:
+        check_width(student, teacher)
+        _check_gathers(teacher)
+    return teacher
+
+
+def check_student(config: TrainConfig, student: Policy) -> None:
+    """ConfigError when the asked-for teaching does not fit the policy."""
+    check_settings(config)
+    if make_objective(config).logits:
+        _check_gathers(student)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """ConfigError for a teacher that cannot be: before any model is loaded."""
+    objective = make_objective(config)
+    if objective.reader == "self" and config.teacher == "base" and config.full:
+        raise ConfigError(
+            "The base was to be the teacher while all weights are trained.",
+            "The base is the model without its adapter, and here there is no adapter.",
+            "Train an adapter, or use --teacher live or --teacher ema.",
+        )
+
+
+def _check_gathers(policy: Policy) -> None:
+    if not policy.gathers:
+        raise ConfigError(
+            "The distributions of this model cannot be compared.",
+            "Its output is not its output layer applied to the last hidden state (the logits are "
+            "scaled or capped on the way), so whole distributions cannot be computed in parts.",
+            "Use the token form: sdpo-token, or opd with opd_form token.",
+        )
+
+
+def check_tokens(student: Policy, teacher: Policy) -> None:
+    """ConfigError unless both tokenizers give every id the same token."""
+    own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    if own == other:
+        return
+    differing = sum(other.get(token) != index for token, index in own.items())
+    differing += len(other.keys() - own.keys())
+    raise ConfigError(
+        f"Teacher and student do not share a vocabulary: {differing} tokens differ.",
+        "The teacher reads the very token ids that the student emitted.",
+        "Choose a teacher of the same family, with the same tokenizer.",
+    )
+
+
+def check_width(student: Policy, teacher: Policy) -> None:
+    """ConfigError unless both output layers have the same size (some are padded)."""
+    sizes = [p.causal.get_output_embeddings().weight.shape[0] for p in (student, teacher)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"The student's output layer has {sizes[0]} rows and the teacher's {sizes[1]}.",
+            "Their distributions are compared outcome by outcome.",
+            "Choose a teacher with an equal output layer, or the token form (opd_form token).",
+        )
+
+
+def teacher_of(config: TrainConfig, student: Policy, other: Policy | None) -> Teacher:
+    """Who teaches in this run: the second model where a method has one, else the student's state.
+
+    ConfigError when a second model is needed and not there.
+    """
+    if other is None and make_objective(config).reader == "other":
+        raise ConfigError(
+            "The method 'opd' has no second model to learn from.",
+            "The student would be its own teacher and learn nothing.",
+            "Load one with load_teacher(config, policy) and hand it on.",
+        )
+    return Teacher(student, config.teacher) if other is None else Teacher(other)

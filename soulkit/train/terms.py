@@ -1,0 +1,344 @@
+"""The loss of one pack: each kind of sequence gives its own per-token term.
+
+A pack is one forward pass; a sequence that is trained in two ways (with rewards and towards a
+teacher) is in it twice and computed once. Terms know nothing of methods. Every term is summed with
+the factor of its sequences, so packs add up to the mini-batch exactly.
+
+Divergences need whole distributions. They run over chunks of tokens whose logits are computed again
+in the backward pass, so that only one chunk's vocabulary is ever in memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from soulkit.train.config import TrainConfig
+from soulkit.train.divergence import divergence
+from soulkit.train.loss import (
+    TokenLoss,
+    clipped_loss,
+    gspo_loss,
+    kl_penalty,
+    nll_loss,
+    token_weight,
+)
+from soulkit.train.packing import Pack
+from soulkit.train.policy import Policy, Scored
+from soulkit.train.sequences import Loss, TrainSequence
+from soulkit.train.teacher import Teacher
+
+CHUNK_LOGITS = 2**26
+"""Logits of one chunk (256 MiB in float32)."""
+
+
+@dataclass
+class Tally:
+    """Sums over the trained tokens of a step, for its log line; per kind of loss."""
+
+    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sums: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, kind: str, used: int, **values: float) -> None:
+        self.tokens[kind] += used
+        for name, value in values.items():
+            self.sums[kind][name] = self.sums[kind].get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """Per computed token of the kind that a number belongs to."""
+        return {
+            name: value / self.tokens[kind]
+            for kind, sums in self.sums.items()
+            for name, value in sums.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """Trained tokens and sequences of a mini-batch, per component."""
+
+    tokens: Mapping[str, int]
+    sequences: Mapping[str, int]
+
+    def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
+        """(tokens, sequences) that the sequence shares; only policy components ever join."""
+        policy = joint and sequence.loss == "policy"
+        names = ("base", "feedback") if policy else (sequence.component,)
+        tokens, sequences = self.tokens, self.sequences
+        return sum(tokens.get(n, 0) for n in names), sum(sequences.get(n, 0) for n in names)
+
+
+def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
+    """Counted over a whole mini-batch, before it is split into packs."""
+    tokens: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
+    for sequence in sequences:
+        tokens[sequence.component] += sequence.span.n_trained
+        counts[sequence.component] += 1
+    return Denominators(dict(tokens), dict(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is fixed before a step's first update. Lists are by sequence, [n_trained] each."""
+
+    sequences: list[TrainSequence]
+    old: list[Tensor] | None
+    """π_old of the policy sequences; None when the step has one update, where it is π_θ itself."""
+    weights: list[Tensor] | None
+    base: list[Tensor] | None
+    """Log-probs of the frozen base, for the KL penalty."""
+    advantages: list[Tensor] | None = None
+    """Token advantages, where a teacher gives any; None: every token has its sequence's."""
+    teacher: Teacher | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The sequences of one kind in a pack."""
+
+    policy: Policy
+    prepared: Prepared
+    config: TrainConfig
+    tally: Tally
+    indices: list[int]
+    """Places in `prepared.sequences`."""
+    scored: Scored
+    """Of these sequences alone; `owner` counts through `indices`."""
+    hidden: Tensor | None
+    """[n_trained, width], where the pack was computed as hidden states."""
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [self.prepared.sequences[i] for i in self.indices]
+
+    def per_token(self, values: Sequence[float]) -> Tensor:
+        """One value a sequence → [n_trained]."""
+        return self.scored.log_prob.new_tensor(values)[self.scored.owner]
+
+    def flat(self, parts: list[Tensor] | None) -> Tensor | None:
+        return None if parts is None else torch.cat([parts[i] for i in self.indices])
+
+
+def pack_loss(
+    policy: Policy,
+    pack: Pack,
+    prepared: Prepared,
+    indices: Sequence[int],
+    counts: Denominators,
+    config: TrainConfig,
+    tally: Tally,
+) -> Tensor:
+    """0-dim: Σ factor · ℓ_t over the trained tokens of `pack`.
+
+    `indices` say which of `prepared.sequences` the pack's spans are.
+    """
+    kinds = [prepared.sequences[i].loss for i in indices]
+    scored, hidden = _forward(policy, pack, kinds, entropy=config.entropy_coef > 0)
+    total = scored.log_prob.new_zeros(())
+    for kind in sorted(set(kinds)):
+        rows = [row for row, k in enumerate(kinds) if k == kind]
+        picked, tokens = _rows_of(scored, rows)
+        states = None if hidden is None else hidden[tokens]
+        mine = [indices[row] for row in rows]
+        share = Share(policy, prepared, config, tally, mine, picked, states)
+        factors = share.per_token([_factor(s, counts, config) for s in share.sequences])
+        total = total + (TERMS[kind](share) * factors).sum()
+    return total
+
+
+def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> float:
+    """The component's weight times the factor of its aggregation mode."""
+    tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
+    mode = config.aggregation if sequence.loss == "policy" else "token-mean"
+    own, length = sequence.span.n_trained, config.norm_length
+    return sequence.weight * token_weight(
+        mode, own=own, tokens=tokens, sequences=sequences, length=length
+    )
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+def _forward(
+    policy: Policy, pack: Pack, kinds: Sequence[Loss], entropy: bool
+) -> tuple[Scored, Tensor | None]:
+    """Log-probs of the pack; as hidden states, too, where distributions are compared.
+
+    Sequences that are only compared get no log-probs (zeros): nobody asks for them.
+    """
+    if "divergence" not in kinds:
+        return policy.score(pack, entropy=entropy), None
+    hidden = policy.hidden(pack)
+    lengths = torch.tensor([span.n_trained for span in pack.spans])
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(hidden.device)
+    asked = torch.tensor([k != "divergence" for k in kinds], device=hidden.device)[owner]
+    targets = [i for s in pack.spans for i, t in zip(s.ids, s.trained, strict=True) if t]
+    ids = torch.tensor(targets, device=hidden.device)
+    log_prob, spread = token_scores(policy, hidden[asked], ids[asked], entropy)
+    zeros = log_prob.new_zeros(len(owner))
+    scored = Scored(
+        zeros.masked_scatter(asked, log_prob), zeros.masked_scatter(asked, spread), owner
+    )
+    return scored, hidden
+
+
+def token_scores(
+    policy: Policy, hidden: Tensor, targets: Tensor, entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` [n] and entropies [n] (detached unless asked for) at `hidden`."""
+
+    def scores(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        log = torch.log_softmax(policy.logits(states), -1)
+        spread = -(log.exp() * log).sum(-1)
+        chosen = log.gather(-1, ids[:, None]).squeeze(-1)
+        return chosen, spread if entropy else spread.detach()
+
+    parts: list[tuple[Tensor, Tensor]] = [
+        checkpoint(scores, states, ids, use_reentrant=False, preserve_rng_state=False)
+        for states, ids in chunks(policy, hidden, targets)
+    ]
+    if not parts:
+        return hidden.new_zeros(0).float(), hidden.new_zeros(0).float()
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def chunks(policy: Policy, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Equal slices of tensors [n, ...], small enough that their logits fit a chunk."""
+    vocabulary = policy.causal.get_output_embeddings().weight.shape[0]
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    for start in range(0, len(tensors[0]), size):
+        yield tuple(t[start : start + size] for t in tensors)
+
+
+def _rows_of(scored: Scored, rows: Sequence[int]) -> tuple[Scored, Tensor]:
+    """The tokens of some sequences, renumbered from 0, and where they stand."""
+    count = int(scored.owner.max()) + 1
+    number = scored.owner.new_full((count,), -1)
+    number[torch.tensor(rows, device=number.device)] = torch.arange(len(rows), device=number.device)
+    owner = number[scored.owner]
+    tokens = (owner >= 0).nonzero().squeeze(-1)
+    return Scored(scored.log_prob[tokens], scored.entropy[tokens], owner[tokens]), tokens
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def _policy_term(share: Share) -> Tensor:
+    """Clipped policy gradient with the step's penalties."""
+    config, scored, prepared = share.config, share.scored, share.prepared
+    old = share.flat(prepared.old)
+    old = scored.log_prob.detach() if old is None else old
+    advantages = share.flat(prepared.advantages)
+    if advantages is None:
+        advantages = share.per_token([s.advantage for s in share.sequences])
+    lost = clipped(scored, old, advantages, share.flat(prepared.weights), config)
+    loss = lost.loss
+    base = share.flat(prepared.base)
+    if base is not None:
+        loss = loss + config.kl_coef * kl_penalty(scored.log_prob, base, "k3")
+    if config.entropy_coef > 0:
+        loss = loss - config.entropy_coef * scored.entropy
+    _note(share.tally, lost, scored)
+    return loss
+
+
+def clipped(
+    scored: Scored, old: Tensor, advantages: Tensor, weights: Tensor | None, config: TrainConfig
+) -> TokenLoss:
+    """The clipped loss of algorithms §2, with the token's or the sequence's ratio."""
+    if config.ratio == "token":
+        return clipped_loss(
+            scored.log_prob, old, advantages, eps_low=config.eps_low, eps_high=config.eps_high,
+            clip_ratio_c=config.clip_ratio_c, weights=weights,
+        )  # fmt: skip
+    rows = _Rows(scored.owner, int(torch.bincount(scored.owner).max()))
+    mask = rows.square(torch.ones_like(old))
+    lost = gspo_loss(
+        rows.square(scored.log_prob), rows.square(old), rows.square(advantages), mask,
+        eps_low=config.eps_low, eps_high=config.eps_high,
+        weights=None if weights is None else rows.square(weights),
+    )  # fmt: skip
+    flat = [rows.flat(t) for t in (lost.loss, lost.log_ratio, lost.clipped, lost.clipped_lower)]
+    return TokenLoss(*flat)
+
+
+def _regression_term(share: Share) -> Tensor:
+    """−A log π: the gradient of a policy gradient without ratio, clip or old policy."""
+    advantages = share.per_token([s.advantage for s in share.sequences])
+    log_prob = share.scored.log_prob
+    share.tally.add("regression", len(log_prob), regression_nll=-float(log_prob.detach().sum()))
+    return -advantages * log_prob
+
+
+def _imitation_term(share: Share) -> Tensor:
+    """Cross-entropy of the tokens."""
+    loss = nll_loss(share.scored.log_prob)
+    share.tally.add("imitation", len(loss), imitation_nll=float(loss.detach().sum()))
+    return loss
+
+
+def _divergence_term(share: Share) -> Tensor:
+    """Divergence of the student's distributions to the teacher's."""
+    teacher, config, policy = share.prepared.teacher, share.config, share.policy
+    if teacher is None or share.hidden is None:
+        raise ValueError("a divergence needs a teacher and the student's hidden states")
+    read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
+    told = teacher.hidden(read, config.tokens_per_batch)
+
+    def compare(own: Tensor, other: Tensor) -> Tensor:
+        return divergence(
+            policy.logits(own), teacher.logits(other),
+            kind=config.divergence, top_k=config.divergence_top_k, tail=config.divergence_tail,
+            temperature=config.divergence_temperature, beta=config.jsd_beta,
+        )  # fmt: skip
+
+    parts: list[Tensor] = [
+        checkpoint(compare, own, other, use_reentrant=False, preserve_rng_state=False)
+        for own, other in chunks(policy, share.hidden, told)
+    ]
+    found = torch.cat(parts)
+    share.tally.add("divergence", len(found), divergence=float(found.detach().sum()))
+    return found
+
+
+TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
+    "policy": _policy_term,
+    "regression": _regression_term,
+    "imitation": _imitation_term,
+    "divergence": _divergence_term,
+}
+
+
+class _Rows:
+    """Flat token values ↔ [sequence, token], for losses that look at whole sequences."""
+
+    def __init__(self, owner: Tensor, width: int) -> None:
+        starts = torch.cumsum(torch.bincount(owner), 0) - torch.bincount(owner)
+        self.owner, self.width, self.count = owner, width, int(owner.max()) + 1
+        self.place = torch.arange(len(owner), device=owner.device) - starts[owner]
+
+    def square(self, flat: Tensor) -> Tensor:
+        return flat.new_zeros(self.count, self.width).index_put((self.owner, self.place), flat)
+
+    def flat(self, square: Tensor) -> Tensor:
+        return square[self.owner, self.place]
+
+
+def _note(tally: Tally, lost: TokenLoss, scored: Scored) -> None:
+    ratio = lost.log_ratio.exp()
+    tally.add(
+        "policy",
+        len(ratio),
+        clip_fraction=float(lost.clipped.float().sum()),
+        clip_fraction_dual=float(lost.clipped_lower.float().sum()),
+        ratio_mean=float(ratio.sum()),
+        approx_kl=float(-lost.log_ratio.sum()),
+        entropy=float(scored.entropy.detach().sum()),
+    )

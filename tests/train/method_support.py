@@ -1,0 +1,144 @@
+"""Rollouts made of plain ids, so that every method's formula can be written out beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soulkit.train.assemble import make_objective
+from soulkit.train.config import TrainConfig
+from soulkit.train.policy import Policy
+from soulkit.train.sequences import TrainSequence
+from soulkit.types import (
+    Completion,
+    Episode,
+    Feedback,
+    Kind,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    record_key,
+)
+from tests.train.support import jolt, policy_of
+
+Ids = Sequence[int]
+SMALL: dict[str, Any] = {"max_grad_norm": 1e9, "lora": {"r": 4, "alpha": 8}}
+PROMPTS = {"x": "301 302 303", "y": "311 312"}
+HINTS = {"x": "390 391", "y": "395"}
+BETWEEN = 350
+"""What the partner says between two turns."""
+
+
+class Numbers:
+    """Renders a conversation as the numbers in its messages, the actor's turns as their ids."""
+
+    def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
+        return [i for s in context for i in (s.token_ids or map(int, s.text.split()))]
+
+    def bare(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
+        return tuple(s if s.bare is None else replace(s, text=s.bare) for s in context)
+
+
+def slot(record: Record, seat: str, feedback: Feedback) -> Segment:
+    bare = PROMPTS[record.example_id]
+    return Segment("user", f"{bare} {feedback.text}", bare)
+
+
+def told(example: str, leak: str = "") -> Feedback:
+    return Feedback(text=HINTS[example], author="symbolic", leak=leak)
+
+
+def play(
+    example: str,
+    rollout: int,
+    kind: Kind,
+    reward: float,
+    *turns: Ids,
+    received: Feedback | None = None,
+) -> Record:
+    """One rollout that said `turns`; a refined one was told the example's hint."""
+    hint = told(example)
+    bare = PROMPTS[example]
+    opening = f"{bare} {hint.text}" if kind == "refined" else bare
+    context, done = [Segment("user", opening, bare)], []
+    for ids in turns:
+        said = Completion(
+            text="said", prompt_ids=tuple(Numbers().prompt_ids(context)), token_ids=tuple(ids),
+            logprobs=(-1.0,) * len(ids),
+        )  # fmt: skip
+        done.append(Turn(tuple(context), said))
+        context += [Segment("assistant", "said", token_ids=said.token_ids),
+                    Segment("user", str(BETWEEN))]  # fmt: skip
+    episode = Episode(
+        example_id=example, task="tomi", kind=kind, rollout=rollout,
+        traces=(Trace("reader", tuple(done)),),
+    )  # fmt: skip
+    return Record(
+        key=record_key(0, example, rollout, kind), task="tomi", example_id=example,
+        rollout=rollout, kind=kind, episode=episode, score=Score(value=reward, reward=reward),
+        received=received, given=hint if kind == "refined" else None,
+    )  # fmt: skip
+
+
+D0, D1, D2 = (320, 321, 322), (323, 324), (325, 326, 327, 328)
+"""What the drafts say; `D2` is of example y."""
+R0, R1, R2 = (330, 331), (332, 333, 334, 335), (336,)
+
+ROLLOUTS = [
+    play("x", 0, "draft", 0.0, D0, received=told("x")),
+    play("x", 0, "refined", 1.0, R0, R2),
+    play("x", 1, "draft", 0.5, D1, R2, received=told("x")),
+    play("x", 1, "refined", 0.25, R1),
+    play("y", 0, "draft", 1.0, D2, received=told("y", leak="gold_text")),
+    play("y", 1, "draft", 0.0, D1),
+]
+"""x: two drafts with feedback, both refined, one of each in two turns. y: two drafts without
+usable feedback, one because it leaked."""
+
+
+def found(config: TrainConfig, records: Sequence[Record] = ROLLOUTS) -> list[TrainSequence]:
+    return make_objective(config).sequences(records, Numbers(), slot)
+
+
+def conversation(example: str, turns: Sequence[Ids], hinted: bool) -> tuple[list[int], list[int]]:
+    """Ids of a whole conversation and where the actor's ids stand in it, worked out anew."""
+    ids = [int(w) for w in PROMPTS[example].split()]
+    ids += [int(w) for w in HINTS[example].split()] if hinted else []
+    places: list[int] = []
+    for index, turn in enumerate(turns):
+        ids += [BETWEEN] if index else []
+        places += range(len(ids), len(ids) + len(turn))
+        ids += turn
+    return ids, places
+
+
+def rows_of(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
+    """Log-probabilities [n, vocabulary] where the actor's ids are predicted, by a full forward."""
+    ids, places = conversation(example, turns, hinted)
+    logits = policy.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    return torch.log_softmax(logits / policy.temperature, -1)[[p - 1 for p in places]]
+
+
+def said(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
+    """Log-probs [n] of what the actor said."""
+    emitted = torch.tensor([i for turn in turns for i in turn])
+    return rows_of(policy, example, turns, hinted).gather(-1, emitted[:, None]).squeeze(-1)
+
+
+def student(folder: Path, **settings: Any) -> Policy:
+    return policy_of(folder, **{**SMALL, **settings})
+
+
+def teacher(folder: Path) -> Policy:
+    """Another model for on-policy distillation: the same base, moved elsewhere and frozen."""
+    other = policy_of(folder, **SMALL)
+    jolt(other, 0.1, seed=9)
+    other.model.requires_grad_(False)
+    return other

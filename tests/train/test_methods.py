@@ -1,0 +1,492 @@
+"""Every method against its formula, written out from raw log-probs of single forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from soulkit.runs import read_jsonl
+from soulkit.train.config import TrainConfig
+from soulkit.train.learn import learn
+from soulkit.train.objectives.registry import METHODS
+from soulkit.train.policy import Policy
+from soulkit.train.run import train
+from soulkit.train.teacher import start_ema
+from soulkit.train.terms import Tally
+from soulkit.train.update import mini_batches, prepare, update, with_advantages
+from soulkit.types import Record
+from tests.train.method_support import (
+    D0,
+    D1,
+    D2,
+    R0,
+    R1,
+    R2,
+    ROLLOUTS,
+    SMALL,
+    Ids,
+    found,
+    play,
+    rows_of,
+    said,
+    student,
+    teacher,
+    told,
+)
+from tests.train.support import assert_close, config, gradients, jolt, random_model
+
+SPREAD = 0.5**0.5  # sample deviation of two rewards that differ by 1
+HALF = 0.5 / SPREAD
+"""|advantage| in any group of two different rewards."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Policy:
+    return student(folder)
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Policy:
+    return teacher(folder)
+
+
+def asked(method: str, **settings: Any) -> TrainConfig:
+    return config(method=method, **{**SMALL, **settings})
+
+
+def still(policy: Policy) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
+
+
+# --- the formulas ---------------------------------------------------------------------------------
+
+Part = tuple[Tensor, "float | Tensor"]
+"""Log-probs of a sequence's tokens, and their advantage."""
+
+
+def clipped_mean(parts: list[Part]) -> Tensor:
+    """−A ρ over all tokens with ρ = 1 at the start of a step: no clip can bind there."""
+    count = sum(len(log) for log, _ in parts)
+    return (
+        sum(((-a * (log - log.detach()).exp()).sum() for log, a in parts), torch.zeros(())) / count
+    )
+
+
+def token_mean(losses: list[Tensor]) -> Tensor:
+    return torch.cat(losses).mean()
+
+
+def drafts(policy: Policy) -> list[Part]:
+    """x has rewards 0 and 1/2, y has 1 and 0: each group's advantages are ∓√(1/2)."""
+    return [
+        (said(policy, "x", [D0]), -HALF), (said(policy, "x", [D1, R2]), HALF),
+        (said(policy, "y", [D2]), HALF), (said(policy, "y", [D1]), -HALF),
+    ]  # fmt: skip
+
+
+def refined(policy: Policy) -> list[Part]:
+    """Rewards 1 and 1/4, in a group of their own."""
+    return [(said(policy, "x", [R0, R2], True), HALF), (said(policy, "x", [R1], True), -HALF)]
+
+
+def copies(policy: Policy) -> tuple[Tensor, Tensor]:
+    return said(policy, "x", [R0, R2]), said(policy, "x", [R1])
+
+
+def gaps(policy: Policy, reader: Policy, hinted: bool) -> list[Tensor]:
+    """d_t of every draft of x that a teacher reads."""
+    with torch.no_grad():
+        turns: list[list[Ids]] = [[D0], [D1, R2]]
+        return [said(reader, "x", t, hinted) - said(policy, "x", t) for t in turns]
+
+
+def reverse_kl(own: Tensor, others: Tensor, k: int = 10) -> Tensor:
+    """Row by row over the student's k likeliest, renormalised."""
+    values = []
+    for p, q in zip(own, others, strict=True):
+        best = p.detach().argsort(descending=True)[:k]
+        inside_p, inside_q = p[best].exp(), q[best].exp()
+        a, b = inside_p / inside_p.sum(), inside_q / inside_q.sum()
+        values.append((a * (a.log() - b.log())).sum())
+    return torch.stack(values)
+
+
+def grpo(policy: Policy, _: Policy) -> Tensor:
+    return clipped_mean(drafts(policy))
+
+
+def ditto(policy: Policy, _: Policy) -> Tensor:
+    """x joins 0, 1/2 and the copies' 1, 1/4: mean 7/16, deviation worked out; λ_fb = 1."""
+    mean = 1.75 / 4
+    spread = (sum((r - mean) ** 2 for r in (0, 0.5, 1, 0.25)) / 3) ** 0.5
+    first, second = copies(policy)
+    joint = [
+        (said(policy, "x", [D0]), (0 - mean) / spread), (first, (1 - mean) / spread),
+        (said(policy, "x", [D1, R2]), (0.5 - mean) / spread), (second, (0.25 - mean) / spread),
+    ]  # fmt: skip
+    return clipped_mean([*joint, *drafts(policy)[2:], *refined(policy)])
+
+
+def rltf(policy: Policy, _: Policy) -> Tensor:
+    """Drafts of x have mean 1/4: A = 1 − 1/4 and 1/4 − 1/4. Seven copied tokens in all."""
+    first, second = copies(policy)
+    assert len(first) + len(second) == 7
+    regression = (-(1 - 0.25) * first.sum() - (0.25 - 0.25) * second.sum()) / 7
+    return clipped_mean([*drafts(policy), *refined(policy)]) + 0.5 * regression
+
+
+def erl(policy: Policy, _: Policy) -> Tensor:
+    """1 > 0 is imitated, 1/4 > 1/2 is not."""
+    first, _second = copies(policy)
+    return clipped_mean([*drafts(policy), *refined(policy)]) + 0.5 * -first.mean()
+
+
+def sdpo_token(policy: Policy, _: Policy) -> Tensor:
+    parts = zip(drafts(policy)[:2], gaps(policy, policy, True), strict=True)
+    return clipped_mean([(log, d.clamp(-5, 5)) for (log, _a), d in parts])
+
+
+def sdpo_token_grpo(policy: Policy, _: Policy) -> Tensor:
+    found = drafts(policy)
+    d = gaps(policy, policy, True)
+    mixed = [(log, a + 0.1 * g.clamp(-5, 5)) for (log, a), g in zip(found[:2], d, strict=True)]
+    return clipped_mean([*mixed, *found[2:]])
+
+
+def sdpo_logits(policy: Policy, _: Policy) -> Tensor:
+    losses = []
+    for turns in ([D0], [D1, R2]):
+        with torch.no_grad():
+            read = rows_of(policy, "x", turns, True)
+        losses.append(reverse_kl(rows_of(policy, "x", turns), read))
+    return token_mean(losses)
+
+
+def sdpo_logits_grpo(policy: Policy, other: Policy) -> Tensor:
+    return sdpo_logits(policy, other) + clipped_mean(drafts(policy))
+
+
+EVERY: list[tuple[str, list[Ids]]] = [
+    ("x", [D0]), ("x", [D1, R2]), ("y", [D2]), ("y", [D1])
+]  # fmt: skip
+
+
+def opd_token(policy: Policy, other: Policy) -> Tensor:
+    parts: list[Part] = []
+    for example, turns in EVERY:
+        own = said(policy, example, turns)
+        with torch.no_grad():
+            gap = said(other, example, turns) - own
+        parts.append((own, gap.clamp(-5, 5)))
+    return clipped_mean(parts)
+
+
+def opd_logits(policy: Policy, other: Policy) -> Tensor:
+    losses = []
+    for example, turns in EVERY:
+        with torch.no_grad():
+            read = rows_of(other, example, turns)
+        losses.append(reverse_kl(rows_of(policy, example, turns), read))
+    return token_mean(losses)
+
+
+Formula = Callable[[Policy, Policy], Tensor]
+CASES: dict[str, tuple[TrainConfig, Formula, dict[str, int]]] = {
+    "grpo": (asked("grpo"), grpo, {"draft": 12}),
+    "ditto": (asked("ditto"), ditto, {"draft": 12, "copy": 7, "refined": 7}),
+    "rltf-sd": (asked("rltf-sd", aux_weight=0.5), rltf,
+                {"draft": 12, "refined": 7, "copy/regression": 7}),
+    "erl": (asked("erl", aux_weight=0.5), erl,
+            {"draft": 12, "refined": 7, "copy/imitation": 3}),
+    "sdpo-token": (asked("sdpo-token"), sdpo_token, {"draft": 6}),
+    "sdpo-token+grpo": (asked("sdpo-token+grpo"), sdpo_token_grpo, {"draft": 12}),
+    "sdpo-logits": (asked("sdpo-logits"), sdpo_logits, {"draft/divergence": 6}),
+    "sdpo-logits+grpo": (asked("sdpo-logits+grpo"), sdpo_logits_grpo,
+                         {"draft": 12, "draft/divergence": 6}),
+    "opd": (asked("opd", teacher_model="other"), opd_token, {"draft": 12}),
+    "opd logits": (asked("opd", teacher_model="other", opd_form="logits"), opd_logits,
+                   {"draft/divergence": 12}),
+}  # fmt: skip
+
+
+def naive(policy: Policy, loss: Tensor) -> tuple[float, dict[str, Tensor]]:
+    for _, parameter in policy.trained:
+        parameter.grad = None
+    loss.backward()
+    return float(loss.detach()), gradients(policy)
+
+
+def second_model(config: TrainConfig, other: Policy) -> Policy | None:
+    return other if config.method == "opd" else None
+
+
+def test_every_method_has_a_case() -> None:
+    assert {case.partition(" ")[0] for case in CASES} == set(METHODS)
+
+
+@pytest.mark.parametrize("budget", [1, 16384])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_equals_its_formula(shared: Policy, other: Policy, name: str, budget: int) -> None:
+    """Packed with shared prefixes, or sequence by sequence: the same numbers and gradients."""
+    config, formula, tokens = CASES[name]
+    assert shared.shape is not None  # shared prefixes are computed once
+    config = config.model_copy(update={"tokens_per_batch": budget})
+    want, wanted = naive(shared, formula(shared, other))
+    line = learn(shared, still(shared), found(config), config, second_model(config, other))
+    assert line["trained_tokens"] == tokens
+    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert_close(gradients(shared), wanted)
+    assert max(float(g.norm()) for g in wanted.values()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rltf-sd", "erl", "sdpo-logits+grpo"])
+def test_what_is_trained_beside_the_rewards_leaves_their_step_as_it_is(
+    shared: Policy, other: Policy, name: str
+) -> None:
+    """Weight 0: the gradient of the policy part alone, with its own denominator."""
+    off = {"aux_weight": 0.0, "distill_weight": 0.0}
+    config = CASES[name][0].model_copy(update=off)
+    rewarded = drafts(shared) if name.startswith("sdpo") else [*drafts(shared), *refined(shared)]
+    _, wanted = naive(shared, clipped_mean(rewarded))
+    line = learn(shared, still(shared), found(config), config)
+    assert_close(gradients(shared), wanted)
+    assert not any("/" in part for part in line["trained_tokens"])
+
+
+def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> None:
+    """A second update uses π_old and the first teacher's reading, though the weights have moved."""
+    policy, config = student(folder), asked("sdpo-token")
+    sequences = with_advantages(found(config), config)
+    prepared = prepare(policy, sequences, config)
+    first = gaps(policy, policy, True)
+    with torch.no_grad():
+        old = [log for log, _ in drafts(policy)[:2]]
+    jolt(policy, 0.02, seed=5)
+    total = torch.zeros(())
+    for (log, _), before, d in zip(drafts(policy)[:2], old, first, strict=True):
+        ratio, a = (log - before).exp(), d.clamp(-5, 5)
+        loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
+        total = total + torch.where(a < 0, torch.minimum(loss, -10 * a), loss).sum() / 6
+    want, wanted = naive(policy, total)
+    line = update(policy, still(policy), prepared, range(len(sequences)), config, Tally())
+    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert_close(gradients(policy), wanted, rel=5e-5)
+
+
+def test_advantages_of_several_mini_batches_stay_with_their_sequences(folder: Path) -> None:
+    policy, config = student(folder), asked("sdpo-token+grpo", mini_batch_prompts=1)
+    sequences = with_advantages(found(config), config)
+    prepared = prepare(policy, sequences, config)
+    x, y = mini_batches(sequences, 1)
+    assert {sequences[i].example_id for i in y} == {"y"}
+    _, wanted = naive(policy, clipped_mean(drafts(policy)[2:]))
+    update(policy, still(policy), prepared, y, config, Tally())
+    assert_close(gradients(policy), wanted)
+    assert prepared.advantages is not None and len(x) == 2
+
+
+@pytest.mark.parametrize("state", ["base", "ema"])
+def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
+    policy, config = student(folder), asked("sdpo-logits", teacher=state)
+    start_ema(policy)
+    jolt(policy, 0.05, seed=3)
+    average = student(folder)  # the weights from before
+    total = []
+    for turns in ([D0], [D1, R2]):
+        with torch.no_grad():
+            if state == "base":
+                with policy.model.disable_adapter():
+                    read = rows_of(policy, "x", turns, True)
+            else:
+                read = rows_of(average, "x", turns, True)
+        total.append(reverse_kl(rows_of(policy, "x", turns), read))
+    want, wanted = naive(policy, token_mean(total))
+    prepared = prepare(policy, with_advantages(found(config), config), config)
+    line = update(policy, still(policy), prepared, range(2), config, Tally())
+    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert_close(gradients(policy), wanted)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "sdpo-token+grpo", "ratio": "sequence", "aggregation": "seq-mean-token-mean"},
+        {"method": "sdpo-logits+grpo", "kl_coef": 0.1, "entropy_coef": 0.1, "sampler_cap": 2.0},
+        {"method": "rltf-sd", "kl_coef": 0.1, "sampler_cap": 2.0, "denominator": "separate"},
+        {"method": "sdpo-token", "estimator": "discount", "distill_centred": True},
+        {"method": "sdpo-logits", "divergence": "jsd", "divergence_tail": "bucket",
+         "divergence_temperature": 2.0},
+        {"method": "sdpo-logits", "divergence": "forward_kl", "divergence_top_k": None},
+    ],
+)  # fmt: skip
+def test_packs_do_not_show_whatever_is_asked_for(shared: Policy, settings: dict[str, Any]) -> None:
+    results = []
+    for budget in (1, 16384):
+        config = asked(**settings, tokens_per_batch=budget)
+        line = learn(shared, still(shared), found(config), config)
+        results.append((line["loss"], gradients(shared)))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4, abs=1e-6)
+    assert_close(results[0][1], results[1][1], rel=2e-5)
+
+
+def test_a_vocabulary_in_many_chunks_does_not_show(
+    shared: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = asked("sdpo-logits+grpo")
+    learn(shared, still(shared), found(config), config)
+    whole = gradients(shared)
+    monkeypatch.setattr("soulkit.train.terms.CHUNK_LOGITS", 1)  # a token at a time
+    learn(shared, still(shared), found(config), config)
+    assert_close(gradients(shared), whole)
+
+
+# --- what a step does -----------------------------------------------------------------------------
+
+
+def moved(policy: Policy, records: list[Record], config: TrainConfig, measure: Callable[[], Tensor],
+          reader: Policy | None = None) -> Tensor:  # fmt: skip
+    """How a real step changes a measurement."""
+    optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
+    with torch.no_grad():
+        before = measure()
+    learn(policy, optimizer, found(config, records), config, reader)
+    with torch.no_grad():
+        return measure() - before
+
+
+@pytest.mark.parametrize("method", ["grpo", "ditto"])
+def test_better_drafts_become_likelier(folder: Path, method: str) -> None:
+    policy, records = student(folder), ROLLOUTS[4:]
+    good = moved(policy, records, asked(method), lambda: said(policy, "y", [D2]).sum())
+    bad = moved(policy, records, asked(method), lambda: said(policy, "y", [D1]).sum())
+    assert good > 0 > bad
+
+
+def test_a_better_refined_rollout_becomes_likelier_without_the_hint(folder: Path) -> None:
+    policy = student(folder)
+    change = moved(policy, ROLLOUTS[:4], asked("ditto"), lambda: said(policy, "x", [R0, R2]).sum())
+    assert change > 0
+
+
+@pytest.mark.parametrize("gain", [1.0, -1.0])
+def test_rltf_moves_copies_with_their_gain(folder: Path, gain: float) -> None:
+    """All drafts alike and all refined alike: nothing but the regression has a gradient."""
+    low, high = (0.0, 1.0) if gain > 0 else (1.0, 0.0)
+    records = [play("x", i, "draft", low, D0, received=told("x")) for i in range(2)]
+    records += [play("x", i, "refined", high, R0) for i in range(2)]
+    policy = student(folder)
+    change = moved(policy, records, asked("rltf-sd"), lambda: said(policy, "x", [R0]).sum())
+    assert change * gain > 0
+
+
+def test_erl_imitates_what_it_accepts_and_nothing_else(folder: Path) -> None:
+    policy = student(folder)
+    records = [
+        play("x", 0, "draft", 0.5, D0, received=told("x")),
+        play("x", 0, "refined", 0.75, R0),
+    ]
+    change = moved(policy, records, asked("erl"), lambda: said(policy, "x", [R0]).sum())
+    assert change > 0
+    none = moved(policy, records, asked("erl", accept_from=0.8), lambda: said(policy, "x", [R0]))
+    assert bool((none == 0).all())
+
+
+@pytest.mark.parametrize("method", ["sdpo-token", "sdpo-token+grpo", "opd"])
+def test_tokens_that_the_teacher_likes_better_become_likelier(
+    folder: Path, other: Policy, method: str
+) -> None:
+    policy = student(folder)
+    config = asked(method, distill_weight=1.0, teacher_model="other")
+    records = [play("x", i, "draft", 0.0, D0, received=told("x")) for i in range(2)]
+    reader = second_model(config, other)
+    with torch.no_grad():
+        gap = said(reader or policy, "x", [D0], reader is None) - said(policy, "x", [D0])
+    change = moved(policy, records, config, lambda: said(policy, "x", [D0]), reader)
+    assert float((gap.clamp(-5, 5) * change).sum()) > 0
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "jsd"])
+def test_distributions_come_closer(folder: Path, other: Policy, kind: str) -> None:
+    policy = student(folder)
+    config = asked("opd", teacher_model="other", opd_form="logits", divergence=kind)
+
+    def apart() -> Tensor:
+        own, read = rows_of(policy, "x", [D0]), rows_of(other, "x", [D0])
+        return (own.exp() * (own - read)).sum() + (read.exp() * (read - own)).sum()
+
+    assert moved(policy, ROLLOUTS[:1], config, apart, other) < 0
+
+
+# --- what is logged -------------------------------------------------------------------------------
+
+
+def test_a_line_says_what_the_teacher_did(shared: Policy, other: Policy) -> None:
+    token = learn(shared, still(shared), found(asked("sdpo-token")), asked("sdpo-token"))
+    want = torch.cat(gaps(shared, shared, True))
+    assert token["teacher_gap"] == pytest.approx(float(want.mean()), rel=1e-4)
+    assert token["teacher_adv_abs_mean"] == pytest.approx(
+        float(want.clamp(-5, 5).abs().mean()), rel=1e-4
+    )
+    config = asked("sdpo-logits")
+    logits = learn(shared, still(shared), found(config), config)
+    want = sdpo_logits(shared, other).detach()
+    assert logits["divergence"] == pytest.approx(float(want), rel=1e-4)
+    plain = learn(shared, still(shared), found(asked("grpo")), asked("grpo"))
+    assert not any(name.startswith(("teacher", "divergence", "accepted")) for name in plain)
+
+
+def test_the_accepted_share_is_of_refined_rollouts(shared: Policy) -> None:
+    def share(**settings: Any) -> float:
+        config = asked("erl", **settings)
+        return learn(shared, still(shared), found(config), config)["accepted_share"]
+
+    assert share() == 0.5 and share(accept_from=0.25) == 1.0 and share(accept_from=2.0) == 0.0
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model that has begun to learn the form of Hi-ToM's answers."""
+    out = tmp_path_factory.mktemp("warm") / "sft"
+    asked = config(
+        method="sft", full=True, model="tiny", tasks={"hitom": 1.0}, data={"hitom": "synth:60"},
+        steps=15, sft_batch=6, lr=3e-3, where={"length": "1", "deception": "False"},
+    )  # fmt: skip
+    train(asked, out, lambda line: None)
+    return str(out / "model")
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "grpo"])
+def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
+    """From rows to a saved adapter, with everything on that goes together."""
+    asked = config(
+        method=method, model=reader, tasks={"hitom": 1.0}, data={"hitom": "synth:60"},
+        where={"length": "1", "deception": "False"}, steps=2, prompts_per_step=2, group_size=2,
+        max_tokens=8, mini_batch_prompts=1, lr=1e-3, lora={"r": 4, "alpha": 8}, teacher="ema",
+        teacher_model=reader, show_draft=True, sampler_cap=2.0, kl_coef=0.01,
+        shuffle_feedback=method in ("erl", "sdpo-token"),
+    )  # fmt: skip
+    train(asked, tmp_path / "run", lambda line: None)
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1]
+    assert all(sum(line["trained_tokens"].values()) > 0 for line in lines)
+    assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
+    assert {line["n_refined"] > 0 for line in lines} == {method in ("ditto", "rltf-sd", "erl")}
+    if "token" in method or method == "opd":
+        assert all("teacher_gap" in line for line in lines)
+    if "logits" in method:
+        assert all(line["divergence"] >= 0 for line in lines)
+    if method == "erl":
+        assert all(0 <= line["accepted_share"] <= 1 for line in lines)
