@@ -1,13 +1,14 @@
 """Local models: transformers on this machine, batched behind the same `complete` as every model.
 
-Requests wait in a list. When the model is free, the dispatcher takes those that can share one call
-of `generate` (same sampling but for the seed), sorts them by their keys and runs them in a worker
-thread, one batch at a time. So a wave of coroutines becomes a few batches without anyone counting.
+Requests wait in a list. When the model is free, the dispatcher takes those that can share one batch
+(same sampling but for the seed), sorts them by their keys and runs them in a worker thread, one
+batch at a time. So a wave of coroutines becomes a few batches without anyone counting. With
+`deterministic`, what shares a batch is decided by waves (`waves.py`) and not by the clock.
 
-Every generation draws from a random stream of its own, keyed by who asks (`uniforms`), through a
-logits processor; `generate` itself runs greedily. A result therefore does not depend on the batch
-it ran in, up to the rounding of the model's arithmetic. No tensor over steps x batch x vocabulary
-is kept: the processor notes one log-prob per drawn token.
+Every generation draws from a random stream of its own, keyed by who asks (`uniforms`). A result
+therefore does not depend on the batch it ran in, up to the rounding of the model's arithmetic.
+`decode.py` holds the loop; models that it cannot serve go through `generate`, which runs greedily
+with the draw as a logits processor. No tensor over steps x batch x vocabulary is kept.
 
 A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and set
 `policy_version` after each step; between batches nothing of the sampler touches the model.
@@ -16,12 +17,10 @@ A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +29,19 @@ import numpy as np
 import torch
 
 from soulkit.errors import ContextOverflow, ProviderError
+from soulkit.models.decode import (
+    Draw,
+    Finished,
+    Windows,
+    decode,
+    follows,
+    left_pad,
+    uniforms,
+    windows_of,
+)
+from soulkit.models.journal import Asked, Journal
 from soulkit.models.loading import adapter_hash, load_adapter, load_base, locate, pick_device
+from soulkit.models.queueing import Queue, Request, batches_of, fail
 from soulkit.models.render import (
     END_OF_THINKING,
     Renderer,
@@ -38,93 +49,11 @@ from soulkit.models.render import (
     first_true,
     splice_report,
 )
+from soulkit.models.waves import Seat, seated, seats, table
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
-
-BATCH_TOKENS = 262_144
-"""Rows x (longest prompt + max_tokens) of one batch; fewer rows run when they are long."""
 
 START_OF_THINKING = "<think>"
 _QUIET_TICKS = 3
-
-
-def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
-    """The first `n` numbers in [0, 1) of the stream of one generation (float64).
-
-    Equal seeds and calls give equal numbers on every machine; None is a seed like any other.
-    """
-    parts = (seed, call.role, call.example_id, call.rollout, call.kind, call.turn, call.sample)
-    digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step))).encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16]))).random(n)
-
-
-class Draw:
-    """A logits processor that draws each row's next token with that row's next uniform number.
-
-    `logprobs` are those of logits / temperature in float32, before `top_p` cuts anything, and at
-    temperature 0 (the likeliest token) those of the plain logits.
-    """
-
-    def __init__(self, uniform: torch.Tensor, temperature: float, top_p: float) -> None:
-        """`uniform` is float64 [rows, steps]."""
-        self.uniform, self.temperature, self.top_p = uniform, temperature, top_p
-        self.noted: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`scores` [rows, vocabulary] → the same shape, with only the drawn token finite."""
-        logits = scores.float()
-        if self.temperature > 0:
-            logits = logits / self.temperature
-        logits = torch.log_softmax(logits, dim=-1)
-        drawn = self._draw(logits) if self.temperature > 0 else logits.argmax(-1, keepdim=True)
-        self.noted.append(logits.gather(1, drawn).squeeze(1))
-        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
-
-    def logprobs(self) -> torch.Tensor:
-        """float32 [rows, steps], on the CPU."""
-        return torch.stack(self.noted, dim=1).cpu()
-
-    def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
-        # `generate` may run a step past the end before it notices that all rows have ended.
-        step = min(len(self.noted), self.uniform.shape[1] - 1)
-        order = None
-        probs = logprobs.to(self.uniform.dtype).exp()
-        if self.top_p < 1:
-            probs, order = probs.sort(dim=-1, descending=True, stable=True)
-            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
-        cdf = probs.cumsum(-1)
-        at = torch.searchsorted(cdf, self.uniform[:, step, None] * cdf[:, -1:], right=True)
-        at = at.clamp_max(cdf.shape[1] - 1)
-        return at if order is None else order.gather(1, at)
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    ids: list[int]
-    sampling: Sampling
-    call: Call
-    dropped: tuple[str, ...]
-    future: asyncio.Future[Completion]
-
-    @property
-    def group(self) -> tuple[float, float, int]:
-        """Requests of one group can share a batch: seeds, stops and thinking may differ."""
-        return self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens
-
-    @property
-    def order(self) -> tuple[int | str, ...]:
-        # Similar lengths first, to waste little on padding; then the key, so that equal sets of
-        # requests make equal batches in whatever order they came.
-        c = self.call
-        who = (c.step, c.example_id, c.rollout, c.kind, c.turn, c.sample, c.role)
-        return (len(self.ids).bit_length(), *who)
-
-
-@dataclass(slots=True)
-class _Queue:
-    """What waits in one event loop, and the task that serves it while anything does."""
-
-    waiting: list[_Request] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
 
 
 class LocalModel:
@@ -132,7 +61,8 @@ class LocalModel:
 
     Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, settable
     by a trainer); `context_limit` in tokens (None: not known); `splice`, what the template does to
-    a conversation.
+    a conversation. `deterministic`: batches depend on who takes part (`join`), not on the clock.
+    With a `journal`, every batch is recorded, and what is recorded is not sampled again.
     """
 
     def __init__(
@@ -144,6 +74,8 @@ class LocalModel:
         max_context: int | None = None,
         name: str = "local",
         policy_version: str = "",
+        deterministic: bool = False,
+        journal: Journal | None = None,
     ) -> None:
         """Wraps a loaded model and its tokenizer. ModelLoadError without a chat template."""
         self.model, self.tokenizer = model, tokenizer
@@ -153,9 +85,9 @@ class LocalModel:
         self.splice: SpliceReport = splice_report(self.renderer())
         self.end_ids = _end_ids(model, tokenizer, self.renderer())
         self._pad = _pad_id(tokenizer, self.end_ids)
-        self._shares = _can_share_prefill(model)
+        self.deterministic, self.journal = deterministic, journal
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-model")
-        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, Queue] = WeakKeyDictionary()
         self._closed = False
 
     @classmethod
@@ -193,6 +125,14 @@ class LocalModel:
             policy_version=version,
         )
 
+    def join(self) -> Seat:
+        """A seat for one participant, who is the caller within `with`: see `waves.py`.
+
+        While anybody has one, a deterministic model waits until all who have are waiting for it.
+        Without `deterministic` it is a seat in name only.
+        """
+        return seats([self], 1)[0]
+
     def renderer(self, thinking: bool | None = None) -> Renderer:
         """The renderer that prompts this model, for one value of `Sampling.thinking`."""
         return self._renderer(thinking)
@@ -213,22 +153,41 @@ class LocalModel:
             raise ProviderError(f"The local model '{self.name}' has been closed.")
         ids = self.renderer(sampling.thinking).prompt_ids(context)
         self._check_fits(len(ids), sampling.max_tokens)
+        known = self._recorded_reply(ids, sampling, call)
+        if known is not None:
+            return known
         loop = asyncio.get_running_loop()
-        dropped = self._dropped(sampling)
-        request = _Request(ids, sampling, call, dropped, loop.create_future())
-        queue = self._queues.setdefault(loop, _Queue())
+        dropped, seat = self._dropped(sampling), seated() if self.deterministic else None
+        request = Request(ids, sampling, call, dropped, loop.create_future(), seat)
+        queue = self._queue(loop)
         queue.waiting.append(request)
+        queue.wake()
         if queue.task is None or queue.task.done():
             queue.task = loop.create_task(self._dispatch(queue))
         return await request.future
+
+    def _recorded_reply(self, ids: list[int], sampling: Sampling, call: Call) -> Completion | None:
+        """Without waves any recorded reply serves; waves are answered batch by batch."""
+        if self.journal is None or self.deterministic:
+            return None
+        return self.journal.one(Asked(call, sampling, tuple(ids), self.policy_version))
+
+    def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
+        if loop not in self._queues:
+            self._queues[loop] = Queue(table() if self.deterministic else None)
+            if self.deterministic:
+                table().counters.add(self._queues[loop])
+        return self._queues[loop]
 
     async def close(self) -> None:
         """Refuses further calls and lets the running batch end; waiting requests are refused."""
         self._closed = True
         for queue in list(self._queues.values()):
-            for request in queue.waiting:
-                _fail(request, RuntimeError("the model was closed"))
+            for request in [*queue.waiting, *queue.wave]:
+                fail(request, RuntimeError("the model was closed"))
             queue.waiting.clear()
+            queue.wave.clear()
+            queue.wake()
         self._worker.shutdown(wait=False)
 
     def _check_fits(self, prompt: int, reply: int) -> None:
@@ -243,13 +202,16 @@ class LocalModel:
         effort = ("reasoning_effort",) if sampling.reasoning_effort else ()
         return (*effort, *(("thinking",) if unread else ()))
 
-    async def _dispatch(self, queue: _Queue) -> None:
-        while queue.waiting:
+    async def _dispatch(self, queue: Queue) -> None:
+        while queue.drop_cancelled():
+            queue.changed.clear()
             await self._settle(queue)
             if batch := self._take(queue):
-                await self._serve(batch)
+                await self._serve(queue, batch)
+            elif queue.drop_cancelled():
+                await queue.changed.wait()
 
-    async def _settle(self, queue: _Queue) -> None:
+    async def _settle(self, queue: Queue) -> None:
         """Lets every coroutine that is ready to ask do so, so that a wave is one set of batches."""
         quiet, seen = 0, len(queue.waiting)
         while quiet < _QUIET_TICKS:
@@ -257,81 +219,107 @@ class LocalModel:
             quiet = quiet + 1 if len(queue.waiting) == seen else 0
             seen = len(queue.waiting)
 
-    def _take(self, queue: _Queue) -> list[_Request]:
-        """Removes and returns the batch of whoever has waited longest."""
-        queue.waiting = [r for r in queue.waiting if not r.future.done()]
-        if not queue.waiting:
+    def _take(self, queue: Queue) -> list[Request]:
+        """Removes and returns the batch of whoever has waited longest, or nothing yet."""
+        queue.drop_cancelled()
+        pool = queue.pool()
+        if not pool:
             return []
-        oldest = queue.waiting[0]
-        peers = sorted((r for r in queue.waiting if r.group == oldest.group), key=lambda r: r.order)
-        batch = next(b for b in _batches(peers, self.batch_size) if oldest in b)
-        taken = {id(r) for r in batch}
-        queue.waiting = [r for r in queue.waiting if id(r) not in taken]
+        # The order in which a wave's calls came is the clock's doing, so it may not choose.
+        oldest = pool[0] if queue.table is None else min(pool, key=lambda r: (r.group, r.order))
+        peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
+        batch = next(b for b in batches_of(peers, self.batch_size) if oldest in b)
+        queue.remove(batch)
         return batch
 
-    async def _serve(self, batch: list[_Request]) -> None:
+    async def _serve(self, queue: Queue, batch: list[Request]) -> None:
         loop = asyncio.get_running_loop()
+        queue.serving = batch
         try:
-            replies = await loop.run_in_executor(self._worker, self._generate, batch)
+            replies = await loop.run_in_executor(self._worker, self._reply, batch)
         except asyncio.CancelledError:
             for request in batch:
                 request.future.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - each caller gets it as a ProviderError
             for request in batch:
-                _fail(request, error)
-            return
-        for request, reply in zip(batch, replies, strict=True):
-            if not request.future.done():
-                request.future.set_result(reply)
+                fail(request, error)
+        else:
+            for request, reply in zip(batch, replies, strict=True):
+                if not request.future.done():
+                    request.future.set_result(reply)
+        finally:
+            queue.serving = []
+            if queue.table is not None:
+                queue.table.wake()
 
-    def _generate(self, batch: list[_Request]) -> list[Completion]:
-        """Runs one batch; called in the worker thread."""
-        start, version = time.perf_counter(), self.policy_version
+    def _reply(self, batch: list[Request]) -> list[Completion]:
+        """Replays one batch, or runs and records it; called in the worker thread."""
+        version = self.policy_version
+        if self.journal is None:
+            return self._generate(batch, version)
+        asked = [Asked(r.call, r.sampling, tuple(r.ids), version) for r in batch]
+        replies = self.journal.batch(asked)
+        if replies is None:
+            replies = self._generate(batch, version)
+            self.journal.write(asked, replies)
+        return replies
+
+    def _generate(self, batch: list[Request], version: str) -> list[Completion]:
+        start = time.perf_counter()
         device = next(self.model.parameters()).device
-        ids, mask = _left_pad([r.ids for r in batch], self._pad, device)
         draw = self._draw(batch, device)
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode():
-                cache = self._shared_prefill(batch, device) if self._shares else None
-                out = self.model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    generation_config=self._config(batch[0].sampling.max_tokens),
-                    logits_processor=[draw],
-                )
+            if self._windows is None:
+                rows, notes = self._generated(batch, draw, device)
+            else:
+                prompts, ended = [r.ids for r in batch], self._ended(batch)
+                rows, notes = decode(self.model, self._windows, prompts, draw, ended, self._pad)
         finally:
             if training:
                 self.model.train()
-        rows, notes = out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
         share = (time.perf_counter() - start) / len(batch)
         return [
             self._completion(*row, share, version) for row in zip(batch, rows, notes, strict=True)
         ]
 
-    def _shared_prefill(self, batch: list[_Request], device: torch.device) -> Any:
-        """The cache of all prompts but their last tokens, with equal prompts computed once.
+    @cached_property
+    def _windows(self) -> Windows | None:
+        """How masks look to this model; None leaves it to `generate`. Probed at the first batch."""
+        windows = windows_of(self.model)
+        return windows if windows is not None and follows(self.model, windows) else None
 
-        None when no prompt occurs twice.
-        """
-        prompts = list(dict.fromkeys(tuple(r.ids) for r in batch))
-        if len(prompts) == len(batch) or min(map(len, prompts)) < 2:
-            return None
-        ids, mask = _left_pad([list(p[:-1]) for p in prompts], self._pad, device)
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        decoder = self.model.get_decoder()
-        cache = decoder(
-            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True
-        ).past_key_values
-        place = {p: i for i, p in enumerate(prompts)}
-        rows = [place[tuple(r.ids)] for r in batch]
-        cache.batch_select_indices(torch.tensor(rows, device=device))
-        return cache
+    def _ended(self, batch: list[Request]) -> Finished:
+        def ended(row: int, ids: list[int]) -> bool:
+            return ids[-1] in self.end_ids or self._said_stop(ids, batch[row].sampling.stop)
 
-    def _draw(self, batch: list[_Request], device: torch.device) -> Draw:
+        return ended
+
+    def _said_stop(self, ids: list[int], stops: tuple[str, ...]) -> bool:
+        """Whether a stop string is out; a look at the last tokens settles most steps."""
+        wanted = [s for s in stops if s]
+        if not wanted:
+            return False
+        tail = self._text(ids[-max(map(len, wanted)) - 8 :])
+        return any(s in tail for s in wanted) and any(s in self._text(ids) for s in wanted)
+
+    @torch.inference_mode()
+    def _generated(
+        self, batch: list[Request], draw: Draw, device: torch.device
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Ids and log-probs of every row by transformers' own loop."""
+        ids, mask = left_pad([r.ids for r in batch], self._pad, device)
+        out = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=self._config(batch[0].sampling.max_tokens),
+            logits_processor=[draw],
+        )
+        return out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
+
+    def _draw(self, batch: list[Request], device: torch.device) -> Draw:
         s = batch[0].sampling
         streams = np.stack([uniforms(r.sampling.seed, r.call, s.max_tokens) for r in batch])
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -359,7 +347,7 @@ class LocalModel:
 
     def _completion(
         self,
-        request: _Request,
+        request: Request,
         row: list[int],
         notes: list[float],
         seconds: float,
@@ -417,37 +405,6 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
     return "", text
 
 
-def _fail(request: _Request, error: Exception) -> None:
-    if not request.future.done():
-        wrapped = ProviderError(f"{type(error).__name__}: {error}")
-        wrapped.__cause__ = error
-        request.future.set_exception(wrapped)
-
-
-def _batches(requests: list[_Request], most: int) -> list[list[_Request]]:
-    """Cuts into runs of at most `most` rows and BATCH_TOKENS tokens (one row always fits)."""
-    batches: list[list[_Request]] = []
-    longest = 0
-    for request in requests:
-        longest = max(longest, len(request.ids) + request.sampling.max_tokens)
-        full = batches and (len(batches[-1]) + 1) * longest > BATCH_TOKENS
-        if not batches or full or len(batches[-1]) == most:
-            batches.append([])
-            longest = len(request.ids) + request.sampling.max_tokens
-        batches[-1].append(request)
-    return batches
-
-
-def _left_pad(
-    rows: list[list[int]], pad: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 ids and mask, both [rows, longest]."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(r)) + r for r in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
-    return ids, mask
-
-
 def _end_ids(model: Any, tokenizer: Any, renderer: Renderer) -> frozenset[int]:
     """Every id that ends a turn, in the model's opinion, the tokenizer's or the template's."""
     said = getattr(model.generation_config, "eos_token_id", None)
@@ -459,17 +416,6 @@ def _pad_id(tokenizer: Any, end_ids: frozenset[int]) -> int:
     if tokenizer.pad_token_id is not None:
         return int(tokenizer.pad_token_id)
     return min(end_ids, default=0)
-
-
-def _can_share_prefill(model: Any) -> bool:
-    """Whether the cache is plain keys and values in all layers, so that its rows can be repeated.
-
-    Other caches (windows, recurrent states) and learned prompts are left to `generate`.
-    """
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ("unknown",)
-    adapter = getattr(model, "active_peft_config", None)
-    learned = adapter is not None and adapter.is_prompt_learning
-    return set(kinds) == {"full_attention"} and not learned
 
 
 def _context_limit(model: Any, asked: int | None) -> int | None:

@@ -3,18 +3,23 @@
 A rollout is walked alone, without a barrier: draft, score, critique, leak check, refined, score. A
 CallError anywhere becomes a Failure on the record it concerns; anything else is a bug and stops the
 run (what is recorded stays).
+
+Where a sampler in the cast is deterministic, the places at the table are fixed: each has its own
+share of the jobs and a seat at the sampler (`models/waves.py`) from start to end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from soulkit.errors import CallError
 from soulkit.judge.leaks import check, read_blind
+from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
+from soulkit.models.waves import Seat, seats
 from soulkit.tasks.base import Rollout, Task
 from soulkit.types import (
     Episode,
@@ -55,6 +60,9 @@ class FeedbackPolicy:
     """The task's own rules without remarks on the draft, instead of the cast's coach."""
     blind_reader: Player | None = None
     blind_reads: int = 8
+    show_draft: bool = False
+    """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
+    the coach wrote."""
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
         if score.reward is None:
@@ -80,8 +88,13 @@ class Engine:
         """Play and score once."""
         return await self._walked(job, job.rollout(self.seed))
 
-    async def refine(self, job: Job, feedback: Feedback) -> Record:
-        """Play and score again, with feedback in the context."""
+    async def refine(self, job: Job, feedback: Feedback, draft: Record | None = None) -> Record:
+        """Play and score again, with feedback in the context.
+
+        Where the policy shows drafts, `draft` stands in the slot with the feedback.
+        """
+        if draft is not None and self.feedback is not None and self.feedback.show_draft:
+            feedback = with_draft(job, feedback, draft)
         return await self._walked(job, job.rollout(self.seed, "refined", feedback))
 
     async def critique(self, job: Job, draft: Record) -> Record:
@@ -123,25 +136,50 @@ class Engine:
         sink(draft)
         if draft.received is None or draft.received.leak:
             return [draft]
-        refined = await self.refine(job, draft.received)
+        refined = await self.refine(job, draft.received, draft)
         sink(refined)
         return [draft, refined]
 
     async def run(self, jobs: Iterable[Job], sink: Sink) -> list[Record]:
         """Walk every job; records reach the sink as they come and are returned in job order."""
-        room, broken = asyncio.Semaphore(self.concurrency), asyncio.Event()
+        walked = await self.each(jobs, lambda job: self.walk(job, sink))
+        return [record for records in walked for record in records]
 
-        async def one(job: Job) -> list[Record]:
-            async with room:
-                if broken.is_set():  # a place that an error frees must not start another call
-                    return []
-                try:
-                    return await self.walk(job, sink)
-                except BaseException:
-                    broken.set()
-                    raise
+    async def each(self, jobs: Iterable[Job], walk: Callable[[Job], Awaitable[T]]) -> list[T]:
+        """What `walk` gives for every job, in job order, at most `concurrency` of them at once.
 
-        return [record for walked in await gather(one(job) for job in jobs) for record in walked]
+        The first error cancels the rest and is raised. With a deterministic sampler in the cast the
+        jobs of one place are fixed beforehand; otherwise whoever is free takes the next.
+        """
+        work = list(enumerate(jobs))
+        places = min(self.concurrency, len(work))
+        taken, common = self._seats(places), iter(work)
+        found: dict[int, T] = {}
+        broken = asyncio.Event()
+
+        async def sit(place: int, seat: Seat) -> None:
+            with seat:
+                for index, job in work[place::places] if seat.counts else common:
+                    if broken.is_set():  # a place that an error frees must not start another call
+                        return
+                    try:
+                        found[index] = await walk(job)
+                    except BaseException:
+                        broken.set()
+                        raise
+
+        try:
+            await gather(sit(place, seat) for place, seat in enumerate(taken))
+        finally:
+            for seat in taken:  # whoever was cancelled before the first line never sat down
+                seat.leave()
+        return [found[index] for index, _ in work]
+
+    def _seats(self, count: int) -> list[Seat]:
+        cast = self.cast
+        players = [cast.actor, cast.partner, cast.environment, cast.judge, cast.coach]
+        players.append(self.feedback.blind_reader if self.feedback else None)
+        return seats([player.model for player in players if player is not None], count)
 
     async def _walked(self, job: Job, rollout: Rollout) -> Record:
         try:
@@ -173,6 +211,15 @@ def terse(job: Job) -> Feedback | None:
     """What the task's rules say about the example whatever the draft."""
     text = job.task.explain(job.example, None, None)
     return Feedback(text=text, author="terse") if text else None
+
+
+def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
+    """The feedback and the draft that it is about, in the words of `shown_draft.md`."""
+    protocol = job.task.protocol
+    lines = [(line.seat, spoken(line.text, protocol)) for line in draft.episode.transcript]
+    said = lines[0][1] if len(lines) == 1 else "\n".join(f"{seat}: {text}" for seat, text in lines)
+    text = job.task.prompts.render("shown_draft", draft=said, feedback=feedback.text)
+    return replace(feedback, text=text)
 
 
 def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Record:

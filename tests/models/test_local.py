@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
-from soulkit.models import local
-from soulkit.models.local import Draw, LocalModel, uniforms
+from soulkit.models import local, queueing
+from soulkit.models.decode import Draw, uniforms
+from soulkit.models.local import LocalModel
 from soulkit.models.tiny import build_tiny
 from soulkit.types import Call, Completion, Sampling, Segment
 
@@ -253,7 +254,7 @@ def test_a_closed_model_refuses(folder: Path) -> None:
 
 def test_long_rows_make_small_batches(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [r.token_ids for r in ask(model, wave())]
-    monkeypatch.setattr(local, "BATCH_TOKENS", 60)
+    monkeypatch.setattr(queueing, "BATCH_TOKENS", 60)
     assert [r.token_ids for r in ask(model, wave())] == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError
 from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast, Player
+from soulkit.models.local import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.serving.partner import visitor_line
 from soulkit.tasks.registry import load_registry
@@ -311,3 +313,149 @@ def test_refine_takes_any_feedback() -> None:
     record = asyncio.run(engine.refine(job(example), given))
     assert record.given == given
     assert "From elsewhere." in record.prompt
+
+
+# --- the draft beside the feedback ----------------------------------------------------------------
+
+
+def test_a_shown_draft_stands_in_the_slot_and_nowhere_else() -> None:
+    (example,) = examples("tomi", 1)
+    actor = voice(f"<think>zzsecretly</think>{WRONG}")
+    policy = FeedbackPolicy(show_draft=True)
+    engine = Engine(cast(actor, coach=voice("Read it once more.")), feedback=policy)
+    draft, refined = run(engine, [job(example)])
+    first, second = (context[0] for _, context in actor.seen)
+    assert WRONG in second.text and "Read it once more." in second.text
+    assert "zzsecretly" not in second.text
+    assert second.bare == first.text and WRONG not in first.text
+    assert draft.received is not None and draft.received.text == "Read it once more."
+    assert refined.given is not None and WRONG in refined.given.text
+
+
+def test_a_shown_draft_that_was_right_is_no_leak_of_the_coach() -> None:
+    (example,) = examples("tomi", 1)
+    gold = f"<answer>{example.fields['answer']}</answer>"
+    coach = voice("Read it once more.")
+    engine = Engine(cast(voice(gold), coach=coach), feedback=FeedbackPolicy(show_draft=True))
+    draft, refined = run(engine, [job(example)])
+    assert draft.received is not None and draft.received.leak == ""
+    assert gold in refined.prompt
+
+
+def test_a_shown_dialogue_says_who_spoke() -> None:
+    (example,) = examples("secret_keeper", 1)
+    actor, partner = voice("That I keep to myself."), Voice(visitor)
+    policy = FeedbackPolicy(show_draft=True)
+    engine = Engine(cast(actor, partner=partner, coach=voice("Say more.")), feedback=policy)
+    _, refined = run(engine, [job(example)])
+    assert refined.given is not None
+    assert "keeper: That I keep to myself." in refined.given.text
+    assert "visitor: Hello" in refined.given.text
+
+
+# --- deterministic samplers -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    from soulkit.models.tiny import build_tiny
+
+    rows = examples("tomi", 6)
+    words = [load_registry().task("tomi").preview(e)[0].text for e in rows]
+    folder = build_tiny(tmp_path_factory.mktemp("models") / "tiny", words, max_context=600)
+    return LocalModel.load(folder)
+
+
+class Watched(LocalModel):
+    """Remembers which calls shared a batch."""
+
+    batches: list[list[str]]
+
+    def _reply(self, batch: list[Any]) -> list[Completion]:
+        calls = [r.call for r in batch]
+        self.batches.append([f"{c.role}/{c.example_id}/{c.rollout}/{c.kind}" for c in calls])
+        return super()._reply(batch)
+
+
+def slow(seed: int, fails_on: str = "") -> Voice:
+    """A coach that takes its time, never the same."""
+
+    class Slow(Voice):
+        async def complete(
+            self, context: Sequence[Segment], sampling: Sampling, call: Call
+        ) -> Completion:
+            await asyncio.sleep(naps.random() * 0.03)
+            if call.example_id == fails_on:
+                raise ZeroDivisionError("a bug")
+            return await super().complete(context, sampling, call)
+
+    naps = random.Random(seed)
+    return Slow(lambda context, call: "Read it once more.")
+
+
+def batches(sampler: LocalModel, seed: int, places: int, *, self_coach: bool = False) -> Any:
+    model = Watched(sampler.model, sampler.tokenizer, deterministic=True)
+    model.batches = []
+    player = Player(model, Sampling(max_tokens=4, seed=7))
+    coach = player if self_coach else Player(slow(seed))
+    engine = Engine(Cast(actor=player, coach=coach), concurrency=places, feedback=FeedbackPolicy())
+    jobs = [job(e, i) for e in examples("tomi", 6) for i in range(2)]
+    found = asyncio.run(asyncio.wait_for(engine.run(jobs, lambda record: None), 60))
+    return model.batches, [(r.key, r.episode.final.logprobs) for r in found if r.episode.final]
+
+
+@pytest.mark.parametrize("places", [64, 5])
+def test_slow_coaches_do_not_change_a_batch(sampler: LocalModel, places: int) -> None:
+    first = batches(sampler, 1, places)
+    assert batches(sampler, 2, places) == first == batches(sampler, 3, places)
+    assert max(map(len, first[0])) == min(places, 12)
+    assert sum(map(len, first[0])) == 24
+
+
+def test_a_model_may_be_its_own_coach(sampler: LocalModel) -> None:
+    first = batches(sampler, 1, 5, self_coach=True)
+    assert any(name.startswith("coach") for batch in first[0] for name in batch)
+    assert batches(sampler, 2, 5, self_coach=True) == first
+
+
+def test_a_bug_frees_the_others_seats(sampler: LocalModel) -> None:
+    model = LocalModel(sampler.model, sampler.tokenizer, deterministic=True)
+    player = Player(model, Sampling(max_tokens=4, seed=7))
+    rows = examples("tomi", 6)
+    engine = Engine(
+        Cast(actor=player, coach=Player(slow(1, rows[2].id))), feedback=FeedbackPolicy()
+    )
+
+    async def twice() -> list[Record]:
+        with pytest.raises(ZeroDivisionError):
+            await engine.run([job(e) for e in rows], lambda record: None)
+        return await engine.run([job(e) for e in rows[:2]], lambda record: None)
+
+    assert len(asyncio.run(asyncio.wait_for(twice(), 60))) == 4
+
+
+def test_engines_that_share_a_sampler_share_its_waves(sampler: LocalModel) -> None:
+    def played(seed: int) -> list[list[str]]:
+        model = Watched(sampler.model, sampler.tokenizer, deterministic=True)
+        model.batches = []
+        player, rows = Player(model, Sampling(max_tokens=4, seed=7)), examples("tomi", 6)
+
+        async def both() -> None:
+            engines = [
+                Engine(
+                    Cast(actor=player, coach=Player(slow(seed + k))),
+                    concurrency=2,
+                    feedback=FeedbackPolicy(),
+                )
+                for k in range(2)
+            ]
+            shares = (rows[:3], rows[3:])
+            await gather(
+                engine.run([job(e) for e in share], lambda record: None)
+                for engine, share in zip(engines, shares, strict=True)
+            )
+
+        asyncio.run(asyncio.wait_for(both(), 60))
+        return model.batches
+
+    assert played(1) == played(11) == played(21)

@@ -1,0 +1,231 @@
+"""Does the sampler idle while judges think? One Ditto step of 64 rollouts with slow judges.
+
+    .venv/bin/python benchmarks/rollout.py [--deterministic] [--batch-size N]
+
+Judge and coach are a real HTTP server on this machine that answers after two seconds. Each rollout
+is drafted, judged, coached, refined and judged again, so it waits six seconds whatever the sampler
+does. A step can be no faster than the busier of two things: the sampler's own work, and one rollout
+walked alone. Printed are the three times and step / max(busy, alone); the budget is 1.2.
+
+Batches are small here: a judge can only start on a draft when its batch has ended, so a sampler
+that is as slow as its judges overlaps with them only in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from soulkit.models.base import Cast, Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.models.local import LocalModel
+from soulkit.models.tiny import build_tiny
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.registry import TaskSpec
+from soulkit.types import Completion, Episode, Example, Record, Sampling, Score, Segment
+
+PROMPTS, DRAFTS = 8, 8
+LATENCY_S = 2.0
+TOKENS = 32
+BUDGET = 1.2
+
+PROMPT = """
+{{ scene }}
+
+What would you say now? One sentence.
+{% if feedback %}
+
+Someone heard your first try and said: {{ feedback }}
+{% endif %}
+"""
+COACH = """
+Scene: {{ scene }}
+
+This was said: {{ attempt }}
+
+Say in one sentence what would sound more like a person.
+"""
+SCENES = [
+    "The tram has stopped between two stations, and a stranger with a cello asks for the time.",
+    "Your neighbour brings back the ladder that she borrowed in spring, with one rung missing.",
+    "At the bakery the last loaf goes to the man before you, who offers to share it.",
+    "Your brother calls at midnight to ask how long an egg takes to boil.",
+    "The librarian finds a letter in the book that you return, and it is not yours.",
+    "A child on the beach sells you a stone and promises that it is lucky.",
+    "Your old teacher sits down beside you on the train and calls you by another name.",
+    "The plumber has finished, and water comes out of the lamp.",
+]
+SPEC: dict[str, Any] = {
+    "title": "Remarks",
+    "summary": "Does a remark sound like a person? A judge says.",
+    "module": "benchmarks.rollout:Remarks",
+    "seats": {"speaker": "actor"},
+    "columns": {"scene": {"audience": ["speaker", "judge", "coach"]}},
+    "metric": {"name": "human", "binary": False},
+    "feedback": {"coaches": ["model"]},
+    "licence": "Apache-2.0",
+}
+
+
+class Remarks(ChoiceTask):
+    """A remark on a scene, scored from 0 to 9 by the cast's judge."""
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        assert episode.final is not None, episode.failure
+        rollout = Rollout(index=episode.rollout, kind=episode.kind)
+        text = f"{example.fields['scene']}\nSaid: {episode.final.text}\nA digit for it?"
+        context = (Segment("user", text),)
+        verdict = await cast.player("judge").complete(context, rollout.call("judge", example))
+        value = int(verdict.text) / 9
+        return Score(value=value, reward=value, words=verdict.text)
+
+    def parse(self, text: str) -> tuple[str, str]:
+        return text, "ok"
+
+    def grade(self, example: Example, answer: str) -> float:
+        raise NotImplementedError("remarks are graded by the judge")
+
+    def gold_completion(self, example: Example) -> str:
+        raise NotImplementedError("no remark is the right one")
+
+
+class _Slow(BaseHTTPRequestHandler):
+    """Answers a chat completion after LATENCY_S: a digit to the judge, a sentence to the coach."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = body["messages"][-1]["content"]
+        time.sleep(LATENCY_S)
+        text = str(len(asked) % 10) if asked.endswith("digit for it?") else "Keep it shorter."
+        message = {"role": "assistant", "content": text}
+        reply = {
+            "id": "r", "object": "chat.completion", "created": 0, "model": body["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }  # fmt: skip
+        content = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The table is all that is printed."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+def serve() -> None:
+    """Print the port and answer until killed."""
+    server = _Server(("127.0.0.1", 0), _Slow)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+@contextmanager
+def slow_server() -> Iterator[str]:
+    """The base URL of a judge and coach that takes its time, in a process of its own.
+
+    In this one it would take turns with the sampler at the interpreter, which no real judge does.
+    """
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Clocked(LocalModel):
+    """Notes how long the model itself worked, and in how many batches."""
+
+    busy, count = 0.0, 0
+
+    def _reply(self, batch: list[Any]) -> list[Completion]:
+        start = time.perf_counter()
+        try:
+            return super()._reply(batch)
+        finally:
+            self.busy += time.perf_counter() - start
+            self.count += 1
+
+
+def remarks(folder: Path) -> tuple[Remarks, list[Example]]:
+    prompts = folder / "prompts" / "remarks"
+    prompts.mkdir(parents=True)
+    (prompts / "user.md").write_text(PROMPT, encoding="utf-8")
+    (prompts / "coach.md").write_text(COACH, encoding="utf-8")
+    task = Remarks("remarks", TaskSpec.model_validate(SPEC), folder=folder)
+    return task, [task.example({"scene": scene}) for scene in SCENES[:PROMPTS]]
+
+
+async def step(model: Clocked, url: str, jobs: list[Job]) -> tuple[float, float, int, list[Record]]:
+    """Seconds of the step, seconds the sampler worked, its batches, and the records."""
+    slow = Player(Endpoint(model="slow", base_url=url, concurrency=256), Sampling(max_tokens=64))
+    actor = Player(model, Sampling(max_tokens=TOKENS, seed=1))
+    cast = Cast(actor=actor, judge=slow, coach=slow)
+    model.busy, model.count = 0.0, 0
+    start = time.perf_counter()
+    records = await Engine(cast, feedback=FeedbackPolicy()).run(jobs, lambda record: None)
+    seconds = time.perf_counter() - start
+    await slow.model.close()
+    return seconds, model.busy, model.count, records
+
+
+def measure(folder: Path, deterministic: bool, batch_size: int) -> float:
+    """Prints the table; step / max(busy, alone)."""
+    task, examples = remarks(folder)
+    words = [PROMPT, COACH, *SCENES]
+    loaded = LocalModel.load(build_tiny(folder / "tiny", words))
+    model = Clocked(
+        loaded.model, loaded.tokenizer, batch_size=batch_size, deterministic=deterministic
+    )
+    jobs = [Job(task, example, index) for example in examples for index in range(DRAFTS)]
+    with slow_server() as url:
+        asyncio.run(step(model, url, jobs[:1]))  # the first batch probes the model
+        alone, *_ = asyncio.run(step(model, url, jobs[:1]))
+        whole, busy, count, records = asyncio.run(step(model, url, jobs))
+    refined = sum(r.kind == "refined" and r.score.scored for r in records)
+    ratio = whole / max(busy, alone)
+    print(f"{len(jobs)} rollouts, {refined} refined and scored, judge and coach {LATENCY_S:.0f} s")
+    print(f"{'step':24}{whole:8.2f} s")
+    print(f"{'sampler busy':24}{busy:8.2f} s   in {count} batches")
+    print(f"{'one rollout alone':24}{alone:8.2f} s")
+    print(f"{'step / max of the two':24}{ratio:8.2f}     budget {BUDGET}")
+    return ratio
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--deterministic", action="store_true", help="fixed sampling waves")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--serve", action="store_true", help="be the judge (used by itself)")
+    args = parser.parse_args()
+    if args.serve:
+        serve()
+    with tempfile.TemporaryDirectory() as folder:
+        return int(measure(Path(folder), args.deterministic, args.batch_size) > BUDGET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,425 @@
+"""Drawing replies token by token, with each distinct prompt computed and kept once.
+
+Rows that answer the same prompt are the *slots* of one *lane*: their keys and values lie behind
+those of the prompt in one sequence, step after step, and a mask lets a slot see the prompt and its
+own earlier tokens only. Sixteen drafts of one prompt thus read its keys once a step instead of
+sixteen copies, and nothing but new columns is written. Slots and lanes whose rows have ended are
+cut out whenever that makes the rest cheap enough.
+
+The loop needs a model that takes masks with one line per query and positions of its own choosing.
+`follows` finds out by comparing such a loop with plain forward passes; models that differ
+(recurrent states, kernels without masks) are left to `generate`, for which `Draw` is a logits
+processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soulkit.types import Call
+
+MOST_SLOTS = 16
+"""A slot computes, and masks, the columns of all slots of its lane: more of them cost too much."""
+_COLUMNS_PER_SLOT = 128
+"""Reading so many columns of one more lane costs about as much as one more slot."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_PROBE_WINDOW = 1024
+_AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
+
+Finished = Callable[[int, list[int]], bool]
+"""Whether a row (its number, the ids so far) ends here."""
+
+
+def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
+    """The first `n` numbers in [0, 1) of the stream of one generation (float64).
+
+    Equal seeds and calls give equal numbers on every machine; None is a seed like any other.
+    """
+    parts = (seed, call.role, call.example_id, call.rollout, call.kind, call.turn, call.sample)
+    digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step))).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16]))).random(n)
+
+
+class Draw:
+    """Draws each row's next token with that row's next uniform number.
+
+    `logprobs` are those of logits / temperature in float32, before `top_p` cuts anything, and at
+    temperature 0 (the likeliest token) those of the plain logits. As a logits processor of
+    `generate` it leaves only the drawn token finite.
+    """
+
+    def __init__(self, uniform: Tensor, temperature: float, top_p: float) -> None:
+        """`uniform` is float64 [rows, steps]."""
+        self.uniform, self.temperature, self.top_p = uniform, temperature, top_p
+        self.noted: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores` [rows, vocabulary] → the same shape, with only the drawn token finite."""
+        # `generate` may run a step past the end before it notices that all rows have ended.
+        step = min(len(self.noted), self.uniform.shape[1] - 1)
+        drawn, logprobs = self.pick(scores, self.uniform[:, step])
+        self.noted.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn[:, None], 0.0)
+
+    def logprobs(self) -> Tensor:
+        """float32 [rows, steps], on the CPU."""
+        return torch.stack(self.noted, dim=1).cpu()
+
+    def pick(self, scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and log-probs, both [n], for logits [n, vocabulary] and uniform numbers [n]."""
+        logits = scores.float()
+        if self.temperature > 0:
+            logits = logits / self.temperature
+        logits = torch.log_softmax(logits, dim=-1)
+        if self.temperature > 0:
+            drawn = self._invert(logits, uniform[:, None])
+        else:
+            drawn = logits.argmax(-1, keepdim=True)
+        return drawn.squeeze(1), logits.gather(1, drawn).squeeze(1)
+
+    def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
+        order = None
+        probs = logprobs.to(uniform.dtype).exp()
+        if self.top_p < 1:
+            probs, order = probs.sort(dim=-1, descending=True, stable=True)
+            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
+        cdf = probs.cumsum(-1)
+        at = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+        at = at.clamp_max(cdf.shape[1] - 1)
+        return at if order is None else order.gather(1, at)
+
+
+class _Columns:
+    """Keys and values of one layer, [lanes, heads, columns, width], written in place.
+
+    It stands where transformers keeps a cache layer. Windows are the mask's business.
+    """
+
+    is_sliding = is_compileable = False
+
+    def __init__(self, room: int) -> None:
+        self.room, self.used = room, 0
+        self.keys: Any = None
+        self.values: Any = None
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.keys is not None
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; all columns so far."""
+        if self.keys is None:
+            self.keys, self.values = _room_for(keys, self.room), _room_for(values, self.room)
+        start, self.used = self.used, self.used + keys.shape[-2]
+        self.keys[:, :, start : self.used] = keys
+        self.values[:, :, start : self.used] = values
+        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.used + query_length, 0
+
+    def select(self, lanes: Tensor, columns: Tensor, room: int) -> None:
+        """Keep `lanes` [n] and of each the `columns` [n, m], with space for `room` in all."""
+        self.room, self.used = room, columns.shape[1]
+        self.keys = _selected(self.keys, lanes, columns, room)
+        self.values = _selected(self.values, lanes, columns, room)
+
+
+def _cache(layers: int, room: int) -> Any:
+    from transformers import DynamicCache
+    from transformers.cache_utils import CacheLayerMixin
+
+    # The cache asks its layers for their class before it believes their lengths.
+    CacheLayerMixin.register(_Columns)
+    cache = DynamicCache()
+    cache.layers = [_Columns(room) for _ in range(layers)]
+    return cache
+
+
+def _room_for(states: Tensor, room: int) -> Tensor:
+    lanes, heads, _, width = states.shape
+    return states.new_empty(lanes, heads, room, width)
+
+
+def _selected(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -> Tensor:
+    lanes, columns = lanes.to(states.device), columns.to(states.device)
+    kept = states.new_empty(len(lanes), states.shape[1], room, states.shape[3])
+    kept[:, :, : columns.shape[1]] = states[lanes[:, None], :, columns].transpose(1, 2)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which row sits where: [lanes, slots] row numbers, -1 for an empty slot."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def slots(self) -> int:
+        return len(self.rows[0])
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """(row, lane, slot) of every row."""
+        found = ((r, i, k) for i, lane in enumerate(self.rows) for k, r in enumerate(lane))
+        return [place for place in found if place[0] >= 0]
+
+    def cost(self, columns: int) -> float:
+        return len(self.rows) * (self.slots + columns / _COLUMNS_PER_SLOT)
+
+
+def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[Layout, list[int]]:
+    """The cheapest layout of `groups` (row numbers of one prompt each), and each lane's group."""
+    most = min(MOST_SLOTS, max(map(len, groups)))
+    layouts = [_with_slots(groups, slots) for slots in range(1, most + 1)]
+    return min(layouts, key=lambda found: found[0].cost(columns))
+
+
+def _with_slots(groups: Sequence[Sequence[int]], slots: int) -> tuple[Layout, list[int]]:
+    lanes, owners = [], []
+    for owner, group in enumerate(groups):
+        for start in range(0, len(group), slots):
+            lane = group[start : start + slots]
+            lanes.append((*lane, *[-1] * (slots - len(lane))))
+            owners.append(owner)
+    return Layout(tuple(lanes)), owners
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What the mask of each kind of layer looks like; None: the mask is one tensor for all."""
+
+    by_kind: dict[str, int | None] | None
+    only: int | None = None
+
+    def masks(self, seen: Tensor, distance: Tensor, dtype: torch.dtype) -> Any:
+        """Additive masks [lanes, 1, slots, columns] from what is seen at all and how far off."""
+        if self.by_kind is None:
+            return _additive(seen, distance, self.only, dtype)
+        kinds = self.by_kind.items()
+        return {kind: _additive(seen, distance, window, dtype) for kind, window in kinds}
+
+
+def _additive(seen: Tensor, distance: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    visible = seen if window is None else seen & (distance < window)
+    # The least number instead of -inf: an empty slot would make a row of NaN otherwise.
+    hidden = torch.finfo(dtype).min
+    zeros = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(visible, zeros, hidden)[:, None]
+
+
+def windows_of(model: Any) -> Windows | None:
+    """The windows of a model's layers; None when it has layers of other kinds."""
+    config = model.config.get_text_config()
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        return None
+    if not kinds:
+        return Windows(None, window)
+    if not set(kinds) <= {_FULL, _SLIDING} or (_SLIDING in kinds and not window):
+        return None
+    if set(kinds) == {_FULL}:
+        return Windows(None)
+    return Windows({_FULL: None, _SLIDING: window})
+
+
+class Decoder:
+    """One batch under way. Use `decode`."""
+
+    def __init__(self, model: Any, windows: Windows, prompts: Sequence[Sequence[int]], pad: int,
+                 max_tokens: int) -> None:  # fmt: skip
+        """`prompts` holds one prompt a row; `pad` is any id; `max_tokens` bounds every row."""
+        self.model = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.windows, self.pad, self.max_tokens = windows, pad, max_tokens
+        weight = next(self.model.parameters())
+        self.device = weight.device
+        self.distinct = list(dict.fromkeys(map(tuple, prompts)))
+        place = {prompt: index for index, prompt in enumerate(self.distinct)}
+        groups: list[list[int]] = [[] for _ in self.distinct]
+        for row, prompt in enumerate(prompts):
+            groups[place[tuple(prompt)]].append(row)
+        self.width = max(map(len, self.distinct))
+        self.layout, self.owners = lay_out(groups, self.width)
+        self.steps = 0
+        self._place()
+
+    def _place(self) -> None:
+        places = self.layout.places()
+        self.rows = [row for row, _, _ in places]
+        self.at = torch.tensor([(lane, slot) for _, lane, slot in places], device=self.device).T
+
+    def first(self) -> Tensor:
+        """Computes the prompts; the logits [rows, vocabulary] of each row's first token."""
+        lanes, slots = len(self.layout.rows), self.layout.slots
+        room = self.width + slots * self.max_tokens
+        self.cache = _cache(self.model.config.get_text_config().num_hidden_layers, room)
+        ids, mask = left_pad(self.distinct, self.pad, self.device)
+        even = bool(mask.all())
+        out = self.model(
+            input_ids=ids,
+            # Without padding the plain causal kernel will do.
+            attention_mask=None if even else mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.cache.layers = [layer for layer in self.cache.layers if layer.is_initialized]
+        owners = torch.tensor(self.owners, device=self.device)
+        if lanes != len(self.distinct):
+            columns = torch.arange(self.width, device=self.device).expand(lanes, -1)
+            for layer in self.cache.layers:
+                layer.select(owners, columns, room)
+        self.depth = mask.sum(-1)[owners]
+        self.prompt = mask[owners].bool()
+        return out.logits[:, -1][owners[self.at[0]]]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """The logits [rows, vocabulary] after `tokens` [rows], in the order of `rows`."""
+        shape = (len(self.layout.rows), self.layout.slots)
+        ids = torch.full(shape, self.pad, device=self.device)
+        ids[self.at[0], self.at[1]] = tokens
+        depth = self.depth[:, None] + self.steps
+        self.steps += 1
+        out = self.model(
+            input_ids=ids,
+            attention_mask=self._mask(),
+            position_ids=depth.expand(shape),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return out.logits[self.at[0], self.at[1]]
+
+    def _mask(self) -> Any:
+        lanes, slots = len(self.layout.rows), self.layout.slots
+        own = torch.eye(slots, dtype=torch.bool, device=self.device).repeat(1, self.steps)
+        prompt = self.prompt[:, None].expand(lanes, slots, -1)
+        seen = torch.cat([prompt, own.expand(lanes, -1, -1)], -1)
+        # Padding stands left, so a prompt's last column is one step before its first reply token.
+        width = self.prompt.shape[1]
+        far = self.steps - 1 + width - torch.arange(width, device=self.device)
+        ago = torch.arange(self.steps - 1, -1, -1, device=self.device).repeat_interleave(slots)
+        distance = torch.cat([far, ago])
+        return self.windows.masks(seen, distance, next(self.model.parameters()).dtype)
+
+    def keep(self, alive: Sequence[bool]) -> None:
+        """Forget the rows that are not `alive`; they leave the tensors when that pays."""
+        left = {row for row, lives in zip(self.rows, alive, strict=True) if lives}
+        lanes = [[row for row in lane if row in left] for lane in self.layout.rows]
+        slots = max(map(len, lanes))
+        full = [(i, lane) for i, lane in enumerate(lanes) if lane]
+        small = Layout(tuple((*lane, *[-1] * (slots - len(lane))) for _, lane in full))
+        columns = self.prompt.shape[1]
+        if small.cost(columns) <= 0.6 * self.layout.cost(columns):
+            self._compact(small, [i for i, _ in full])
+        else:
+            hidden = [tuple(r if r in left else -1 for r in lane) for lane in self.layout.rows]
+            self.layout = Layout(tuple(hidden))
+        self._place()
+
+    def _compact(self, small: Layout, lanes: list[int]) -> None:
+        before = [{row: slot for slot, row in enumerate(self.layout.rows[i])} for i in lanes]
+        slots = [[old.get(r, 0) for r in lane]
+                 for old, lane in zip(before, small.rows, strict=True)]  # fmt: skip
+        width, index = self.prompt.shape[1], torch.tensor(lanes, device=self.device)
+        start = torch.arange(self.steps, device=self.device) * self.layout.slots + width
+        own = start[:, None] + torch.tensor(slots, device=self.device)[:, None]
+        prompt = torch.arange(width, device=self.device).expand(len(lanes), -1)
+        columns = torch.cat([prompt, own.flatten(1)], 1)
+        room = width + small.slots * self.max_tokens
+        for layer in self.cache.layers:
+            layer.select(index, columns, room)
+        self.layout, self.depth, self.prompt = small, self.depth[index], self.prompt[index]
+
+
+@torch.inference_mode()
+def decode(
+    model: Any,
+    windows: Windows,
+    prompts: Sequence[Sequence[int]],
+    draw: Draw,
+    finished: Finished,
+    pad: int,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and log-probs of every row, up to the token at which it is `finished`.
+
+    A row has at most as many tokens as `draw` has uniform numbers for it.
+    """
+    most = draw.uniform.shape[1]
+    decoder = Decoder(model, windows, prompts, pad, most)
+    ids: list[list[int]] = [[] for _ in prompts]
+    notes: list[list[float]] = [[] for _ in prompts]
+    logits = decoder.first()
+    for step in range(most):
+        rows = decoder.rows
+        tokens, logprobs = draw.pick(logits, draw.uniform[rows, step])
+        noted = zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, token, logprob in noted:
+            ids[row].append(token)
+            notes[row].append(logprob)
+        alive = [step + 1 < most and not finished(row, ids[row]) for row in rows]
+        if not any(alive):
+            break
+        if not all(alive):
+            decoder.keep(alive)
+            tokens = tokens[torch.tensor(_order(rows, decoder.rows), device=tokens.device)]
+        logits = decoder.next(tokens)
+    return ids, notes
+
+
+def _order(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    place = {row: index for index, row in enumerate(before)}
+    return [place[row] for row in after]
+
+
+def left_pad(
+    rows: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """int64 ids and mask, both [rows, longest]."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(r)) + list(r) for r in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
+    return ids, mask
+
+
+def follows(model: Any, windows: Windows) -> bool:
+    """Whether `decode` gives this model's own log-probs, on two short prompts of unequal length.
+
+    The longer one is longer than the window where there is one of at most 1024 tokens.
+    """
+    spans = [windows.only, *(windows.by_kind or {}).values()]
+    longest = max([s for s in spans if s is not None and s <= _PROBE_WINDOW], default=6)
+    vocabulary = model.config.get_text_config().vocab_size
+    long, short = ([i * k % vocabulary for i in range(1, n)] for k, n in ((7, longest + 4), (3, 6)))
+    prompts, device = [long, short, long, long], next(model.parameters()).device
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    spread = torch.linspace(0.05, 0.95, 4 * len(prompts)).reshape(len(prompts), 4)
+    draw = Draw(spread.to(device, wide), 1.0, 1.0)
+    try:
+        ids, notes = decode(model, windows, prompts, draw, lambda row, _: row == 2, 0)
+        return all(_agrees(model, *row) for row in zip(prompts, ids, notes, strict=True))
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError,
+            NotImplementedError):  # fmt: skip
+        return False
+
+
+@torch.inference_mode()
+def _agrees(model: Any, prompt: list[int], reply: list[int], noted: list[float]) -> bool:
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    ids = torch.tensor([[*prompt, *reply]], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    wanted = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+    return torch.allclose(torch.tensor(noted), wanted, rtol=0, atol=_AGREES.get(dtype, 0.15))

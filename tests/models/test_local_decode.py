@@ -1,0 +1,167 @@
+"""The decode loop: equal to transformers' own, whatever shares a batch and whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from soulkit.models.decode import Layout, lay_out
+from soulkit.models.local import LocalModel
+from soulkit.models.tiny import build_tiny
+from soulkit.types import Call, Completion, Sampling, Segment
+
+WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+ALTERNATE = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),
+    "qwen3 with windows": ("Qwen3", {"use_sliding_window": True, **ALTERNATE}),
+    "llama": ("Llama", {}),
+    "mistral, windows only": ("Mistral", {"sliding_window": 6}),
+    "gemma2, windows and soft caps": ("Gemma2", ALTERNATE),
+    "gemma3": ("Gemma3Text", ALTERNATE),
+    "gpt2, learned positions": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+}
+LEFT_TO_GENERATE: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2, convolutions": ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "mamba, recurrent": ("Mamba", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=128)
+
+
+def made(folder: Path, name: str, settings: dict[str, Any]) -> LocalModel:
+    """A model of another family with sharp random weights and the tiny tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    stem = name.removesuffix("Text")
+    kind: Any = getattr(transformers, f"{name}Config")
+    config = kind(**{**SMALL, **ends, "vocab_size": len(tokenizer), "pad_token_id": 0, **settings})
+    heads = {"GPT2": "GPT2LMHeadModel"}
+    torch.manual_seed(0)
+    model = getattr(transformers, heads.get(name, f"{stem}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.mul_(6.0)
+    return LocalModel(model, tokenizer)
+
+
+def requests(groups: Sequence[int]) -> list[tuple[list[Segment], Call]]:
+    """So many rows of each of some prompts of unequal lengths."""
+    prompts = [[Segment("user", " ".join(WORDS[p : 2 * p + 3]))] for p in range(len(groups))]
+    return [
+        (prompts[p], Call(role="actor", example_id=f"e{p}", rollout=r))
+        for p, rows in enumerate(groups)
+        for r in range(rows)
+    ]
+
+
+def ask(model: LocalModel, groups: Sequence[int], sampling: Sampling) -> list[Completion]:
+    async def wave() -> list[Completion]:
+        return await asyncio.gather(*(model.complete(c, sampling, k) for c, k in requests(groups)))
+
+    return asyncio.run(wave())
+
+
+def assert_equal(found: Sequence[Completion], wanted: Sequence[Completion]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.token_ids, a.text, a.stop_reason) == (b.token_ids, b.text, b.stop_reason)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-4)
+
+
+def by_generate(model: LocalModel, groups: Sequence[int], sampling: Sampling) -> list[Completion]:
+    other = LocalModel(model.model, model.tokenizer)
+    other.end_ids = model.end_ids
+    other.__dict__["_windows"] = None
+    return ask(other, groups, sampling)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
+    model = made(folder, *SHAPES[shape])
+    # Any of forty ids ends a row, so rows end at all times and leave the batch.
+    model.end_ids = model.end_ids | frozenset(range(300, 340))
+    sampling = Sampling(max_tokens=14, seed=2, temperature=1.3, top_p=0.95)
+    found = ask(model, (1, 5, 2, 20), sampling)
+    assert model._windows is not None
+    assert_equal(found, by_generate(model, (1, 5, 2, 20), sampling))
+    assert {r.stop_reason for r in found} == {"stop", "length"}
+    assert len({len(r.token_ids) for r in found}) > 4
+
+
+@pytest.mark.parametrize("shape", LEFT_TO_GENERATE)
+def test_other_memories_are_left_to_generate(folder: Path, shape: str) -> None:
+    model = made(folder, *LEFT_TO_GENERATE[shape])
+    found = ask(model, (2, 2), Sampling(max_tokens=5, seed=2))
+    assert model._windows is None
+    assert all(len(r.logprobs) == len(r.token_ids) > 0 for r in found)
+
+
+def test_a_model_that_mistakes_the_masks_is_found_out(folder: Path) -> None:
+    model = made(folder, "Qwen3", {})
+    plain = model.model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.ndim == 4:
+            kwargs["attention_mask"] = torch.zeros_like(mask)
+        return plain(*args, **kwargs)
+
+    model.model.forward = forward
+    ask(model, (2,), Sampling(max_tokens=3, seed=2))
+    assert model._windows is None
+
+
+def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Path) -> None:
+    model = made(folder, "Qwen3", {})
+    ask(model, (1,), Sampling(max_tokens=1, seed=2))
+    shapes: list[tuple[int, ...]] = []
+    model.model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: shapes.append(tuple(args[0].shape))
+    )
+    model.end_ids = frozenset()
+    found = ask(model, (6,), Sampling(max_tokens=4, seed=2))
+    assert shapes == [(1, len(found[0].prompt_ids)), *[(1, 6)] * 3]
+    shapes.clear()
+    model.end_ids = frozenset(r.token_ids[1] for r in found[:5]) - {r.token_ids[0] for r in found}
+    ask(model, (6,), Sampling(max_tokens=4, seed=2))
+    assert len(shapes) < 4 or shapes[-1][1] < 6
+
+
+def test_stop_strings_end_a_row_in_the_loop(folder: Path) -> None:
+    model = made(folder, "Qwen3", {})
+    model.end_ids = frozenset()
+    (free,) = ask(model, (1,), Sampling(max_tokens=30, seed=2))
+    steps: list[Tensor] = []
+    model.model.register_forward_hook(lambda module, args, out: steps.append(out.logits))
+    stop = free.text[len(free.text) // 3 :][:3]
+    (cut,) = ask(model, (1,), Sampling(max_tokens=30, seed=2, stop=(stop,)))
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert len(steps) == len(cut.token_ids) < 30
+    assert all(logits.shape[1] == 1 for logits in steps)  # no logits over the prompt
+
+
+def test_layouts_hold_every_row_once() -> None:
+    groups = [list(range(20)), [20], [21, 22]]
+    for columns in (1, 100, 5000):
+        layout, owners = lay_out(groups, columns)
+        for row, lane, _ in layout.places():
+            assert row in groups[owners[lane]]
+        assert sorted(row for row, _, _ in layout.places()) == list(range(23))
+    assert lay_out([[0], [1], [2]], 50)[0] == Layout(((0,), (1,), (2,)))
+    assert lay_out([list(range(16))], 1024)[0].slots == 16

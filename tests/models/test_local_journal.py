@@ -1,0 +1,183 @@
+"""The journal: what was sampled is not sampled again, to the bit, whenever the process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from soulkit.errors import DataError
+from soulkit.models.journal import Asked, Journal
+from soulkit.models.local import LocalModel
+from soulkit.models.tiny import build_tiny
+from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
+SAMPLING = Sampling(max_tokens=5, seed=1)
+
+# One process: seated participants talk in waves of two batches, and `pause` seconds pass after
+# each batch so that the test can kill in the middle. Prints what everybody heard.
+PROGRAM = """
+import asyncio, json, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from soulkit.models.journal import Journal
+from soulkit.models.local import LocalModel
+from soulkit.types import Call, Sampling, Segment
+
+folder, journal, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+firm = sys.argv[4] == "1"
+loaded = LocalModel.load(folder)
+model = LocalModel(loaded.model, loaded.tokenizer, batch_size=4, deterministic=firm,
+                   policy_version="v1", journal=Journal(journal))
+generated, plain = [], model._generate
+
+def generate(batch, version):
+    generated.append([r.call.rollout for r in batch])
+    time.sleep(pause)
+    return plain(batch, version)
+
+model._generate = generate
+
+async def talk(seat, rollout):
+    heard, context = [], [Segment("user", "ba be " + "bi " * (rollout % 3))]
+    with seat:
+        for turn in range(3):
+            call = Call(role="actor", example_id="x", rollout=rollout, turn=turn)
+            reply = await model.complete(context, Sampling(max_tokens=5, seed=1), call)
+            heard.append(asdict(reply))
+            said = Segment("assistant", reply.text, token_ids=reply.token_ids)
+            context = [*context, said, Segment("user", "bo")]
+    return heard
+
+async def main():
+    return await asyncio.gather(*(talk(model.join(), r) for r in range(6)))
+
+heard = asyncio.run(main())
+print(json.dumps({"heard": heard, "generated": generated}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=128)
+
+
+def start(folder: Path, journal: Path, pause: float, firm: bool) -> subprocess.Popen[str]:
+    arguments = [str(folder), str(journal), str(pause), "1" if firm else "0"]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> dict[str, list[list[dict[str, object]]]]:
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
+    found: dict[str, list[list[dict[str, object]]]] = json.loads(out)
+    for replies in found["heard"]:
+        for reply in replies:
+            usage = reply["usage"]
+            assert isinstance(usage, dict)
+            usage.pop("seconds")
+    return found
+
+
+def kill_after_lines(process: subprocess.Popen[str], journal: Path, lines: int) -> None:
+    end = time.monotonic() + 240
+    while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("firm", [True, False])
+def test_a_process_killed_in_mid_step_replays_to_the_bit(
+    folder: Path, tmp_path: Path, firm: bool
+) -> None:
+    whole = finished(start(folder, tmp_path / "whole.jsonl", 0.0, firm))
+    journal = tmp_path / "torn.jsonl"
+    process = start(folder, journal, 0.4, firm)
+    kill_after_lines(process, journal, 3)
+    kept = journal.read_bytes().count(b"\n")
+    journal.write_bytes(journal.read_bytes() + b'{"policy": "v1", "rows": [{"ca')
+    again = finished(start(folder, journal, 0.0, firm))
+    if firm:
+        assert again["heard"] == whole["heard"]
+        assert again["generated"] == whole["generated"][kept:]
+    else:
+        texts = [[r["token_ids"] for r in heard] for heard in whole["heard"]]
+        assert [[r["token_ids"] for r in heard] for heard in again["heard"]] == texts
+    assert len(again["generated"]) < len(whole["generated"])
+
+
+def asked(rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)) -> Asked:
+    return Asked(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
+
+
+def reply(text: str, *logprobs: float) -> Completion:
+    usage = Usage(calls=1, prompt_tokens=3, completion_tokens=2, seconds=0.1 + 0.2)
+    return Completion(
+        text=text, prompt_ids=(1, 2, 3), token_ids=(7, 8), logprobs=logprobs, policy="v1",
+        stop_reason="length", reasoning="hm\n", usage=usage, dropped=("thinking",),
+    )  # fmt: skip
+
+
+ODD = reply("a\u2028b\n\ud83d \x00", -0.1 - 0.2, -1e-300, -0.0)
+
+
+def test_replies_come_back_exactly(tmp_path: Path) -> None:
+    with_one = Journal(tmp_path / "j.jsonl")
+    with_one.write([asked(0), asked(1)], [ODD, reply("two", -2 / 3)])
+    with_one.close()
+    read = Journal(tmp_path / "j.jsonl")
+    assert read.batch([asked(0), asked(1)]) == [ODD, reply("two", -2 / 3)]
+    assert str(read.one(asked(0)).logprobs[2]) == "-0.0"  # type: ignore[union-attr]
+    assert read.one(asked(1)) == reply("two", -2 / 3)
+
+
+def test_another_prompt_policy_or_company_is_another_request(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.write([asked(0), asked(1)], [ODD, ODD])
+    assert journal.one(asked(0, policy="v2")) is None
+    assert journal.one(asked(0, prompt=(1, 2))) is None
+    assert journal.batch([asked(0)]) is None
+    assert journal.batch([asked(1), asked(0)]) is None
+
+
+def test_a_cleared_journal_is_empty_and_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.write([asked(0)], [ODD])
+    journal.clear()
+    assert (len(journal), journal.one(asked(0))) == (0, None)
+    assert (tmp_path / "j.jsonl").read_bytes() == b""
+    journal.write([asked(1)], [ODD])
+    assert len(Journal(tmp_path / "j.jsonl")) == 1
+
+
+def test_another_file_is_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text('{"policy": "v1", "prompts": [], "rows": [{"call": {}, "prompt": 0}]}\n')
+    with pytest.raises(DataError, match="Line 1") as refused:
+        Journal(path)
+    assert all(refused.value.lines())
+
+
+def test_new_weights_are_sampled_anew(folder: Path, tmp_path: Path) -> None:
+    loaded = LocalModel.load(folder)
+    journal = Journal(tmp_path / "j.jsonl")
+    model = LocalModel(loaded.model, loaded.tokenizer, policy_version="v1", journal=journal)
+    call = Call(role="actor", example_id="x")
+    context = [Segment("user", "ba")]
+    first = asyncio.run(model.complete(context, SAMPLING, call))
+    assert asyncio.run(model.complete(context, SAMPLING, call)) is first
+    model.policy_version = "v2"
+    assert asyncio.run(model.complete(context, SAMPLING, call)).policy == "v2"
+    assert len(journal) == 2
