@@ -1,15 +1,26 @@
-"""Checkpoints: adapter, optimizer and position, without pickle.
+"""Checkpoints: adapter, optimizer, moving average and position, without pickle.
 
-Written aside and renamed, so a half-written one is never found under its name. The optimizer's
-state is a safetensors file of `parameter:slot` tensors; everything else is JSON.
+A checkpoint is a folder `step_000050` that was written aside, synced and renamed, so a half-written
+one never stands under its name. `position.json` says where the run stood and holds the SHA-256 of
+every other file and of itself; nothing is loaded before all of them agree. A resume takes the
+newest checkpoint that is whole, moves damaged newer ones out of the way, and says so.
+
+Beside the newest ones those with the best dev score are kept. The ranking is read from the folders
+on disk, so it needs no memory of its own and survives a resume.
+
+No state of a random generator is kept: every draw of a run has a stream of its own (sampling,
+batches, lessons), keyed by the seed and what it is for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +29,11 @@ from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
 from soulkit.train.policy import Policy
+
+POSITION, TRAINED = "position.json", "trained.safetensors"
+OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"
+STATE = (POSITION, TRAINED, OPTIMIZER, TEACHER)
+"""What only a resume reads; the other files of a checkpoint are the model as others load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,64 +45,290 @@ class Position:
     episodes: int
     policy: str
     seconds: float = 0.0
+    dev: float | None = None
+    """Mean dev score of these very weights, where the step before evaluated them."""
+
+
+class DamagedCheckpoint(RunError):
+    """A checkpoint's files are not those that were written; `detail` says which."""
+
+    def __init__(self, path: Path, detail: str) -> None:
+        self.detail = detail
+        super().__init__(
+            f"The checkpoint {path.name} is damaged: {detail}.",
+            "What it would put back is not what the run wrote.",
+            "Delete this checkpoint to resume from the one before it.",
+        )
+
+
+# --- writing --------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, position: Position
 ) -> Path:
-    """Write `folder/step_000050`, aside first."""
+    """Write `folder/step_000050`, aside first; a whole one with these weights is left alone."""
     final = folder / f"step_{position.step:06d}"
-    aside = folder / f".{final.name}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    policy.save(aside)
-    save_file(_trained_tensors(policy), aside / "trained.safetensors")
-    save_file(_optimizer_tensors(policy, optimizer), aside / "optimizer.safetensors")
-    (aside / "position.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(aside, final)
+    if final.exists() and not damage(final) and read_position(final).policy == position.policy:
+        return final
+
+    def fill(aside: Path) -> None:
+        policy.save(aside)
+        save_file(_trained_tensors(policy), aside / TRAINED)
+        save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
+        if policy.ema is not None:
+            save_file(_plain(policy.ema), aside / TEACHER)
+        _write_position(aside, position)
+
+    replace_folder(final, fill)
     return final
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    found = sorted(p for p in folder.glob("step_*") if (p / "position.json").is_file())
-    return found[-1] if found else None
+def replace_folder(final: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write the folder aside, sync it, and put it in the place of `final`."""
+    aside, old = (final.with_name(f".{final.name}.{kind}") for kind in ("part", "old"))
+    for leftover in (aside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside.mkdir(parents=True)
+    fill(aside)
+    for path in sorted(aside.rglob("*")):
+        _sync(path)
+    _sync(aside)
+    if final.exists():
+        os.replace(final, old)
+    os.replace(aside, final)
+    _sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder whose name disappears first: a kill leaves none that looks whole."""
+    gone = path.with_name(f".{path.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.replace(path, gone)
+    shutil.rmtree(gone)
+
+
+def _sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_position(folder: Path, position: Position) -> None:
+    files = {p.relative_to(folder).as_posix(): _sha256(p) for p in _files(folder)}
+    noted = {**asdict(position), "files": files}
+    text = json.dumps({**noted, "sha256": _digest(noted)}, indent=2)
+    (folder / POSITION).write_text(text + "\n", encoding="utf-8")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != POSITION)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _digest(noted: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest()
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_position(path: Path) -> Position:
+    """The position of checkpoint `path`; DamagedCheckpoint when it cannot be read."""
+    noted = _noted(path)
+    return Position(**{name: noted[name] for name in Position.__slots__})
+
+
+def damage(path: Path) -> str:
+    """What is wrong with the files of checkpoint `path`; empty when it is whole."""
+    try:
+        wanted = _noted(path)["files"]
+    except DamagedCheckpoint as error:
+        return error.detail
+    found = {p.relative_to(path).as_posix(): p for p in _files(path)}
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    changed = [name for name, sha256 in wanted.items() if _sha256(found[name]) != sha256]
+    return f"{', '.join(changed)} differs from what was written" if changed else ""
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        noted = json.loads((path / POSITION).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(path, f"it lacks {POSITION}") from error
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(path, f"{POSITION} cannot be read") from error
+    sha256 = noted.pop("sha256", None) if isinstance(noted, dict) else None
+    if sha256 is None or sha256 != _digest(noted):
+        raise DamagedCheckpoint(path, f"{POSITION} differs from what was written")
+    return dict(noted)
+
+
+def resume_checkpoint(
+    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer
+) -> tuple[Position | None, list[str]]:
+    """Load the newest whole checkpoint; its position (None: there is none), and remarks to show.
+
+    Damaged newer ones are renamed to `damaged_step_…`. RunError when there are checkpoints and none
+    is whole: the run would silently begin again.
+    """
+    broken: dict[Path, str] = {}
+    for path in reversed(checkpoints(folder)):
+        broken[path] = damage(path)
+        if not broken[path]:
+            remarks = [_set_aside(p, why, path) for p, why in broken.items() if why]
+            return load_checkpoint(path, policy, optimizer), remarks
+    if broken:
+        told = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
+        raise RunError(
+            f"None of the {len(broken)} checkpoints in {folder} is whole ({told}).",
+            "The run cannot go on from where it stood, and is not begun again unasked.",
+            f"Bring the files back, or delete {folder} to begin at the first step.",
+        )
+    return None, []
+
+
+def _set_aside(path: Path, why: str, used: Path) -> str:
+    aside = path.with_name(f"damaged_{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+    return (
+        f"checkpoint {path.name} is damaged ({why}): going on from {used.name}; "
+        f"it is kept as {aside.name}"
+    )
 
 
 def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Position:
-    """Put weights and optimizer back; RunError when the files do not fit the position's hash."""
-    position = Position(**json.loads((path / "position.json").read_text(encoding="utf-8")))
-    weights = load_file(path / "trained.safetensors")
+    """Put weights, moving average and optimizer back.
+
+    DamagedCheckpoint when a file is not what was written; RunError when the files are whole and
+    hold other weights than the position names.
+    """
+    if found := damage(path):
+        raise DamagedCheckpoint(path, found)
+    position = read_position(path)
+    weights = load_file(path / TRAINED)
+    if weights.keys() != {name for name, _ in policy.trained}:
+        raise _other_weights(path)
     with torch.no_grad():
         for name, parameter in policy.trained:
             parameter.copy_(weights[name])
     if policy.version() != position.policy:
-        raise RunError(
-            f"The checkpoint {path.name} does not hold the weights it names.",
-            "Its files were changed, or another base model is loaded.",
-            "Delete this checkpoint to resume from the one before it.",
-        )
-    _restore_optimizer(load_file(path / "optimizer.safetensors"), policy, optimizer)
+        raise _other_weights(path)
+    _restore_teacher(path, policy)
+    _restore_optimizer(load_file(path / OPTIMIZER), policy, optimizer)
     return position
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Delete all but the newest `keep_last` checkpoints."""
-    for old in sorted(folder.glob("step_*"))[:-keep_last]:
-        shutil.rmtree(old)
+def _other_weights(path: Path) -> RunError:
+    return RunError(
+        f"The checkpoint {path.name} does not hold the weights it names.",
+        "Its files were changed, or another base model is loaded.",
+        "Delete this checkpoint to resume from the one before it.",
+    )
+
+
+def _restore_teacher(path: Path, policy: Policy) -> None:
+    kept = (path / TEACHER).is_file()
+    if kept != (policy.ema is not None):
+        raise RunError(
+            f"The checkpoint {path.name} holds {'a' if kept else 'no'} moving average.",
+            f"This run {'has no' if kept else 'has a'} teacher that is one.",
+            "Resume with the settings it was started with, or give another folder with --out.",
+        )
+    if policy.ema is not None:
+        there = load_file(path / TEACHER)
+        policy.ema = {name: there[name].to(mine.device) for name, mine in policy.ema.items()}
+
+
+# --- which ones are kept --------------------------------------------------------------------------
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first, whole or not."""
+    return sorted(p for p in folder.glob("step_*") if p.is_dir())
+
+
+def ranking(folder: Path) -> list[tuple[Path, float]]:
+    """Checkpoints with a dev score, best first; of equal ones the later is the better."""
+    scored = []
+    for path in checkpoints(folder):
+        try:
+            dev = read_position(path).dev
+        except DamagedCheckpoint:  # a resume names it; it has no score to rank by
+            continue
+        if dev is not None:
+            scored.append((path, dev))
+    return sorted(scored, key=lambda found: (found[1], found[0].name), reverse=True)
+
+
+def ranks(folder: Path, dev: float | None, keep_best: int) -> bool:
+    """Whether a dev score is among the `keep_best` best of those that have a checkpoint."""
+    if dev is None or not keep_best:
+        return False
+    best = ranking(folder)[:keep_best]
+    return len(best) < keep_best or dev >= best[-1][1]
+
+
+def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
+    """Delete all checkpoints but the newest `keep_last` and the best `keep_best`."""
+    every = checkpoints(folder)
+    kept = {*every[-keep_last:], *(path for path, _ in ranking(folder)[:keep_best])}
+    for path in every:
+        if path not in kept:
+            remove_folder(path)
+    for leftover in (*folder.glob(".step_*.old"), *folder.glob(".step_*.part")):
+        shutil.rmtree(leftover)
+
+
+def export_best(run: Path, folder: Path) -> tuple[Path, float] | None:
+    """Copy the model of the best whole checkpoint to `run/best`; where it was, and its dev score.
+
+    None when no checkpoint has a dev score. The copy is loaded like `run/model`.
+    """
+    for path, dev in ranking(folder):
+        if not damage(path):
+            replace_folder(run / "best", partial(_copy_model, path))
+            return path, dev
+    return None
+
+
+def _copy_model(source: Path, aside: Path) -> None:
+    shutil.copytree(source, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*STATE))
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # Cloned, because tied weights share memory and safetensors refuses that.
+    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
 
 def _trained_tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    # Cloned, because tied weights share memory and safetensors refuses that.
-    return {name: p.detach().cpu().clone().contiguous() for name, p in policy.trained}
+    return _plain(dict(policy.trained))
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for name, parameter in policy.trained:
-        for slot, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}:{slot}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
-    return tensors
+    return _plain(
+        {
+            f"{name}:{slot}": torch.as_tensor(value)
+            for name, parameter in policy.trained
+            for slot, value in optimizer.state.get(parameter, {}).items()
+        }
+    )
 
 
 def _restore_optimizer(

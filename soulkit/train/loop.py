@@ -1,26 +1,31 @@
 """The training loop: steps, checkpoints, resume. What a step does is `rollout.py` or `sft.py`.
 
-A run resumes from its newest checkpoint: weights, optimizer and position are put back, and the
-JSONL files are cut at the checkpoint's offsets (the tail is kept aside).
+A run resumes from its newest whole checkpoint: weights, moving average, optimizer and position are
+put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the
+sampler produced since then is answered from its journal. A step that evaluates and ranks among the
+best gets a checkpoint, whether one is due or not.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from soulkit.models.journal import Journal
 from soulkit.records import RecordWriter
 from soulkit.runs import JsonlWriter, Run
 from soulkit.train.checkpoint import (
     Position,
-    latest_checkpoint,
-    load_checkpoint,
     prune,
+    ranks,
+    resume_checkpoint,
     save_checkpoint,
 )
 from soulkit.train.config import TrainConfig
@@ -42,12 +47,25 @@ class Loop:
     episodes: RecordWriter
     metrics: JsonlWriter
     tracker: Tracker
+    journal: Journal | None = None
+    """What the sampler produced since the newest checkpoint."""
     step: int = 0
     seconds: float = 0.0
 
     @classmethod
-    def open(cls, config: TrainConfig, run: Run, policy: Policy, tracker: Tracker) -> Loop:
-        """Open the run's files; resume from its newest checkpoint when there is one."""
+    def open(
+        cls,
+        config: TrainConfig,
+        run: Run,
+        policy: Policy,
+        tracker: Tracker,
+        journal: Journal | None = None,
+    ) -> Loop:
+        """Open the run's files; resume from its newest whole checkpoint when there is one.
+
+        `policy.ema` must be there already in a run that keeps one: a resume puts it back. Damaged
+        checkpoints are named on stderr; RunError when none is whole.
+        """
         optimizer = torch.optim.AdamW(
             [p for _, p in policy.trained],
             lr=config.lr,
@@ -55,15 +73,17 @@ class Loop:
             weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
-                   JsonlWriter(run.metrics), tracker)  # fmt: skip
+                   JsonlWriter(run.metrics), tracker, journal)  # fmt: skip
         loop._resume()
         return loop
 
     def _resume(self) -> None:
-        found = latest_checkpoint(self.run.checkpoints)
-        position = Position(0, 0, 0, "")
-        if found is not None:
-            position = load_checkpoint(found, self.policy, self.optimizer)
+        found, remarks = resume_checkpoint(self.run.checkpoints, self.policy, self.optimizer)
+        for remark in remarks:
+            sys.stderr.write(f"{self.run.path}: {remark}\n")
+        if found is not None:  # the checkpoint was written, what follows may have been cut short
+            prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
+        position = found or Position(0, 0, 0, "")
         self.step, self.seconds = position.step, position.seconds
         self.metrics.cut_to(position.metrics)
         self.episodes.cut_to(position.episodes)
@@ -80,26 +100,48 @@ class Loop:
             self.metrics.write_all([line, *([{"step": self.step, "eval": dev}] if dev else [])])
             self.tracker.log({**line, "eval": dev})
             self.step += 1
-            due = self.step % self.config.checkpoint_every == 0
-            if due or self.step == self.config.steps:
-                self.checkpoint()
+            if self._due(score := dev_score(dev)):
+                self.checkpoint(score)
             show({**line, "eval": dev})
+        self._forget_sampled()
 
-    def checkpoint(self) -> None:
+    def _due(self, dev: float | None) -> bool:
+        turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
+        return turn or ranks(self.run.checkpoints, dev, self.config.keep_best)
+
+    def checkpoint(self, dev: float | None = None) -> None:
+        """Write where the run stands; `dev` is the dev score of these weights, where there is one.
+
+        Older checkpoints go, but for the newest and the best; the sampler's journal begins anew.
+        """
         position = Position(
             step=self.step,
             metrics=self.metrics.offset,
             episodes=self.episodes.offset,
             policy=self.policy.version(),
             seconds=self.seconds,
+            dev=dev,
         )
         save_checkpoint(self.run.checkpoints, self.policy, self.optimizer, position)
-        prune(self.run.checkpoints, self.config.keep_last)
+        prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
+        self._forget_sampled()
+
+    def _forget_sampled(self) -> None:
+        if self.journal is not None:
+            self.journal.clear()
 
     def close(self) -> None:
         self.episodes.close()
         self.metrics.close()
         self.tracker.close()
+        if self.journal is not None:
+            self.journal.close()
+
+
+def dev_score(dev: Mapping[str, float | None] | None) -> float | None:
+    """Mean over the tasks that have a score; None when there is none to rank by."""
+    scores = [score for score in (dev or {}).values() if score is not None]
+    return fmean(scores) if scores else None
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

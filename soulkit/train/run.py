@@ -13,6 +13,7 @@ from soulkit.errors import ConfigError
 from soulkit.eval.keeping import alone
 from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
+from soulkit.models.journal import Journal
 from soulkit.models.ledger import Ledger
 from soulkit.models.local import LocalModel
 from soulkit.models.tiny import build_tiny
@@ -25,17 +26,22 @@ from soulkit.train.assemble import (
     make_cast,
     make_objective,
 )
+from soulkit.train.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.config import TrainConfig
+from soulkit.train.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.loop import Loop, Show
 from soulkit.train.measure import feedback_totals, reward_metrics
 from soulkit.train.policy import Policy, load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sampling import Pool
 from soulkit.train.sft import SupervisedStep
+from soulkit.train.teacher import load_teacher, start_ema
 from soulkit.train.tracking import check_tracker, make_tracker
 from soulkit.types import Record
 
 TINY = "tiny"
+SAMPLED = "sampled.jsonl"
+"""What the sampler produced since the newest checkpoint: a killed step takes it up again."""
 SUMMARY_STEPS = 10
 """The summary's means are over the last steps; the curves are in metrics.jsonl."""
 
@@ -43,19 +49,35 @@ SUMMARY_STEPS = 10
 def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
-    The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT).
+    The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
+    `eval_every` those with the best dev score are in `out/best`, loaded the same way; the summary
+    names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
+    deterministic, the arithmetic it was started with: RunError names what differs.
     """
     refuse_untrainable(config)
     check_tracker(config.track)
-    material = gather_material(config)
-    run = _open(config, out) if is_run(out) or config.model == TINY else None
-    policy = load_policy(config, base_model(config, material, out))
-    if config.method != "sft":
-        check_lengths(policy, policy.sampler(1), material, config)
-    # A new folder last: a mistake found until here leaves none that is bound to the wrong settings.
-    run = run or _open(config, out)
-    with alone(run):
-        return asyncio.run(_train(config, run, policy, material, show))
+    with deterministic(config.deterministic):
+        material = gather_material(config)
+        run = _open(config, out) if is_run(out) or config.model == TINY else None
+        policy = load_policy(config, base_model(config, material, out))
+        teacher = None if config.method == "sft" else make_ready(config, policy, material)
+        # A new folder last: a mistake found until here leaves none that is bound to it.
+        run = run or _open(config, out)
+        with alone(run):
+            check_material(run, fingerprint(config, material, policy, teacher), config)
+            return asyncio.run(_train(config, run, policy, teacher, material, show))
+
+
+def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Policy | None:
+    """Check what needs the model, start its moving average, load the second model that teaches.
+
+    The average is there before the loop resumes, which puts the kept one in its place.
+    """
+    check_lengths(policy, policy.sampler(1), material, config)
+    teacher = load_teacher(config, policy)
+    if config.teacher == "ema" and make_objective(config).reader == "self":
+        start_ema(policy)
+    return teacher
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
@@ -89,9 +111,13 @@ def base_model(config: TrainConfig, material: Material, out: Path) -> str:
     if config.model != TINY:
         return config.model
     folder = out / "base"
-    if not (folder / "config.json").exists():
-        build_tiny(folder, words_of(material.pool), seed=config.seed)
+    if not folder.exists():
+        replace_folder(folder, lambda aside: _build_tiny(aside, config, material))
     return str(folder)
+
+
+def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
+    build_tiny(folder, words_of(material.pool), seed=config.seed)
 
 
 def words_of(pool: Pool) -> list[str]:
@@ -107,30 +133,56 @@ def words_of(pool: Pool) -> list[str]:
 
 
 async def _train(
-    config: TrainConfig, run: Run, policy: Policy, material: Material, show: Show
+    config: TrainConfig,
+    run: Run,
+    policy: Policy,
+    teacher: Policy | None,
+    material: Material,
+    show: Show,
 ) -> dict[str, Any]:
-    loop = Loop.open(config, run, policy, make_tracker(config.track, run.path, config.resolved()))
+    tracker = make_tracker(config.track, run.path, config.resolved())
+    journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
+    loop = Loop.open(config, run, policy, tracker, journal)
     try:
         if config.method == "sft":
             await loop.run_all(SupervisedStep(loop, material.pool), show)
             summary = supervised_summary(config, run, loop)
         else:
-            summary = await _reinforce(config, run, loop, material, show)
+            summary = await _reinforce(config, run, loop, teacher, material, show)
     finally:
         loop.close()
-    policy.save(run.path / "model")
+    replace_folder(run.path / "model", policy.save)
+    best = export_best(run.path, run.checkpoints)
+    if best is not None:
+        summary |= best_summary(run, *best)
     run.write_summary(summary)
     return summary
 
 
+def best_summary(run: Run, checkpoint: Path, dev: float) -> dict[str, Any]:
+    """`best_step` counts steps done, as the checkpoint's name does; `best_dev` is its dev score."""
+    return {
+        "best_step": read_position(checkpoint).step,
+        "best_dev": dev,
+        "best_checkpoint": checkpoint.relative_to(run.path).as_posix(),
+    }
+
+
 async def _reinforce(
-    config: TrainConfig, run: Run, loop: Loop, material: Material, show: Show
+    config: TrainConfig,
+    run: Run,
+    loop: Loop,
+    teacher: Policy | None,
+    material: Material,
+    show: Show,
 ) -> dict[str, Any]:
-    sampler = loop.policy.sampler(config.batch_size)
+    sampler = loop.policy.sampler(
+        config.batch_size, deterministic=config.deterministic, journal=loop.journal
+    )
     cast = make_cast(config, sampler, run)
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     step = RolloutStep(
-        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent
+        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent, teacher
     )
     try:
         await loop.run_all(step, show)

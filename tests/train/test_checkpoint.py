@@ -1,8 +1,8 @@
-"""Checkpoints put back weights and optimizer to the bit, and half-written ones do not exist."""
+"""Checkpoints put back weights and optimizer to the bit; a damaged one is never used."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,16 @@ import torch
 
 from soulkit.errors import RunError
 from soulkit.train.checkpoint import (
+    DamagedCheckpoint,
     Position,
-    latest_checkpoint,
+    damage,
+    export_best,
     load_checkpoint,
     prune,
+    ranking,
+    ranks,
+    read_position,
+    resume_checkpoint,
     save_checkpoint,
 )
 from soulkit.train.policy import Policy
@@ -38,8 +44,18 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, seed: int) -> None:
     update(policy, optimizer, prepared, range(len(prepared.sequences)), asked, Tally())
 
 
-def position(policy: Policy, number: int = 2) -> Position:
-    return Position(step=number, metrics=10, episodes=20, policy=policy.version(), seconds=1.5)
+def position(policy: Policy, number: int = 2, dev: float | None = None) -> Position:
+    return Position(number, 10, 20, policy.version(), seconds=1.5, dev=dev)
+
+
+def write(folder: Path, policy: Policy, number: int, dev: float | None = None) -> Path:
+    """A checkpoint of weights of its own."""
+    jolt(policy, 0.01, number)
+    return save_checkpoint(folder, policy, adam(policy), position(policy, number, dev))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -71,17 +87,105 @@ def test_before_the_first_update_there_is_no_optimizer_state(tmp_path: Path, fol
     assert not fresh.state
 
 
-def test_only_whole_checkpoints_are_found(tmp_path: Path, folder: Path) -> None:
-    assert latest_checkpoint(tmp_path / "none") is None
+def test_the_moving_average_is_put_back(tmp_path: Path, folder: Path) -> None:
     policy = policy_of(folder, **SMALL)
-    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy, 9))
-    assert saved.name == "step_000009"
+    policy.ema = {name: torch.full_like(p, 0.25) for name, p in policy.trained}
+    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    again = policy_of(folder, move=0.3, **SMALL)
+    with pytest.raises(RunError, match="holds a moving average"):
+        load_checkpoint(saved, again, adam(again))
+    again.ema = {name: p.detach().clone() for name, p in again.trained}
+    load_checkpoint(saved, again, adam(again))
+    assert again.ema.keys() == policy.ema.keys()
+    for name, kept in policy.ema.items():
+        assert torch.equal(again.ema[name], kept)
+
+
+def test_a_checkpoint_without_the_average_does_not_serve_a_run_with_one(
+    tmp_path: Path, folder: Path
+) -> None:
+    policy = policy_of(folder, **SMALL)
+    saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    policy.ema = {name: p.detach().clone() for name, p in policy.trained}
+    with pytest.raises(RunError, match="holds no moving average"):
+        load_checkpoint(saved, policy, adam(policy))
+
+
+def test_a_run_without_checkpoints_begins_at_the_first_step(tmp_path: Path, folder: Path) -> None:
+    policy = policy_of(folder, **SMALL)
+    assert resume_checkpoint(tmp_path / "none", policy, adam(policy)) == (None, [])
     (tmp_path / ".step_000011.part").mkdir()
-    (tmp_path / "step_000012").mkdir()  # without a position
-    assert latest_checkpoint(tmp_path) == saved
-    later = save_checkpoint(tmp_path, policy, adam(policy), position(policy, 11))
-    assert latest_checkpoint(tmp_path) == later
-    assert not (tmp_path / ".step_000011.part").exists()
+    assert resume_checkpoint(tmp_path, policy, adam(policy)) == (None, [])
+    later = write(tmp_path, policy, 11)
+    assert names(tmp_path) == [later.name]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FILES = ("adapter_model.safetensors", "optimizer.safetensors", "position.json",
+         "trained.safetensors", "adapter_config.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", [flip, halve, Path.unlink], ids=["flipped", "halved", "gone"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, folder: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    policy = policy_of(folder, **SMALL)
+    write(tmp_path, policy, 2)
+    wanted = policy.version()
+    harm(write(tmp_path, policy, 4) / name)
+    found, remarks = resume_checkpoint(tmp_path, policy, adam(policy))
+    assert found is not None and found.step == 2 and policy.version() == wanted
+    (told,) = remarks
+    assert name in told and "\n" not in told
+    assert "step_000004 is damaged" in told and "going on from step_000002" in told
+    assert names(tmp_path) == ["damaged_step_000004", "step_000002"]
+    assert resume_checkpoint(tmp_path, policy, adam(policy)) == (found, [])  # said once
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
+    tmp_path: Path, folder: Path
+) -> None:
+    policy = policy_of(folder, **SMALL)
+    for number in (2, 4):
+        flip(write(tmp_path, policy, number) / "trained.safetensors")
+    before = policy.version()
+    for _ in range(2):
+        with pytest.raises(RunError, match="None of the 2 checkpoints") as raised:
+            resume_checkpoint(tmp_path, policy, adam(policy))
+        assert all(raised.value.lines())
+    assert policy.version() == before and names(tmp_path) == ["step_000002", "step_000004"]
+
+
+def test_a_damaged_checkpoint_is_not_loaded_by_name(tmp_path: Path, folder: Path) -> None:
+    policy = policy_of(folder, **SMALL)
+    saved = write(tmp_path, policy, 2)
+    flip(saved / "optimizer.safetensors")
+    before = policy.version()
+    with pytest.raises(DamagedCheckpoint, match="step_000002 is damaged"):
+        load_checkpoint(saved, policy, adam(policy))
+    assert policy.version() == before
+
+
+def test_a_whole_checkpoint_of_the_same_weights_is_left_alone(tmp_path: Path, folder: Path) -> None:
+    policy = policy_of(folder, **SMALL)
+    saved = write(tmp_path, policy, 2, dev=0.5)
+    inode = saved.stat().st_ino
+    save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    assert saved.stat().st_ino == inode and read_position(saved).dev == 0.5
+    flip(saved / "trained.safetensors")
+    save_checkpoint(tmp_path, policy, adam(policy), position(policy))
+    assert saved.stat().st_ino != inode and not damage(saved)
+    assert names(tmp_path) == ["step_000002"]
 
 
 def test_no_file_of_a_checkpoint_can_run_code(tmp_path: Path, folder: Path) -> None:
@@ -95,16 +199,52 @@ def test_no_file_of_a_checkpoint_can_run_code(tmp_path: Path, folder: Path) -> N
 def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path, folder: Path) -> None:
     policy = policy_of(folder, **SMALL)
     saved = save_checkpoint(tmp_path, policy, adam(policy), position(policy))
-    noted = json.loads((saved / "position.json").read_text())
-    (saved / "position.json").write_text(json.dumps({**noted, "policy": "0" * 16}))
+    other = position(policy)
+    jolt(policy, 0.01, 3)
+    path = save_checkpoint(tmp_path / "other", policy, adam(policy), other)
+    assert not damage(path) and not damage(saved)
     with pytest.raises(RunError, match="does not hold the weights it names"):
-        load_checkpoint(saved, policy, adam(policy))
+        load_checkpoint(path, policy, adam(policy))
 
 
 def test_old_checkpoints_go(tmp_path: Path, folder: Path) -> None:
     policy = policy_of(folder, **SMALL)
     for number in (1, 2, 3, 10):
-        save_checkpoint(tmp_path, policy, adam(policy), position(policy, number))
-        jolt(policy, 0.01, number)
+        write(tmp_path, policy, number)
+    (tmp_path / ".step_000002.old").mkdir()  # a deletion that was killed
     prune(tmp_path, 2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000003", "step_000010"]
+    assert names(tmp_path) == ["step_000003", "step_000010"]
+
+
+def test_the_best_stay_beside_the_newest(tmp_path: Path, folder: Path) -> None:
+    policy = policy_of(folder, **SMALL)
+    scores = {1: 0.5, 2: 0.75, 3: None, 4: 0.75, 5: 0.25, 6: None}
+    for number, dev in scores.items():
+        write(tmp_path, policy, number, dev)
+    ranked = [(p.name, dev) for p, dev in ranking(tmp_path)]
+    assert ranked == [("step_000004", 0.75), ("step_000002", 0.75), ("step_000001", 0.5),
+                      ("step_000005", 0.25)]  # fmt: skip
+    prune(tmp_path, 1, 2)
+    assert names(tmp_path) == ["step_000002", "step_000004", "step_000006"]
+    assert ranks(tmp_path, 0.75, 2) and ranks(tmp_path, 0.8, 2)
+    assert not ranks(tmp_path, 0.7, 2) and ranks(tmp_path, 0.1, 3)
+    assert not ranks(tmp_path, None, 2) and not ranks(tmp_path, 1.0, 0)
+    prune(tmp_path, 1, 0)
+    assert names(tmp_path) == ["step_000006"]
+
+
+def test_the_best_model_is_copied_without_the_state_of_training(
+    tmp_path: Path, folder: Path
+) -> None:
+    policy = policy_of(folder, **SMALL)
+    points = tmp_path / "checkpoints"
+    assert export_best(tmp_path, points) is None
+    good = write(points, policy, 2, dev=0.5)
+    best = write(points, policy, 4, dev=0.75)
+    assert export_best(tmp_path, points) == (best, 0.75)
+    assert names(tmp_path / "best") == ["adapter_config.json", "adapter_model.safetensors"]
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "best" / weights).read_bytes() == (best / weights).read_bytes()
+    flip(best / weights)
+    assert export_best(tmp_path, points) == (good, 0.5)
+    assert (tmp_path / "best" / weights).read_bytes() == (good / weights).read_bytes()

@@ -357,3 +357,34 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
     drawn = events.Scalars("draft_reward")
     logged = [line["draft_reward"] for line in read_jsonl(out / "metrics.jsonl")]
     assert [e.value for e in drawn] == pytest.approx(logged)
+
+
+# --- the best weights -----------------------------------------------------------------------------
+
+
+def test_the_best_weights_are_kept_and_can_be_loaded(tmp_path: Path, warm: Path) -> None:
+    out, steps = tmp_path / "run", 4
+    done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", steps, "--out", out,
+                "--eval-every", 1, "--set", "keep_best=2", "--set", "keep_last=1",
+                "--set", "dev_limit=10", "--set", "lr=0.01")  # fmt: skip
+    assert done == 0
+    dev = [line["eval"]["tomi"] for line in read_jsonl(out / "metrics.jsonl") if "eval" in line]
+    assert len(dev) == steps
+    best = sorted(range(1, steps + 1), key=lambda step: (dev[step - 1], step), reverse=True)
+    kept = {p.name for p in (out / "checkpoints").iterdir()}
+    assert kept == {f"step_{step:06d}" for step in (*best[:2], steps)}
+
+    summary = summary_of(out)
+    assert (summary["best_step"], summary["best_dev"]) == (best[0], dev[best[0] - 1])
+    weights = "adapter_model.safetensors"
+    point = out / summary["best_checkpoint"]
+    assert (out / "best" / weights).read_bytes() == (point / weights).read_bytes()
+    last = out / "checkpoints" / f"step_{steps:06d}" / weights
+    assert (out / "model" / weights).read_bytes() == last.read_bytes()
+    assert LocalModel.load(warm / "model", adapter=out / "best").policy_version
+
+
+def test_without_a_dev_split_there_is_no_best(tmp_path: Path, warm: Path) -> None:
+    out = tmp_path / "run"
+    assert soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 1, "--out", out) == 0
+    assert not (out / "best").exists() and "best_step" not in summary_of(out)

@@ -1,0 +1,267 @@
+"""What a run trains on, in a few hashes: a resume with other rows or another model is refused.
+
+`material.json` is written when a run starts. The settings alone do not tell: a data file may have
+new rows and a model folder new weights under their old names. Rows are hashed by their ids and
+by their prompts as the actor reads them; weights by name, shape, number type and an evenly spread
+sample of every tensor, which takes a second for eight billion of them. (A change that misses every
+sampled value passes; another checkpoint of the same model does not.) Equal bits need equal
+arithmetic, too, so a deterministic run also keeps the device, threads and torch it was started on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from soulkit.errors import RunError
+from soulkit.models.loading import adapter_hash
+from soulkit.runs import Run, write_json
+from soulkit.train.assemble import Material
+from soulkit.train.config import TrainConfig
+from soulkit.train.policy import Policy
+from soulkit.train.sampling import Pool
+
+MATERIAL = "material.json"
+SAMPLED = 4093
+"""Values of a tensor that are hashed. A prime, so that no width of a matrix divides the stride."""
+
+Prints = dict[str, Any]
+
+
+def fingerprint(
+    config: TrainConfig, material: Material, policy: Policy, teacher: Policy | None
+) -> Prints:
+    """Hashes of everything a resume has to find as it was; taken before the weights move."""
+    return {
+        "training": pool_print(material.pool),
+        "dev": pool_print(material.dev),
+        "model": model_print(policy),
+        "adapter": _adapter(config.adapter),
+        "teacher": None if teacher is None else model_print(teacher),
+        "teacher_adapter": _adapter(config.teacher_adapter),
+        "machine": machine_print(policy.device) if config.deterministic else None,
+    }
+
+
+def pool_print(pool: Pool) -> dict[str, dict[str, Any]]:
+    """Task → number of rows, hash of their ids, hash of their prompts; in the pool's order."""
+    ids: dict[str, list[str]] = {}
+    prompts: dict[str, list[list[str | None]]] = {}
+    for task, example in pool:
+        ids.setdefault(task.name, []).append(example.id)
+        shown = [text for s in task.preview(example) for text in (s.role, s.text, s.bare)]
+        prompts.setdefault(task.name, []).append(shown)
+    return {
+        name: {"rows": len(mine), "ids": _hash(mine), "prompts": _hash(prompts[name])}
+        for name, mine in ids.items()
+    }
+
+
+def model_print(policy: Policy) -> dict[str, str]:
+    """Hashes of a model without its adapter: layout, number types, values, tokenizer, template."""
+    tensors = dict(_base_tensors(policy.model))
+    values = hashlib.sha256()
+    for name, tensor in tensors.items():
+        values.update(name.encode())
+        values.update(_sample(tensor))
+    return {
+        "layout": _hash([[name, list(t.shape)] for name, t in tensors.items()]),
+        "types": _hash([[name, str(t.dtype)] for name, t in tensors.items()]),
+        "weights": values.hexdigest()[:16],
+        "tokenizer": _hash(_tokenizer(policy.tokenizer)),
+        "template": _hash(policy.tokenizer.chat_template),
+    }
+
+
+def _base_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the frozen base under their own names, in the order of these."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        if ".lora_" not in plain:
+            found[plain] = tensor
+    yield from sorted(found.items())
+
+
+def _sample(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    if len(flat) > SAMPLED:
+        picked = torch.arange(SAMPLED, device=flat.device) * len(flat) // SAMPLED
+        flat = flat[picked]
+    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _tokenizer(tokenizer: Any) -> Any:
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return sorted(tokenizer.get_vocab().items())
+    # How the last batch was padded or cut is state of the object, not of the tokenizer.
+    return {
+        k: v for k, v in json.loads(fast.to_str()).items() if k not in ("padding", "truncation")
+    }
+
+
+def _adapter(folder: str | None) -> str | None:
+    return None if folder is None else adapter_hash(Path(folder))
+
+
+def machine_print(device: torch.device) -> dict[str, Any]:
+    """What the last bit of a sum depends on."""
+    cpu = device.type == "cpu"
+    return {
+        "threads": torch.get_num_threads(),
+        "device": device.type if cpu else torch.cuda.get_device_name(device),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# --- the same run? --------------------------------------------------------------------------------
+
+
+def check_material(run: Run, now: Prints, config: TrainConfig) -> None:
+    """Keep `now` in a new run; RunError when a resumed one was started on something else."""
+    path = run.path / MATERIAL
+    if not path.exists() and not any(run.checkpoints.glob("*")):
+        write_json(path, now)
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{run.path} does not say on which rows and which model it was started.",
+            f"{MATERIAL} is missing or damaged, so nobody can tell whether they are the same.",
+            "Bring the file back, or give another folder with --out.",
+        ) from error
+    for refusal in _differences(before, now, config):
+        raise refusal
+
+
+def _differences(before: Prints, now: Prints, config: TrainConfig) -> Iterator[RunError]:
+    for kind in ("training", "dev"):
+        yield from _other_rows(kind, before[kind], now[kind])
+    yield from _other_model("base model", config.model, before["model"], now["model"])
+    yield from _other_adapter("adapter", config.adapter, before["adapter"], now["adapter"])
+    teacher = config.teacher_model or config.model
+    yield from _other_model("teacher", teacher, before["teacher"], now["teacher"])
+    yield from _other_adapter(
+        "teacher's adapter", config.teacher_adapter, before["teacher_adapter"],
+        now["teacher_adapter"],
+    )  # fmt: skip
+    yield from _other_machine(before["machine"] or {}, now["machine"] or {})
+
+
+def _other_rows(kind: str, before: Prints, now: Prints) -> Iterator[RunError]:
+    for task in sorted({*before, *now}):
+        was, found = before.get(task, {}), now.get(task, {})
+        if was == found:
+            continue
+        counts = was.get("rows", 0), found.get("rows", 0)
+        if counts[0] != counts[1]:
+            what = f"had {counts[0]} {kind} rows when this run was started, and has {counts[1]} now"
+        elif was["ids"] != found["ids"]:
+            what = f"has {counts[1]} {kind} rows as before, but they are others"
+        else:
+            what = f"puts its {kind} rows into other prompts than when this run was started"
+        yield RunError(
+            f"Task '{task}' {what}.",
+            "The steps to come would not be those of this run, and its numbers would mix two.",
+            "Bring the old data file or prompt template back, or give another folder with --out.",
+        )
+
+
+_PARTS = {
+    "layout": "shape",
+    "types": "number type",
+    "weights": "set of weights",
+    "tokenizer": "tokenizer",
+    "template": "chat template",
+}
+
+
+def _other_model(
+    role: str, name: str, before: Prints | None, now: Prints | None
+) -> Iterator[RunError]:
+    differ = [
+        text for key, text in _PARTS.items() if (before or {}).get(key) != (now or {}).get(key)
+    ]
+    if differ:
+        yield RunError(
+            f"The {role} '{name}' is not the one that this run was started with: it has another "
+            f"{_listed(differ)}.",
+            "What was learned so far belongs to the old one.",
+            "Bring the old one back under this name, or give another folder with --out.",
+        )
+
+
+def _other_adapter(
+    role: str, name: str | None, before: str | None, now: str | None
+) -> Iterator[RunError]:
+    if before != now:
+        yield RunError(
+            f"The {role} '{name}' holds other weights than when this run was started.",
+            "What was learned so far belongs to the old ones.",
+            "Bring the old files back, or give another folder with --out.",
+        )
+
+
+def _other_machine(before: Prints, now: Prints) -> Iterator[RunError]:
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            hint = f"Set OMP_NUM_THREADS={before.get(key)}" if key == "threads" else "Go back to it"
+            yield RunError(
+                f"This deterministic run was started with {key} {before.get(key)}, "
+                f"and now it is {now.get(key)}.",
+                "Sums come out different in the last bit, and the run promises equal bits.",
+                f"{hint}, or begin another run with --out.",
+            )
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# --- equal bits -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Within it torch uses kernels that give equal bits every time; RuntimeError by torch for an
+    operation that has none. With `wanted` False nothing is changed."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    with _variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8"):  # read when CUDA makes its first handle
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable unless the user did."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

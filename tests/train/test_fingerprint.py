@@ -1,0 +1,218 @@
+"""A resume finds the rows, the models and the arithmetic it was started with, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from soulkit.data.synth import synth
+from soulkit.errors import RunError
+from soulkit.runs import Run
+from soulkit.train.fingerprint import (
+    SAMPLED,
+    _sample,
+    check_material,
+    deterministic,
+    model_print,
+    pool_print,
+)
+from tests.train.support import config, policy_of, random_model, rows, soul
+
+SMALL = {"lora": {"r": 4, "alpha": 8}}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def write_rows(path: Path, found: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
+@pytest.fixture
+def run(tmp_path: Path, base: Path) -> Path:
+    """Two supervised steps in `run`, on `model` and the rows of `rows.jsonl`."""
+    shutil.copytree(base, tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", synth("tomi", 12, 3))
+    assert again(tmp_path) == 0
+    return tmp_path
+
+
+def again(folder: Path, *more: object) -> int:
+    return soul("train", "sft", "--model", folder / "model", "--task", "tomi", "--data",
+                f"tomi={folder / 'rows.jsonl'}", "--steps", 2, "--batch", 2, "--lora-r", 4,
+                "--set", "deterministic=true", "--out", folder / "run", *more)  # fmt: skip
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the same command says now; the run is left as it was."""
+    metrics = (folder / "run/metrics.jsonl").read_bytes()
+    weights = (folder / "run/model/adapter_model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert again(folder) == 2
+    assert (folder / "run/metrics.jsonl").read_bytes() == metrics
+    assert (folder / "run/model/adapter_model.safetensors").read_bytes() == weights
+    said = capsys.readouterr().err
+    assert "--out" in said
+    return said
+
+
+def test_the_same_rows_and_model_are_taken_up(run: Path) -> None:
+    before = (run / "run/material.json").read_bytes()
+    assert again(run) == 0
+    assert (run / "run/material.json").read_bytes() == before
+
+
+def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, found = run / "rows.jsonl", synth("tomi", 12, 3)
+    write_rows(path, found[:11])
+    said = refused(run, capsys)
+    assert "'tomi' had 12 training rows" in said and "has 11 now" in said
+    write_rows(path, [*found[:11], *synth("tomi", 1, 99)])
+    assert "'tomi' has 12 training rows as before, but they are others" in refused(run, capsys)
+    write_rows(path, found)
+    assert again(run) == 0
+
+
+@pytest.mark.parametrize("part", ["set of weights", "chat template", "shape"])
+def test_another_base_model_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    model = run / "model"
+    if part == "set of weights":
+        tensors = load_file(model / "model.safetensors")
+        name = max(tensors, key=lambda n: tensors[n].numel())
+        tensors[name] += 0.001
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    elif part == "chat template":
+        with (model / "chat_template.jinja").open("a") as stream:
+            stream.write("{# another one #}")
+    else:
+        settings = json.loads((model / "config.json").read_text())
+        settings["num_hidden_layers"] -= 1
+        settings["layer_types"].pop()
+        (model / "config.json").write_text(json.dumps(settings))
+    said = refused(run, capsys)
+    assert f"The base model '{model}' is not the one" in said and part in said
+
+
+def test_another_number_of_threads_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        said = refused(run, capsys)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"threads {threads}" in said and f"OMP_NUM_THREADS={threads}" in said
+
+
+@pytest.mark.parametrize("text", [None, "{"], ids=["missing", "torn"])
+def test_a_run_that_does_not_know_its_material_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    path = run / "run/material.json"
+    path.unlink() if text is None else path.write_text(text)
+    assert "does not say on which rows" in refused(run, capsys)
+
+
+def test_another_teacher_is_refused(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wise = tmp_path / "wise"
+    shutil.copytree(base, wise)
+    command = ("train", "opd", "--model", base, "--task", "tomi", "--data", "tomi=synth:6",
+               "--steps", 1, "--prompts", 2, "--group-size", 2, "--max-tokens", 4, "--lora-r", 4,
+               "--set", f"teacher_model={wise}", "--out", tmp_path / "run")  # fmt: skip
+    assert soul(*command) == 0 and soul(*command) == 0
+    tensors = load_file(wise / "model.safetensors")
+    changed = {name: t * 1.01 for name, t in tensors.items()}
+    save_file(changed, wise / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    assert soul(*command) == 2
+    assert f"The teacher '{wise}' is not the one" in capsys.readouterr().err
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prints(base: Path) -> dict[str, Any]:
+    task, examples = rows("tomi", 6)
+    pool = [(task, example) for example in examples]
+    model = model_print(policy_of(base, **SMALL))
+    return {
+        "training": pool_print(pool[2:]), "dev": pool_print(pool[:2]), "model": model,
+        "adapter": "a", "teacher": dict(model), "teacher_adapter": "t", "machine": None,
+    }  # fmt: skip
+
+
+REFUSALS = {
+    ("dev", "tomi", "prompts"): "'tomi' puts its dev rows into other prompts",
+    ("dev", "tomi", "ids"): "'tomi' has 2 dev rows as before",
+    ("model", "tokenizer"): "base model 'base' is not the one .* another tokenizer",
+    ("model", "types"): "base model 'base' is not the one .* another number type",
+    ("teacher", "weights"): "teacher 'wise' is not the one .* another set of weights",
+    ("adapter",): "adapter 'start' holds other weights",
+    ("teacher_adapter",): "teacher's adapter 'expert' holds other weights",
+}
+
+
+@pytest.mark.parametrize("keys", REFUSALS, ids=".".join)
+def test_every_difference_has_its_name(
+    tmp_path: Path, prints: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    asked = config(model="base", adapter="start", teacher_model="wise", teacher_adapter="expert")
+    run = Run(path=tmp_path, command="train opd", resumed=False)
+    check_material(run, prints, asked)
+    check_material(run, prints, asked)
+    now = json.loads(json.dumps(prints))
+    *path, last = keys
+    place = now
+    for key in path:
+        place = place[key]
+    place[last] = "other"
+    with pytest.raises(RunError, match=REFUSALS[keys]) as raised:
+        check_material(run, now, asked)
+    assert all(raised.value.lines())
+
+
+def test_the_print_of_a_model_is_that_of_its_base(base: Path) -> None:
+    policy = policy_of(base, move=0.05, **SMALL)
+    bare = policy_of(base, move=0.0, method="sft", full=True)
+    assert model_print(policy) == model_print(bare)
+    policy.tokenizer(["a", "longer one"], padding=True, truncation=True, max_length=4)
+    assert model_print(policy) == model_print(bare)  # how a batch was padded is no part of it
+
+
+def test_a_sample_spreads_over_the_columns_of_a_matrix() -> None:
+    wide = torch.arange(4096 * 4096, dtype=torch.int32).reshape(4096, 4096)
+    picked = torch.frombuffer(bytearray(_sample(wide)), dtype=torch.int32)
+    assert len(picked) == SAMPLED and len(set((picked % 4096).tolist())) > 0.6 * SAMPLED
+    assert len(_sample(torch.ones(7, dtype=torch.bfloat16))) == 14
+
+
+def test_the_order_of_the_rows_counts() -> None:
+    task, examples = rows("tomi", 4)
+    pool = [(task, example) for example in examples]
+    assert pool_print(pool)["tomi"]["ids"] != pool_print(pool[::-1])["tomi"]["ids"]
+
+
+def test_deterministic_kernels_are_for_the_run_alone() -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    before = torch.are_deterministic_algorithms_enabled(), os.environ.get(name)
+    with pytest.raises(ZeroDivisionError), deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled() and os.environ[name]
+        raise ZeroDivisionError
+    assert (torch.are_deterministic_algorithms_enabled(), os.environ.get(name)) == before
+    with deterministic(False):
+        assert torch.are_deterministic_algorithms_enabled() == before[0]
