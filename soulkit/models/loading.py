@@ -2,11 +2,16 @@
 
 Only safetensors are read and no code of a model's folder is run. Every mistake a user can make
 with a path becomes a ModelLoadError that names what is missing and the way out.
+
+A checkpoint that also reads images (Qwen3-VL, Gemma 3) is loaded whole, so that its own parameter
+names stay and what is saved fits what was loaded; only its language part is prompted and trained.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,16 +118,23 @@ def quieten() -> None:
 
 
 def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
-    """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own."""
+    """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
+
+    The model has a language-model head; it may have a vision tower beside its language part.
+    Raises ModelLoadError.
+    """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     quieten()
     kind = _dtype(dtype, device)
     try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            where, dtype=kind, trust_remote_code=False, use_safetensors=True
+        if tokenizer.chat_template is None and _reads_more_than_text(config):
+            tokenizer.chat_template = _processor_template(where)
+        model = _auto_class(config).from_pretrained(
+            where, config=config, dtype=kind, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(
@@ -132,6 +144,69 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             "which needs no code of its own.",
         ) from error
     return model, tokenizer
+
+
+def _auto_class(config: Any) -> Any:
+    """The Auto class that loads a checkpoint of this configuration with all of its weights."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    kind = type(config)
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    # Some families have a text-only class for the same configuration; the checkpoint says which.
+    said = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind].__name__ in (config.architectures or ())
+    text_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING and not said
+    return AutoModelForCausalLM if text_only else AutoModelForImageTextToText
+
+
+def _processor_template(where: str) -> str | None:
+    """The chat template that older image-text checkpoints keep beside the tokenizer, if any."""
+    from transformers.utils import cached_file
+
+    found = cached_file(where, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        return None
+    said = json.loads(Path(found).read_text(encoding="utf-8"))
+    template = said.get("chat_template") if isinstance(said, dict) else None
+    return template if isinstance(template, str) else None
+
+
+def lora_targets(model: Any) -> str:
+    """`target_modules` for PEFT: every linear layer of the language part, but never its head.
+
+    `all-linear` for a text-only model; a regular expression over full module names, which spares
+    the vision tower and what merges its output, for one that also reads images.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if not _reads_more_than_text(model.config):
+        return "all-linear"
+    decoder = model.get_decoder()
+    where = next(name for name, module in model.named_modules() if module is decoder)
+    linear = (torch.nn.Linear, Conv1D)
+    names = [name for name, module in decoder.named_modules() if isinstance(module, linear)]
+    leaves = sorted({re.escape(name.rpartition(".")[2]) for name in names})
+    return rf"{re.escape(where)}\..*\b(?:{'|'.join(leaves)})"
+
+
+def freeze_beside_language(model: Any) -> None:
+    """Leaves only the language part and its head trainable; a text-only model stays as it is."""
+    if not _reads_more_than_text(model.config):
+        return
+    model.requires_grad_(False)
+    model.get_decoder().requires_grad_(True)
+    model.get_output_embeddings().requires_grad_(True)
+
+
+def _reads_more_than_text(config: Any) -> bool:
+    """Whether the language part has a configuration of its own inside `config`."""
+    return config.get_text_config(decoder=True) is not config
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
