@@ -10,6 +10,7 @@ on every terminal and for every version of Typer.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from enum import Enum
@@ -83,7 +84,8 @@ def _meaning(parameter: Any) -> str:
 
 
 def _anchor(name: str, child: str) -> str:
-    return f"{name} {child}".replace(" ", "-")
+    """As pages are anchored where Markdown is shown: signs other than the hyphen are left out."""
+    return re.sub(r"[^\w -]", "", f"{name} {child}").replace(" ", "-")
 
 
 def page() -> str:

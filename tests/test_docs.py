@@ -67,9 +67,11 @@ def test_the_map_names_every_page() -> None:
 @pytest.mark.parametrize("path", READABLE, ids=lambda p: p.name)
 def test_commands_in_the_documentation_exist(path: Path) -> None:
     page = generator().page()
-    known = set(re.findall(r"^## (soul[ \w]*)$", page, re.MULTILINE))
+    known = set(re.findall(r"^## (soul[ \w+-]*)$", page, re.MULTILINE))
     text = path.read_text(encoding="utf-8")
-    named = {m.group(0).strip() for m in re.finditer(r"(?<=[\n`])soul [a-z]+(?: [a-z]+)?", text)}
+    named = {
+        m.group(0).strip() for m in re.finditer(r"(?<=[\n`])soul [a-z]+(?: [a-z][a-z+-]*)?", text)
+    }
     for words in named:
         first_two = " ".join(words.split()[:2])
         assert first_two in known, words

@@ -32,7 +32,7 @@ COMMANDS = {
     "tasks": "List the tasks and suites; show what one asks and scores.",
     "data": "Make, import, check, show and audit the rows of a task.",
     "eval": "Score a model: a local checkpoint or any API endpoint.",
-    "train": "Train a model: SFT, GRPO (scalar), Ditto (verbal feedback).",
+    "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
     "report": "Show what runs recorded: tables, figures, one HTML page.",
     "compare": "Compare two runs, paired example by example.",
     "serve": "Serve a scripted conversation partner over HTTP.",

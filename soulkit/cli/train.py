@@ -1,183 +1,132 @@
-"""`soul train sft|grpo|ditto`: parse, call, print."""
+"""`soul train METHOD` and `soul train ablate`: parse, call, print.
+
+The subcommands are made from the lists in `methods.py`; their bodies are the two functions `_train`
+and `_ablate` below. Help lists the options by section, because there are many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from soulkit.cli.console import Bar, console, duration, err, print_json, progress
-from soulkit.cli.options import pairs, ratios
-from soulkit.errors import ConfigError
+from soulkit.cli.methods import METHODS, RL, Flag, flags_for, settings_of
+from soulkit.errors import ConfigError, did_you_mean
 from soulkit.runs import default_run_path
 
 if TYPE_CHECKING:
+    from soulkit.train.ablate import Ended, Planned
     from soulkit.train.config import TrainConfig
 
-app = typer.Typer(rich_markup_mode=None)
+TEN = (
+    "grpo,ditto,ditto:lambda_fb=0,ditto:only_copy,rltf-sd,erl,"
+    "sdpo-token,sdpo-logits,sdpo-token+grpo,sdpo-logits+grpo"
+)
+"""What `soul train ablate` compares unless told otherwise."""
+
+COMPARISON = (
+    Flag("--methods", str, f"Methods with settings, the first is compared with. Default: {TEN}"),
+    Flag("--seeds", int, "Seeds per method, counted up from --seed. Default: 3"),
+    Flag("--match", str, "rollouts (default): methods without refined rollouts get 2G drafts, so "
+         "that all sample alike; prompts: G drafts for all."),
+)  # fmt: skip
+"""What `ablate` has beside the options of the methods."""
+
+METAVARS = {"data": "TASK=FILE", "set": "NAME=VALUE"}
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help)
+class Sectioned(TyperCommand):
+    """A command whose help lists its options by section."""
+
+    sections: Mapping[str, str]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                found.setdefault(self.sections.get(parameter.name or "", "Run"), []).append(record)
+        for title, records in found.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-Task = Annotated[str, _option("Tasks with mixing ratios: hitom,paratomi:0.5", "--task")]
-Data = Annotated[list[str] | None, _option("TASK=FILE or TASK=synth:N, for each task.", "--data")]
-TasksFile = Annotated[Path | None, _option("A YAML file with your own tasks.", "--tasks")]
-Limit = Annotated[int | None, _option("Use at most so many rows of a task.")]
-Model = Annotated[str, _option("Hugging Face folder or hub id; 'tiny' for sft.", "--model")]
-Adapter = Annotated[str | None, _option("Start from this LoRA adapter.")]
-Out = Annotated[Path | None, _option("Run folder; the same command resumes it.", "--out")]
-Config = Annotated[Path | None, _option("YAML file with settings; flags win over it.", "--config")]
-Steps = Annotated[int | None, _option("Optimizer steps (sft) or rollout steps.")]
-Seed = Annotated[int | None, _option("Keys every random choice of the run.")]
-Track = Annotated[str | None, _option("tensorboard, wandb or trackio, beside metrics.jsonl.")]
-Every = Annotated[int | None, _option("Steps between checkpoints.", "--checkpoint-every")]
-EvalEvery = Annotated[int | None, _option("Steps between greedy dev scores.", "--eval-every")]
-Json = Annotated[bool, _option("Print summary.json and nothing else on stdout.", "--json")]
-Lr = Annotated[float | None, _option("Learning rate.")]
-Rank = Annotated[int | None, _option("Rank of the adapter; alpha is twice that.", "--lora-r")]
-Set = Annotated[list[str] | None, _option("Any other setting: NAME=VALUE.", "--set")]
-Prompts = Annotated[int | None, _option("Prompts per step.", "--prompts")]
-Group = Annotated[int | None, _option("Drafts per prompt (G).", "--group-size")]
-Temperature = Annotated[float | None, _option("Sampling temperature of the drafts.")]
-MaxTokens = Annotated[int | None, _option("Response limit.", "--max-tokens")]
-Partner = Annotated[str | None, _option("Model that plays the partner.", "--partner")]
-PartnerUrl = Annotated[str | None, _option("Where it is served.", "--partner-base-url")]
-PartnerKey = Annotated[str | None, _option("NAME of its key's variable.", "--partner-api-key-env")]
-Coach = Annotated[str | None, _option("symbolic, terse, self or model.", "--coach")]
-CoachModel = Annotated[str | None, _option("Model that writes feedback.", "--coach-model")]
-CoachUrl = Annotated[str | None, _option("Where it is served.", "--coach-base-url")]
-CoachKey = Annotated[str | None, _option("NAME of its key's variable.", "--coach-api-key-env")]
-Reader = Annotated[str | None, _option("Model that checks for leaks.", "--blind-reader")]
-ReaderUrl = Annotated[str | None, _option("Where it is served.", "--blind-reader-base-url")]
-FeedbackFor = Annotated[str | None, _option("all, imperfect or task.", "--feedback-for")]
-ProtocolFlag = Annotated[str | None, _option("paper or reference.", "--protocol")]
-Full = Annotated[bool | None, _option("Train all weights, or an adapter.", "--full/--lora")]
-Lessons = Annotated[float | None, _option("Share of prompts with feedback.", "--feedback")]
-Batch = Annotated[int | None, _option("Examples per step.", "--batch")]
-LambdaFb = Annotated[float | None, _option("Weight of the fed-back loss.", "--lambda-fb")]
-OnlyCopy = Annotated[bool | None, _option("Ablation: train copies alone.", "--only-copy")]
-Shuffle = Annotated[bool | None, _option("Control: others' feedback.", "--shuffle-feedback")]
+class Methods(TyperGroup):
+    """An unknown method is answered with the nearest known one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
+            raise unknown_method(name)
+        return super().resolve_command(ctx, args)
 
 
-@app.command()
-def sft(
-    task: Task, model: Model, data: Data = None, tasks: TasksFile = None, limit: Limit = None,
-    full: Full = None, feedback: Lessons = None, coach: Coach = None, batch: Batch = None,
-    adapter: Adapter = None, out: Out = None, config: Config = None, steps: Steps = None,
-    seed: Seed = None, lr: Lr = None, lora_r: Rank = None, track: Track = None,
-    every: Every = None, options: Set = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Imitate the tasks' gold episodes (negative log-likelihood)."""
-    flags = {
-        "method": "sft", "tasks": ratios(task), "model": model, "data": pairs(data, task),
-        "tasks_file": tasks and str(tasks), "limit": limit, "full": full, "sft_feedback": feedback,
-        "coach": coach, "sft_batch": batch, "adapter": adapter, "steps": steps, "seed": seed,
-        "lr": lr, **_lora(lora_r), "track": track, "checkpoint_every": every, **_set(options),
-    }  # fmt: skip
-    _run(config, flags, out, as_json)
+def unknown_method(name: str) -> ConfigError:
+    return ConfigError(
+        f"'{name}' is no training method.",
+        f"soul train knows {', '.join(METHODS)}, and ablate to compare them.",
+        did_you_mean(name, [*METHODS, "ablate"]),
+    )
 
 
-@app.command()
-def grpo(
-    task: Task, model: Model, data: Data = None, tasks: TasksFile = None, limit: Limit = None,
-    prompts: Prompts = None, group_size: Group = None, temperature: Temperature = None,
-    max_tokens: MaxTokens = None, partner: Partner = None, partner_base_url: PartnerUrl = None,
-    partner_api_key_env: PartnerKey = None, protocol: ProtocolFlag = None, adapter: Adapter = None,
-    out: Out = None, config: Config = None, steps: Steps = None, seed: Seed = None, lr: Lr = None,
-    lora_r: Rank = None, track: Track = None, every: Every = None, eval_every: EvalEvery = None,
-    options: Set = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Reinforce a scalar reward (GRPO)."""
-    flags = {
-        "method": "grpo", "tasks": ratios(task), "model": model, "data": pairs(data, task),
-        "tasks_file": tasks and str(tasks), "limit": limit, "prompts_per_step": prompts,
-        "group_size": group_size, "temperature": temperature, "max_tokens": max_tokens,
-        **_endpoint("partner", partner, partner_base_url, partner_api_key_env),
-        "protocol": protocol, "adapter": adapter, "steps": steps, "seed": seed, "lr": lr,
-        **_lora(lora_r), "track": track, "checkpoint_every": every, "eval_every": eval_every,
-        **_set(options),
-    }  # fmt: skip
-    _run(config, flags, out, as_json)
+app = typer.Typer(cls=Methods, rich_markup_mode=None)
 
 
-@app.command()
-def ditto(
-    task: Task, model: Model, data: Data = None, tasks: TasksFile = None, limit: Limit = None,
-    prompts: Prompts = None, group_size: Group = None, temperature: Temperature = None,
-    max_tokens: MaxTokens = None, partner: Partner = None, partner_base_url: PartnerUrl = None,
-    partner_api_key_env: PartnerKey = None, coach: Coach = None, coach_model: CoachModel = None,
-    coach_base_url: CoachUrl = None, coach_api_key_env: CoachKey = None,
-    feedback_for: FeedbackFor = None, blind_reader: Reader = None,
-    blind_reader_base_url: ReaderUrl = None,
-    lambda_fb: LambdaFb = None,
-    only_copy: OnlyCopy = None,
-    shuffle_feedback: Shuffle = None,
-    protocol: ProtocolFlag = None, adapter: Adapter = None, out: Out = None, config: Config = None,
-    steps: Steps = None, seed: Seed = None, lr: Lr = None, lora_r: Rank = None, track: Track = None,
-    every: Every = None, eval_every: EvalEvery = None, options: Set = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Learn from verbal feedback (Ditto)."""
-    coach = "model" if coach_model and coach is None else coach
-    flags = {
-        "method": "ditto", "tasks": ratios(task), "model": model, "data": pairs(data, task),
-        "tasks_file": tasks and str(tasks), "limit": limit, "prompts_per_step": prompts,
-        "group_size": group_size, "temperature": temperature, "max_tokens": max_tokens,
-        **_endpoint("partner", partner, partner_base_url, partner_api_key_env),
-        **_endpoint("coach_model", coach_model, coach_base_url, coach_api_key_env),
-        **_endpoint("blind_reader", blind_reader, blind_reader_base_url, None),
-        "coach": coach, "feedback_for": feedback_for, "lambda_fb": lambda_fb,
-        "only_copy": only_copy, "shuffle_feedback": shuffle_feedback, "protocol": protocol,
-        "adapter": adapter, "steps": steps, "seed": seed, "lr": lr, **_lora(lora_r),
-        "track": track, "checkpoint_every": every, "eval_every": eval_every, **_set(options),
-    }  # fmt: skip
-    _run(config, flags, out, as_json)
+def register(
+    name: str, help: str, flags: list[tuple[str, Flag]], body: Callable[..., None]
+) -> None:
+    """Add the subcommand `name` with these options; `body` gets what was given as one mapping."""
+
+    def command(**given: Any) -> None:
+        body(given)
+
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [_parameter(flag) for _, flag in flags]
+    )
+    by_name = {flag.name: section for section, flag in flags}
+    made = type("Sectioned", (Sectioned,), {"sections": by_name})
+    app.command(name, help=help, cls=made)(command)
 
 
-def _lora(rank: int | None) -> dict[str, Any]:
-    return {} if rank is None else {"lora.r": rank, "lora.alpha": 2 * rank}
+def _parameter(flag: Flag) -> inspect.Parameter:
+    kind = flag.kind if flag.required else flag.kind | None
+    kind = bool if flag.name == "json" else kind
+    absent: Any = False if flag.name == "json" else None
+    return inspect.Parameter(
+        flag.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if flag.required else absent,
+        annotation=Annotated[
+            kind, typer.Option(flag.names, help=flag.help, metavar=METAVARS.get(flag.name))
+        ],
+    )
 
 
-def _endpoint(name: str, model: str | None, url: str | None, key: str | None) -> dict[str, Any]:
-    if model is None and (url or key):
-        raise ConfigError(
-            f"An address was given for the {name.removesuffix('_model')}, but no model.",
-            "The server has to be told which model to use.",
-            f"Add --{name.replace('_', '-')} MODEL.",
-        )
-    parts = {"model": model, "base_url": url, "api_key_env": key}
-    return {f"{name}.{key}": value for key, value in parts.items() if value is not None}
+def _add_methods() -> None:
+    for method, sentence in METHODS.items():
+        flags = list(flags_for(frozenset({method})))
+        register(method, sentence, flags, lambda given, method=method: _train(method, given))
+    every = [("Comparison", flag) for flag in COMPARISON] + list(flags_for(RL))
+    register("ablate", "Compare methods over seeds on equal budgets.", every, _ablate)
 
 
-def _set(options: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE settings, values read as YAML."""
-    import yaml
-
-    found: dict[str, Any] = {}
-    for option in options or ():
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"'{option}' is no setting.",
-                "Settings are given as NAME=VALUE.",
-                "Write --set kl_coef=0.01, for example.",
-            )
-        found[name.strip()] = yaml.safe_load(value)
-    return found
+# --- one method -----------------------------------------------------------------------------------
 
 
-def _run(file: Path | None, flags: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def _train(method: str, given: Mapping[str, Any]) -> None:
     from soulkit.train.config import TrainConfig
     from soulkit.train.run import train
 
-    config = TrainConfig.load(file, flags=flags)
-    out = out or default_run_path(f"train-{config.method}", list(config.tasks))
+    config = TrainConfig.load(given["config"], flags=settings_of(method, given))
+    out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar))
-    if as_json:
+    if given["json"]:
         print_json(summary)
     else:
         _print(config, out, summary)
@@ -237,3 +186,54 @@ def _with_interval(values: dict[str, Any], name: str) -> str:
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
     return f"{values[name]:+.3f}{interval}"
+
+
+# --- many methods ---------------------------------------------------------------------------------
+
+
+def _ablate(given: Mapping[str, Any]) -> None:
+    from soulkit.report import ablation
+    from soulkit.train.ablate import parse_arms, plan, run_all
+
+    arms = parse_arms(given["methods"] or TEN)
+    out = given["out"] or default_run_path("ablate", given["task"].split(","))
+    runs = plan(
+        arms, out, given["config"], lambda method: settings_of(method, given),
+        seeds=3 if given["seeds"] is None else given["seeds"], match=given["match"] or "rollouts",
+    )  # fmt: skip
+    err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
+    with progress(sum(run.config.steps for run in runs), "ablate") as bar:
+        ended = run_all(runs, out, *_watch(bar))
+    found = ablation.compare(out)
+    page = ablation.write(found, out / "report")
+    if given["json"]:
+        print_json(ablation.as_json(found))
+    else:
+        for part in ablation.terminal(found):
+            console().print(part)
+    err.print(f"comparison {page}", markup=False, soft_wrap=True)
+    failed = sum(run.status == "failed" for run in ended)
+    if failed:
+        err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")
+        raise typer.Exit(1)
+
+
+def _watch(bar: Bar) -> tuple[Callable[[Planned, dict[str, Any]], None], Callable[[Ended], None]]:
+    """What moves the bar over all runs: at every step, and to a run's end when it ends."""
+    done: dict[Path, int] = {}
+
+    def show(run: Planned, line: dict[str, Any]) -> None:
+        note = f"{run.arm.spelling} seed {run.config.seed}: {one_line_summary(line)}"
+        bar.advance(line["step"] + 1 - done.get(run.path, 0), note)
+        done[run.path] = line["step"] + 1
+
+    def ended(run: Ended) -> None:
+        bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")
+        if run.status == "failed":
+            name = f"{run.planned.arm.spelling} seed {run.planned.config.seed}"
+            err.print(f"{name} failed: {run.reason}", markup=False, soft_wrap=True)
+
+    return show, ended
+
+
+_add_methods()

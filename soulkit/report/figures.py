@@ -126,7 +126,7 @@ def _figure(title: str, caption: str, curves: Sequence[Curve], salt: str) -> Fig
     return Figure(
         title=title,
         caption=caption,
-        svg=_themed(_draw(curves, colours, salt), title),
+        svg=themed(_draw(curves, colours, salt), title),
         legend=tuple((c.label, _CSS[k]) for c, k in zip(curves, colours, strict=True)),
     )
 
@@ -182,7 +182,7 @@ def _dress(axes: Any, curves: Sequence[Curve]) -> None:
         axes.axhline(0, color=INK, linewidth=0.9)
 
 
-def _themed(svg: str, title: str) -> str:
+def themed(svg: str, title: str) -> str:
     """The bare <svg> element, its placeholders replaced, its ids only those it refers to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

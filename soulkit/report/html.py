@@ -54,7 +54,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
     """The page for `runs`, with at most `cap` episodes. Raises MissingPackage for figures."""
     units, total = choose(runs, cap)
     names = [one_line(run.name) for run in runs]
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         title=" · ".join(names),
         version=__version__,
         runs=runs,
@@ -85,7 +85,7 @@ def write(runs: Sequence[RunData], path: Path, *, cap: int = CAP) -> Path:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -101,7 +101,7 @@ def _environment() -> Environment:
 
 def _script_hash() -> str:
     """The CSP source of the script, which stands between its tags exactly as the file has it."""
-    text = _environment().get_template("script.html.j2").render()
+    text = environment().get_template("script.html.j2").render()
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from soulkit.cli.methods import BY_HAND, METHODS, flags_for, settings_of
 from soulkit.cli.options import pairs, ratios
 from soulkit.cli.train import one_line_summary
 from soulkit.errors import ConfigError
@@ -226,6 +228,68 @@ def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
     for file in out.rglob("*"):
         assert not file.is_file() or secret.encode() not in file.read_bytes(), file
     assert "MY_KEY" in (out / "config.yaml").read_text()
+
+
+# --- methods and their options --------------------------------------------------------------------
+
+
+def test_an_unknown_method_is_told_in_three_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("train", "sdpo", "--model", "m") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["error", "why", "fix"]
+    assert "'sdpo'" in said[0] and "Did you mean 'sdpo-token'?" in said[2]
+
+
+def test_every_method_of_the_trainer_is_a_command() -> None:
+    from soulkit.train.config import Method, TrainConfig
+
+    assert tuple(METHODS) == get_args(Method)
+    names = set(TrainConfig.model_fields)
+    for _, flag in flags_for(frozenset(METHODS)):
+        if flag.name not in BY_HAND:
+            assert (flag.setting or flag.name).partition(".")[0] in names, flag.names
+
+
+def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {
+        "--lambda-fb": {"ditto"}, "--accept-from": {"erl"}, "--aux-weight": {"rltf-sd", "erl"},
+        "--teacher-model": {"opd"}, "--estimator": {"sdpo-token", "sdpo-token+grpo", "opd"},
+        "--distill-weight": {"sdpo-token+grpo", "sdpo-logits+grpo"},
+        "--coach": set(METHODS) - {"grpo", "opd"}, "--group-size": set(METHODS) - {"sft"},
+        "--packing": set(METHODS),
+    }  # fmt: skip
+    shown: dict[str, set[str]] = {option: set() for option in own}
+    for method in METHODS:
+        assert soul("train", method, "--help") == 0
+        text = capsys.readouterr().out
+        assert "Optimizer and memory:" in text
+        for option in own:
+            if re.search(rf"^ +{option}[ \n]", text, re.MULTILINE):
+                shown[option].add(method)
+    assert shown == own
+
+
+def test_help_does_not_load_the_trainer() -> None:
+    code = (
+        "import sys; from soulkit.cli.app import main; main(['train', '--help']);"
+        "print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_options_become_settings() -> None:
+    given = {
+        "task": "tomi:2", "model": "m", "data": ["rows"], "tasks": Path("t.yaml"), "lora_r": 8,
+        "coach_model": "wise", "show_draft": True, "set": ["kl_coef=0.1"], "prompts": None,
+    }  # fmt: skip
+    assert settings_of("erl", given) == {
+        "method": "erl", "tasks": {"tomi": 2.0}, "data": {"tomi": "rows"}, "model": "m",
+        "tasks_file": "t.yaml", "coach_model.model": "wise", "coach": "model", "show_draft": True,
+        "lora.r": 8, "lora.alpha": 16, "kl_coef": 0.1,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="gives no value"):
+        settings_of("erl", given | {"set": ["sampler_cap=null"]})
 
 
 # --- small pieces ---------------------------------------------------------------------------------

@@ -1,0 +1,403 @@
+"""Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
+
+Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
+number is a mean over seeds with Student's 95% interval; differences are taken seed by seed, because
+equal seeds share their rows. Only finished runs count, and what failed or is missing is listed.
+
+Budgets are shown and not assumed: rollouts sampled and tokens trained stand beside every result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from soulkit import __version__
+from soulkit.errors import RunError
+from soulkit.jsonl import write_aside, write_json
+from soulkit.metrics.statistics import auc, mean_interval
+from soulkit.report.load import RunData, load_runs
+from soulkit.report.table import DASH, duration, number
+from soulkit.runs import read_config
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STATE = "ablation.json"
+LAST_STEPS = 10
+"""Steps at the end whose mean is the final reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverSeeds:
+    """Mean over seeds with its 95% interval; None where there is too little."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    seeds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A curve over steps: mean over seeds, and its interval."""
+
+    steps: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method over its finished seeds."""
+
+    arm: str
+    group_size: int
+    final: OverSeeds
+    """Mean draft reward over the last steps."""
+    area: OverSeeds
+    """Mean height of the draft reward's curve."""
+    dev: OverSeeds
+    """Last greedy score on the dev split."""
+    final_difference: OverSeeds | None
+    """Paired difference to the first method; None for the first itself."""
+    area_difference: OverSeeds | None
+    dev_difference: OverSeeds | None
+    drafts: float | None
+    """Sampled a step."""
+    refined: float | None
+    trained: Mapping[str, float]
+    """Part of the loss → tokens a step that were really trained on."""
+    seconds: OverSeeds
+    curves: Mapping[str, Band]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that is shown."""
+
+    rows: tuple[Row, ...]
+    missing: tuple[dict[str, Any], ...]
+    """Runs without a result: arm, seed, status and reason."""
+    facts: tuple[tuple[str, str], ...]
+
+    @property
+    def first(self) -> str:
+        return self.rows[0].arm if self.rows else ""
+
+
+def _dev(run: RunData) -> list[tuple[int, float | None]]:
+    return [(step, fmean(means.values()) if means else None) for step, means in run.evals]
+
+
+def _column(key: str) -> Callable[[RunData], list[tuple[int, float | None]]]:
+    return lambda run: [(line["step"], _finite(line.get(key))) for line in run.steps]
+
+
+def _trained(run: RunData) -> list[tuple[int, float | None]]:
+    found = [(line["step"], line.get("trained_tokens")) for line in run.steps]
+    return [(step, None if parts is None else sum(parts.values())) for step, parts in found]
+
+
+CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | None]]]]] = {
+    "draft_reward": ("Draft reward", "Mean reward without feedback: what training is for.",
+                     _column("draft_reward")),
+    "dev": ("Dev score", "Greedy, on rows that are not trained on.", _dev),
+    "refined_reward": ("Refined reward", "Mean reward of rollouts that saw feedback.",
+                       _column("refined_reward")),
+    "loo_gap": ("Leave-one-out gap", "Refined rollouts against the other drafts of their prompt: "
+                "zero on average for feedback that says nothing.", _column("loo_gap")),
+    "kl": ("KL to base", "Distance to the model before training, nats per token.", _column("kl")),
+    "entropy": ("Entropy", "Of the policy, nats per token.", _column("entropy")),
+    "response_length": ("Response length", "Tokens per turn.", _column("response_length")),
+    "trained_tokens": ("Trained tokens", "Tokens a step that the loss counts.", _trained),
+}  # fmt: skip
+"""Name → title, caption, and where a run's points come from; in reading order."""
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def compare(out: Path) -> Comparison:
+    """The comparison in the folder `out`; RunError when `soul train ablate` did not write it."""
+    state = out / STATE
+    if not state.is_file():
+        raise RunError(
+            f"There is no comparison in '{out}'.",
+            f"It is made of the runs that {STATE} lists.",
+            "Name a folder that `soul train ablate` wrote.",
+        )
+    noted = json.loads(state.read_text(encoding="utf-8"))["runs"]
+    runs: dict[str, dict[int, RunData]] = {}
+    for line in noted:
+        if line["status"] == "finished":
+            (run,) = load_runs([out / line["path"]], episodes=False)
+            runs.setdefault(line["arm"], {})[line["seed"]] = run
+    arms = [arm for arm in dict.fromkeys(line["arm"] for line in noted) if arm in runs]
+    sizes = {line["arm"]: line["group_size"] for line in noted}
+    first = runs[arms[0]] if arms and arms[0] == noted[0]["arm"] else {}
+    rows = tuple(_row(arm, sizes[arm], runs[arm], first) for arm in arms)
+    missing = tuple(line for line in noted if line["status"] != "finished")
+    return Comparison(rows, missing, tuple(_facts(out, noted, runs)))
+
+
+def _row(
+    arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData]
+) -> Row:
+    measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
+    against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
+    same = runs is first or not first
+    paired = {name: None if same else _paired(measured[name], against[name]) for name in MEASURES}
+    lines = [line for run in runs.values() for line in run.steps]
+    return Row(
+        arm=arm,
+        group_size=group_size,
+        final=over_seeds(measured["final"].values()),
+        area=over_seeds(measured["area"].values()),
+        dev=over_seeds(measured["dev"].values()),
+        final_difference=paired["final"],
+        area_difference=paired["area"],
+        dev_difference=paired["dev"],
+        drafts=_mean([line.get("n_draft") for line in lines]),
+        refined=_mean([line.get("n_refined") for line in lines]),
+        trained=_parts(lines),
+        seconds=over_seeds([_finite((run.summary or {}).get("seconds")) for run in runs.values()]),
+        curves={name: band([f(run) for run in runs.values()]) for name, (*_, f) in CURVES.items()},
+    )
+
+
+def _final(run: RunData) -> float | None:
+    return _mean([line.get("draft_reward") for line in run.steps[-LAST_STEPS:]])
+
+
+def _area(run: RunData) -> float | None:
+    points = _column("draft_reward")(run)
+    return auc([step for step, _ in points], [value for _, value in points])
+
+
+def _last_dev(run: RunData) -> float | None:
+    points = _dev(run)
+    return points[-1][1] if points else None
+
+
+MEASURES: dict[str, Callable[[RunData], float | None]] = {
+    "final": _final, "area": _area, "dev": _last_dev,
+}  # fmt: skip
+
+
+def _paired(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> OverSeeds:
+    """a − b over the seeds that both have."""
+    return over_seeds(
+        [
+            mine - theirs
+            for seed, mine in a.items()
+            if mine is not None and (theirs := b.get(seed)) is not None
+        ]
+    )
+
+
+def over_seeds(values: Any) -> OverSeeds:
+    """Mean and interval of one number a seed; None stands for a seed without it."""
+    known = tuple(v for v in values if v is not None)
+    if not known:
+        return OverSeeds(None, None, None, ())
+    low, high = mean_interval(known) if len(known) > 1 else (None, None)
+    return OverSeeds(fmean(known), low, high, known)
+
+
+def band(seeds: Sequence[Sequence[tuple[int, float | None]]]) -> Band:
+    """One curve a seed, as (step, value), to their mean and interval at every step."""
+    at: dict[int, list[float | None]] = {}
+    for points in seeds:
+        for step, value in points:
+            at.setdefault(step, []).append(value)
+    steps = tuple(sorted(at))
+    found = [over_seeds(at[step]) for step in steps]
+    return Band(
+        steps,
+        tuple(f.mean for f in found),
+        tuple(f.low for f in found),
+        tuple(f.high for f in found),
+    )
+
+
+def _parts(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Part → tokens a step; a step without the part counts as none."""
+    known = [line["trained_tokens"] for line in lines if line.get("trained_tokens") is not None]
+    names = dict.fromkeys(name for parts in known for name in parts)
+    return {name: fmean(parts.get(name, 0) for parts in known) for name in names}
+
+
+def _mean(values: Sequence[object]) -> float | None:
+    known = [v for v in map(_finite, values) if v is not None]
+    return fmean(known) if known else None
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _facts(
+    out: Path, noted: Sequence[Mapping[str, Any]], runs: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What all runs share, for the head of the page."""
+    seeds = sorted({line["seed"] for line in noted})
+    found = [
+        ("steps", str(noted[0]["steps"])),
+        ("prompts per step", str(noted[0]["prompts_per_step"])),
+        ("seeds", ", ".join(map(str, seeds))),
+    ]
+    done = next((line for line in noted if line["status"] == "finished"), None)
+    if done is not None:
+        config = read_config(out / done["path"])
+        found = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *found]
+    return found
+
+
+# --- showing --------------------------------------------------------------------------------------
+
+
+def stat_text(found: OverSeeds | None, *, signed: bool = False) -> str:
+    """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets from a single seed."""
+    if found is None or found.mean is None:
+        return DASH
+    shown = _signed if signed else number
+    if found.low is None or found.high is None:
+        return shown(found.mean)
+    return f"{shown(found.mean)} [{shown(found.low)}, {shown(found.high)}]"
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number(value)
+
+
+def count(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def rollouts_text(row: Row) -> str:
+    """`128 = 64 + 64 refined`."""
+    if row.drafts is None:
+        return DASH
+    if not row.refined:
+        return count(row.drafts)
+    return f"{count(row.drafts + row.refined)} = {count(row.drafts)} + {count(row.refined)} refined"
+
+
+def trained_text(row: Row) -> str:
+    """`draft 410, copy 380`."""
+    return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
+
+
+def parts_of(found: Comparison) -> list[str]:
+    """Every part of a loss that some method trains, in the order they first appear."""
+    return list(dict.fromkeys(part for row in found.rows for part in row.trained))
+
+
+HEADS = (
+    "method", "final reward", "difference", "area", "difference", "dev", "rollouts a step",
+    "trained tokens a step", "time", "seeds",
+)  # fmt: skip
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table, as text; the columns are HEADS."""
+    return (
+        row.arm,
+        stat_text(row.final),
+        stat_text(row.final_difference, signed=True),
+        stat_text(row.area),
+        stat_text(row.area_difference, signed=True),
+        stat_text(row.dev),
+        rollouts_text(row),
+        trained_text(row),
+        duration(row.seconds.mean),
+        str(len(row.seconds.seeds)),
+    )
+
+
+def notes(found: Comparison) -> list[str]:
+    """What a reader has to know beside the numbers."""
+    said = [
+        "Means over seeds with Student's 95% interval; differences to "
+        f"{found.first or 'the first method'} are paired by seed. The final reward is that of the "
+        f"drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
+        "height of its curve.",
+    ]
+    sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in found.rows}
+    if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
+        said.append("Budgets differ: the methods sample different numbers of rollouts a step.")
+    if any(len(row.final.seeds) < 2 for row in found.rows):
+        said.append("A method with one seed has no interval: its rank may be chance.")
+    return said
+
+
+def stats(row: Row, dev: bool) -> list[tuple[str, str]]:
+    """(mean, interval) of the result columns of the page; empty strings where there is none."""
+    found = [(row.final, False), (row.final_difference, True)]
+    found += [(row.area, False), (row.area_difference, True)]
+    found += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    shown = []
+    for stat, signed in found:
+        mean, _, interval = stat_text(stat, signed=signed).partition(" ")
+        shown.append((mean, interval))
+    return shown
+
+
+def missing_text(line: Mapping[str, Any]) -> str:
+    why = f": {line['reason']}" if line["reason"] else ""
+    return f"{line['arm']} seed {line['seed']} {line['status']}{why}"
+
+
+def terminal(found: Comparison) -> list[RenderableType]:
+    """What `soul train ablate` prints."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(found)]
+    for i in shown:
+        table.add_column(HEADS[i], justify="left" if i == 0 else "right", no_wrap=i < 7)
+    for row in found.rows:
+        # The interval goes below its mean, so that ten columns fit.
+        table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
+    lines = [*notes(found), *map(missing_text, found.missing)]
+    return [table, *(Text(line, style="dim") for line in lines)]
+
+
+def _has_dev(found: Comparison) -> bool:
+    return any(row.dev.mean is not None for row in found.rows)
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """`comparison.json`: everything that is shown, curves included."""
+    return {**asdict(found), "first": found.first, "version": __version__}
+
+
+def write(found: Comparison, folder: Path) -> Path:
+    """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
+
+    MissingPackage without matplotlib.
+    """
+    from soulkit.report.ablation_figures import draw_all
+    from soulkit.report.html import environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "comparison.json", as_json(found))
+    figures = draw_all(found, folder / "figures")
+    page = environment().get_template("ablation.html.j2").render(
+        found=found, figures=figures, notes=notes(found), dev=_has_dev(found), stats=stats,
+        count=count, parts=parts_of(found), duration=duration,
+        missing=list(map(missing_text, found.missing)), version=__version__,
+    )  # fmt: skip
+    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
+    return folder / "index.html"

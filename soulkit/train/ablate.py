@@ -1,0 +1,242 @@
+"""Many methods, many seeds, one comparison: ordinary runs side by side in one folder.
+
+    OUT/<method>/seed_<k>/   an ordinary run          OUT/ablation.json   what was asked and became
+
+Runs with the same seed play the same rows in the same order, on the same number of prompts a step.
+What differs is said: a method with a refined rollout for every draft samples twice as much as one
+without, so `match="rollouts"` gives the others twice the drafts, and both counts are recorded.
+
+A finished run is left alone and an interrupted one resumes, so the same command goes on where it
+stood. A run that fails is recorded with its reason and the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
+from soulkit.runs import Run, is_run, plain_config, read_config, write_json
+from soulkit.text import one_line
+from soulkit.train.config import Method, TrainConfig
+
+Match = Literal["rollouts", "prompts"]
+Status = Literal["waiting", "finished", "failed"]
+
+STATE = "ablation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One method with its settings, as it was spelled: `ditto:lambda_fb=0`."""
+
+    spelling: str
+    method: str
+    settings: Mapping[str, Any]
+
+    @property
+    def slug(self) -> str:
+        """A folder name; a spelling that makes no plain one ends in a hash of itself."""
+        plain = re.sub(r"[^\w.+=-]+", "-", self.spelling)[:80]
+        if plain.replace("-", ":") == self.spelling.replace("-", ":"):
+            return plain
+        return f"{plain}-{hashlib.sha256(self.spelling.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run of the comparison: an arm with a seed."""
+
+    arm: Arm
+    config: TrainConfig
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a planned run; `reason` when it failed."""
+
+    planned: Planned
+    status: Status
+    reason: str = ""
+    trace: str = ""
+
+
+Show = Callable[[Planned, dict[str, Any]], None]
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """`grpo,ditto:only_copy,ditto:lambda_fb=0:kl_coef=0.01` → arms, in this order.
+
+    ConfigError: an unknown method or setting, a setting without a value that is no switch, the same
+    arm twice, or none.
+    """
+    arms = [_arm(part.strip()) for part in text.split(",") if part.strip()]
+    twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
+    if twice or not arms:
+        raise ConfigError(
+            f"'{twice[0]}' is asked for twice." if twice else "No method is named.",
+            "Every method of a comparison has a folder and a line of its own.",
+            "Write --methods grpo,ditto,ditto:lambda_fb=0, for example.",
+        )
+    return arms
+
+
+def _arm(spelling: str) -> Arm:
+    method, *parts = spelling.split(":")
+    known = [name for name in get_args(Method) if name != "sft"]
+    if method not in known:
+        raise ConfigError(
+            f"'{method}' in --methods is no method that can be compared.",
+            "Compared are methods that play rollouts: their rewards mean the same thing.",
+            did_you_mean(method, known),
+        )
+    settings = dict(_setting(part, spelling) for part in parts)
+    return Arm(spelling, method, settings)
+
+
+def _setting(part: str, spelling: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, text = part.partition("=")
+    name = name.strip().replace("-", "_")
+    field = TrainConfig.model_fields.get(name.partition(".")[0])
+    if field is None or name in ("method", "seed"):
+        raise ConfigError(
+            f"'{part}' in '{spelling}' is no setting of a method.",
+            "After a colon stands NAME=VALUE, or the NAME of a switch.",
+            did_you_mean(name, set(TrainConfig.model_fields) - {"method", "seed"}),
+        )
+    value = yaml.safe_load(text) if equals else True
+    if value is None or (not equals and field.annotation is not bool):
+        raise ConfigError(
+            f"'{name}' in '{spelling}' has no value.",
+            "Only switches can stand alone.",
+            f"Write {name}=VALUE.",
+        )
+    return name, value
+
+
+def plan(
+    arms: Sequence[Arm], out: Path, file: Path | None,
+    settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
+) -> list[Planned]:  # fmt: skip
+    """Every run of the comparison, seed by seed so that an early look compares like with like.
+
+    `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
+    that are wrong, RunError when a run's folder was begun with others: both before anything runs.
+    """
+    if seeds < 1 or match not in get_args(Match):
+        raise ConfigError(
+            f"{seeds} seeds matched by '{match}' cannot be compared.",
+            "At least one seed is needed, and budgets match by rollouts or by prompts.",
+            "Write --seeds 3 --match rollouts.",
+        )
+    first = TrainConfig.load(file, flags=settings_of(arms[0].method)).seed
+    planned = []
+    for seed in range(first, first + seeds):
+        for arm in arms:
+            config = arm_config(arm, file, settings_of(arm.method), seed, match)
+            planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
+    for run in planned:
+        refuse_other_settings(run)
+    return planned
+
+
+def arm_config(
+    arm: Arm, file: Path | None, common: Mapping[str, Any], seed: int, match: str
+) -> TrainConfig:
+    """The arm's configuration; matched by rollouts, G is doubled where nothing is refined."""
+    flags = {**common, **arm.settings, "method": arm.method, "seed": seed}
+    config = TrainConfig.load(file, flags=flags)
+    if match == "prompts" or "group_size" in arm.settings or refines(config):
+        return config
+    return TrainConfig.load(file, flags={**flags, "group_size": 2 * config.group_size})
+
+
+def refines(config: TrainConfig) -> bool:
+    """Whether the method samples a refined rollout for every draft with feedback."""
+    from soulkit.train.objectives.registry import make_objective
+
+    return make_objective(config).refines
+
+
+def refuse_other_settings(run: Planned) -> None:
+    """RunError naming the settings that differ from those the folder was begun with."""
+    settings = plain_config(run.config.resolved())
+    if is_run(run.path) and read_config(run.path) != settings:
+        Run.open(run.path, f"train {run.config.method}", settings)
+
+
+def run_all(
+    runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None]
+) -> list[Ended]:
+    """Run what is not finished; `ablation.json` is written anew after every run."""
+    found = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
+    out.mkdir(parents=True, exist_ok=True)
+    note(out, found)
+    for index, before in enumerate(found):
+        if before.status == "waiting":
+            found[index] = run_one(before.planned, show)
+            note(out, found)
+        ended(found[index])
+    return found
+
+
+def is_finished(run: Planned) -> bool:
+    return is_run(run.path) and (run.path / "summary.json").is_file()
+
+
+def run_one(run: Planned, show: Show) -> Ended:
+    """Train; whatever goes wrong is this run's own, and told."""
+    from soulkit.train.run import train
+
+    try:
+        train(run.config, run.path, lambda line: show(run, line))
+    except UserError as error:
+        return Ended(run, "failed", f"{error.what} {error.why} {error.way_out}")
+    except CallError as error:
+        return Ended(run, "failed", error.detail)
+    except Exception as error:  # noqa: BLE001 - recorded with its traceback; the others go on
+        reason = one_line(f"{type(error).__name__}: {error}", 300)
+        return Ended(run, "failed", reason, traceback.format_exc())
+    finally:
+        free_memory()
+    return Ended(run, "finished")
+
+
+def free_memory() -> None:
+    """Give the model of the run before back, so that the next one has room."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def note(out: Path, found: Sequence[Ended]) -> None:
+    """Write what was asked for and what became of it: what a comparison is made of."""
+    write_json(out / STATE, {"runs": [_noted(out, run) for run in found]})
+
+
+def _noted(out: Path, run: Ended) -> dict[str, Any]:
+    config = run.planned.config
+    return {
+        "arm": run.planned.arm.spelling,
+        "method": config.method,
+        "seed": config.seed,
+        "path": run.planned.path.relative_to(out).as_posix(),
+        "status": run.status,
+        "reason": run.reason,
+        **({"trace": run.trace} if run.trace else {}),
+        "steps": config.steps,
+        "prompts_per_step": config.prompts_per_step,
+        "group_size": config.group_size,
+    }

@@ -1,0 +1,174 @@
+"""The comparison of methods: numbers against hand-made runs, and a page that stands alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from soulkit.metrics.statistics import mean_interval
+from soulkit.report import ablation
+from soulkit.report.ablation_figures import _apart
+
+TEN = (
+    "grpo", "ditto", "ditto:lambda_fb=0", "ditto:only_copy", "rltf-sd", "erl", "sdpo-token",
+    "sdpo-logits", "sdpo-token+grpo", "sdpo-logits+grpo",
+)  # fmt: skip
+
+
+def lines(level: float, steps: int, seed: str, refined: bool) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    for step in range(steps):
+        reward = 0.3 + level * (1 - math.exp(-step / 8)) + rng.gauss(0, 0.03)
+        found.append({
+            "step": step, "draft_reward": reward, "n_draft": 64 if refined else 128,
+            "refined_reward": reward + 0.1 if refined else None, "n_refined": 60 * refined,
+            "loo_gap": 0.1 if refined else None, "kl": 0.002 * step, "entropy": 1.5 - 0.01 * step,
+            "response_length": 20 + rng.random(),
+            "trained_tokens": {"draft": 900, **({"copy": 800} if refined else {})},
+        })  # fmt: skip
+        if step % 5 == 4:
+            found.append({"step": step, "eval": {"tomi": reward + 0.05, "hitom": reward - 0.05}})
+    return found
+
+
+def made(
+    out: Path, arms: Sequence[str] = TEN, seeds: int = 3, steps: int = 30,
+    failed: Sequence[tuple[str, int]] = (),
+) -> Path:  # fmt: skip
+    """A folder as `soul train ablate` leaves it, with invented metrics."""
+    noted = []
+    for index, arm in enumerate(arms):
+        for seed in range(seeds):
+            path = f"{arm.replace(':', '-')}/seed_{seed}"
+            broken = (arm, seed) in failed
+            noted.append({
+                "arm": arm, "method": arm.partition(":")[0], "seed": seed, "path": path,
+                "status": "failed" if broken else "finished",
+                "reason": "<b>no</b> memory" if broken else "", "steps": steps,
+                "prompts_per_step": 16, "group_size": 4,
+            })  # fmt: skip
+            if broken:
+                continue
+            folder = out / path
+            folder.mkdir(parents=True)
+            every = lines(0.1 + 0.04 * index, steps, f"{arm}{seed}", "ditto" in arm or arm == "erl")
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in every))
+            (folder / "summary.json").write_text(
+                json.dumps({"command": "train", "seconds": 60.0 + seed})
+            )
+            config = {"model": "m", "tasks": {"tomi": 1.0, "hitom": 1.0}}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (out / "ablation.json").write_text(json.dumps({"runs": noted}))
+    return out
+
+
+def rewards(out: Path, arm: str, seed: int) -> list[float]:
+    text = (out / arm.replace(":", "-") / f"seed_{seed}" / "metrics.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    return [line["draft_reward"] for line in found if "draft_reward" in line]
+
+
+def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
+    out = made(tmp_path, ("grpo", "ditto"))
+    grpo, ditto = ablation.compare(out).rows
+    final = {
+        arm: [sum(rewards(out, arm, s)[-10:]) / 10 for s in range(3)] for arm in ("grpo", "ditto")
+    }
+    assert ditto.final.seeds == pytest.approx(final["ditto"])
+    assert (ditto.final.low, ditto.final.high) == pytest.approx(mean_interval(final["ditto"]))
+    differences = [b - a for a, b in zip(final["grpo"], final["ditto"], strict=True)]
+    assert ditto.final_difference is not None and grpo.final_difference is None
+    assert ditto.final_difference.seeds == pytest.approx(differences)
+    assert ditto.final_difference.mean == pytest.approx(sum(differences) / 3)
+    assert ditto.dev.mean is not None and (grpo.drafts, grpo.refined) == (128, 0)
+    assert ditto.trained == {"draft": 900, "copy": 800}
+    assert ablation.rollouts_text(ditto) == "124 = 64 + 60 refined"
+    assert grpo.curves["dev"].steps == (4, 9, 14, 19, 24, 29)
+
+
+def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:
+    out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", 1)])
+    found = ablation.compare(out)
+    assert found.rows[1].final_difference is not None
+    assert len(found.rows[1].final_difference.seeds) == 2 and len(found.rows[1].final.seeds) == 3
+    assert [ablation.missing_text(m) for m in found.missing] == [
+        "grpo seed 1 failed: <b>no</b> memory"
+    ]
+
+
+def test_without_the_first_method_there_is_no_difference(tmp_path: Path) -> None:
+    out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", s) for s in range(3)])
+    (row,) = ablation.compare(out).rows
+    assert row.arm == "ditto" and row.final_difference is None
+    ablation.write(ablation.compare(out), tmp_path / "report")
+
+
+def test_nothing_finished_is_still_a_page(tmp_path: Path) -> None:
+    out = made(tmp_path, ("grpo",), failed=[("grpo", s) for s in range(3)])
+    page = ablation.write(ablation.compare(out), tmp_path / "report").read_text()
+    assert "Without a result" in page and "<b>no</b>" not in page
+
+
+def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    found = ablation.compare(made(tmp_path, ("grpo", "ditto"), seeds=1))
+    assert found.rows[0].final.low is None
+    assert any("no interval" in note for note in ablation.notes(found))
+    assert "[" not in ablation.stat_text(found.rows[0].final)
+
+
+def test_different_budgets_are_told(tmp_path: Path) -> None:
+    found = ablation.compare(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
+    assert not any("Budgets differ" in note for note in ablation.notes(found))  # 128 and 124
+    path = tmp_path / "grpo" / "seed_0" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"n_draft": 128', '"n_draft": 64'))
+    assert any("Budgets differ" in note for note in ablation.notes(ablation.compare(tmp_path)))
+
+
+class _Open(HTMLParser):
+    """Tags that are open; remote addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.remote: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "link", "br", "img"):
+            self.stack.append(tag)
+        self.remote += [v for k, v in attrs if k in ("src", "href") and v and "//" in v]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
+    found = ablation.compare(made(tmp_path))
+    page = ablation.write(found, tmp_path / "report").read_text()
+    reader = _Open()
+    reader.feed(page)
+    assert reader.stack == [] and reader.remote == [] and "<script" not in page
+    for arm in TEN:
+        assert page.count(arm) >= 3
+    assert not re.search(r"#0103|#0102", page)  # every placeholder colour is replaced
+    drawn = {p.stem for p in (tmp_path / "report" / "figures").iterdir()}
+    assert drawn >= {"results", "draft_reward", "draft_reward_each", "dev_each", "kl_each"}
+    saved = json.loads((tmp_path / "report" / "comparison.json").read_text())
+    assert [row["arm"] for row in saved["rows"]] == list(TEN) and saved["first"] == "grpo"
+
+
+def test_labels_do_not_lie_on_each_other() -> None:
+    moved = _apart([0.1, 0.11, 0.5, 0.97, 0.98, 0.99], 0.075)
+    gaps = [b - a for a, b in itertools.pairwise(moved)]
+    assert min(gaps) >= 0.075 - 1e-9 and moved[-1] <= 1 + 1e-9
+    assert _apart([], 0.1) == []
