@@ -1,0 +1,397 @@
+"""How fast is one optimizer step, and how much memory does it take? soulkit against TRL.
+
+    .venv/bin/python benchmarks/train_step.py --trl-python X/bin/python --json step.json
+
+makes X, a Python with TRL, first:
+
+    python -m venv X && X/bin/pip install torch==2.13.0 transformers==5.23.0 peft==0.21.2 \
+        trl==1.16.0 datasets==5.2.0
+
+A 5.8M Qwen3-shaped model with a LoRA adapter (r 32, alpha 64, all linear layers, float32) takes one
+step on the same token ids and advantages in every contender: soulkit packed, soulkit in padded rows
+and one sequence at a time, and TRL's GRPOTrainer (what follows its generation) at the micro-batch
+size that is fastest for it. "With old" adds the pass that computes the old log-probs. Every
+contender is a process of its own; they take turns, after one run each that warms up, and its time
+is the median of the rest. Memory is what the resident set grew by since before the first step, and
+its peak. Gradients of the first step must agree with those of soulkit packed.
+
+Numbers mean something on a machine that does nothing else; `--clock cpu` compares processor time,
+which is less disturbed by neighbours. `--scale 0.1` shortens everything, to try the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import _cases
+from _processes import Client, Failed, Json, Server, machine
+from rich.console import Console
+from rich.table import Table
+
+STARTED = time.monotonic()
+HERE = Path(__file__).parent
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+GIVE_UP = 1.2
+"""No larger micro-batch is tried once one takes this much longer than the best."""
+SAME_GRADIENT = 1e-4
+NOISE = 0.95
+"""\"Never slower\" allows for this much noise: equal work must not fail by chance."""
+LONG = 20.0
+"""Seconds of a run after which it is not repeated: its first one counts."""
+
+PACKED: Json = {"packing": "auto"}
+PADDED: Json = {"packing": "off"}
+SINGLE: Json = {"packing": "off", "tokens_per_batch": 1}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A contender beside soulkit packed, and what its time and memory should be of it at least."""
+
+    name: str
+    settings: Json
+    rows: str = "all"
+    time: float | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    title: str
+    make: Callable[[Callable[[int], int]], _cases.Sets]
+    """From a function that scales lengths."""
+    rivals: tuple[Rival, ...]
+    trl: Rival | None = None
+
+
+def _against_rows(time: float | None) -> tuple[Rival, ...]:
+    return (
+        Rival("soulkit, padded rows", PADDED, time=time),
+        Rival("soulkit, one at a time", SINGLE, time=time),
+    )
+
+
+CASES = {
+    "a": Case(
+        "prompt 1024, G 16, 32 new",
+        lambda n: _cases.single_turn(1, n(1024), 16, n(32)),
+        _against_rows(None),
+        Rival("TRL", {}, time=6.0, memory=2.0),
+    ),
+    "b": Case(
+        "prompt 2048, G 16, 64 new",
+        lambda n: _cases.single_turn(2, n(2048), 16, n(64)),
+        _against_rows(None),
+        Rival("TRL", {}, time=5.0, memory=2.0),
+    ),
+    "c": Case(
+        "8 prompts of 20, G 8, 48 new",
+        lambda n: _cases.single_turn(3, n(20), 8, n(48), prompts=8),
+        _against_rows(NOISE),
+        Rival("TRL", {}),
+    ),
+    "d": Case(
+        "dialogues of 2000, 10 turns, 500 shared, G 8",
+        lambda n: _cases.dialogues(4, 8, n(500), 10, n(75), n(75)),
+        (
+            *_against_rows(NOISE),
+            Rival("soulkit packed, from a row a turn", PACKED, "turns", time=NOISE),
+            Rival("soulkit, a row a turn", PADDED, "turns", time=NOISE),
+        ),
+    ),
+    "e": Case(
+        "Ditto, 8 × 3 of 32, feedback of 60 at 90 % of 1024",
+        lambda n: _cases.ditto(5, 8, n(1024), n(922), n(60), n(32)),
+        (
+            Rival("soulkit packed, GRPO on the drafts", PACKED, "drafts", time=1 / 3),
+            Rival("soulkit, padded rows", PADDED, time=5.0),
+            Rival("soulkit, one at a time", SINGLE),
+        ),
+    ),
+}
+
+
+def late(chosen: argparse.Namespace) -> bool:
+    """Whether the script has run for as long as it should: what is left is measured once."""
+    return time.monotonic() > STARTED + 60 * float(chosen.minutes)
+
+
+@dataclass
+class Lane:
+    """One contender and what was measured of it."""
+
+    name: str
+    client: Client
+    path: str
+    """Its gradients."""
+    comparable: bool
+    aim: Rival | None = None
+    runs: list[Json] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.runs.append(self.client.run(**({} if self.runs else {"gradients": self.path})))
+        last = self.runs[-1]
+        print(f"{self.name}: {last['old']:.2f} + {last['step']:.2f} s", file=sys.stderr, flush=True)
+
+    def done(self, chosen: argparse.Namespace) -> bool:
+        spent = sum(r["seconds"] for r in self.runs)
+        if not self.runs or (len(self.runs) == 1 and spent < LONG and not late(chosen)):
+            return False
+        return len(self.runs) > chosen.repeats or spent > chosen.seconds or late(chosen)
+
+    @property
+    def counted(self) -> list[Json]:
+        return self.runs[1:] or self.runs
+
+    @property
+    def step(self) -> float:
+        """Median seconds of the update."""
+        return statistics.median(r["step"] for r in self.counted)
+
+    @property
+    def whole(self) -> float:
+        """Median seconds of the update and the pass before it."""
+        return statistics.median(r["step"] + r["old"] for r in self.counted)
+
+    @property
+    def peak(self) -> int:
+        return int(max(r["peak"] for r in self.runs))
+
+    @property
+    def grown(self) -> int:
+        return self.peak - int(self.client.built["rss"])
+
+
+@dataclass
+class Bench:
+    """The two Pythons and the folder they share."""
+
+    chosen: argparse.Namespace
+    folder: Path
+    ours: Server
+    trl: Server | None
+
+    def run(self, letter: str) -> list[Json]:
+        """One line for each contender of a case; the first is soulkit packed."""
+        case, scale = CASES[letter], self.chosen.scale
+        sets = case.make(lambda n: max(2, round(n * scale)))
+        for name, rows in sets.items():
+            self._rows(letter, name).write_text(json.dumps(rows))
+        lanes = [self._ours(letter, Rival("soulkit packed", PACKED))]
+        lanes += [self._ours(letter, rival) for rival in case.rivals]
+        also: list[Lane] = []
+        if self.trl is not None and case.trl is not None:
+            best, also = self._search(self.trl, letter, case.trl, len(sets["all"]))
+            lanes.append(best)
+        take_turns(lanes, self.chosen)
+        found = self._lines(letter, lanes[0], [*lanes, *also])
+        for lane in lanes:
+            lane.client.close()
+        return found
+
+    def _rows(self, letter: str, name: str) -> Path:
+        return self.folder / f"{letter}-{name}.json"
+
+    def _ours(self, letter: str, rival: Rival) -> Lane:
+        client = self._start(self.ours, letter, rival.rows, settings=rival.settings)
+        path = str(self.folder / f"{letter}-{rival.name}.safetensors")
+        return Lane(rival.name, client, path, rival.rows != "drafts", rival)
+
+    def _start(self, server: Server, letter: str, rows: str, **spec: object) -> Client:
+        return server.start(
+            "step", folder=str(self.folder), rows=str(self._rows(letter, rows)),
+            threads=self.chosen.threads, clock=self.chosen.clock, **spec,
+        )  # fmt: skip
+
+    def _search(
+        self, server: Server, letter: str, rival: Rival, rows: int
+    ) -> tuple[Lane, list[Lane]]:
+        """TRL at its fastest micro-batch size, and the sizes that were tried and left."""
+        tried: list[Lane] = []
+        for micro in (m for m in self.chosen.micro_batches if rows % m == 0):
+            name = f"{rival.name}, micro-batch {micro}"
+            client = self._start(server, letter, "all", micro=micro)
+            path = str(self.folder / f"{letter}-{name}.safetensors")
+            tried.append(Lane(name, client, path, True))
+            tried[-1].run()
+            best = min(tried, key=lambda lane: lane.whole)
+            for lane in tried:
+                if lane is not best:
+                    lane.client.close()
+            if tried[-1].whole > GIVE_UP * best.whole or late(self.chosen):
+                break
+        best.aim = rival
+        return best, [lane for lane in tried if lane is not best]
+
+    def _lines(self, letter: str, first: Lane, lanes: Sequence[Lane]) -> list[Json]:
+        compare = self.ours.start("compare", wanted=first.path)
+        found = []
+        for lane in lanes:
+            off = compare.run(found=lane.path) if lane.comparable and lane is not first else None
+            found.append(line(letter, lane, first, off))
+        compare.close()
+        return found
+
+
+def take_turns(lanes: Sequence[Lane], chosen: argparse.Namespace) -> None:
+    """Everybody once, then everybody again, until each was measured long or often enough."""
+    while waiting := [lane for lane in lanes if not lane.done(chosen)]:
+        for lane in waiting:
+            lane.run()
+
+
+def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
+    """What is known of a contender; ratios are to soulkit packed."""
+    step, whole = lane.step / first.step, lane.whole / first.whole
+    memory = min(lane.grown / max(first.grown, 1), lane.peak / first.peak)
+    found: Json = {
+        "case": letter, "contender": lane.name, "runs": len(lane.counted),
+        "warm": len(lane.runs) > 1, "step_s": lane.step, "with_old_s": lane.whole,
+        "grown_bytes": lane.grown, "peak_bytes": lane.peak,
+        "step_ratio": step, "with_old_ratio": whole, "memory_ratio": memory,
+        "gradient_off": None if off is None else off["whole"], "verdicts": [],
+    }  # fmt: skip
+    if off is not None:
+        _verdict(found, "gradient", off["whole"] <= SAME_GRADIENT, SAME_GRADIENT)
+    aim = lane.aim
+    if aim is not None and aim.time is not None:
+        _verdict(found, "time", min(step, whole) >= aim.time, aim.time)
+    if aim is not None and aim.memory is not None:
+        _verdict(found, "memory", memory >= aim.memory, aim.memory)
+    return found
+
+
+def _verdict(found: Json, what: str, passed: bool, aim: float) -> None:
+    found["verdicts"].append({"what": what, "aim": aim, "passed": passed})
+
+
+def table(cases: dict[str, list[Json]], title: str) -> Table:
+    shown = Table(title=title, caption="×: times what soulkit packed takes. Memory: grown / peak.")
+    for heading in ("", "contender", "runs", "step s", "×", "with old s", "×", "GB", "× (least)",
+                    "gradient off", "aims"):  # fmt: skip
+        left = heading in ("", "contender", "aims")
+        shown.add_column(heading, justify="left" if left else "right")
+    for letter, lines in cases.items():
+        shown.add_section()
+        shown.add_row(letter, f"[bold]{CASES[letter].title}")
+        for found in lines:
+            shown.add_row("", *_cells(found))
+    return shown
+
+
+def _cells(found: Json) -> Iterator[str]:
+    yield found["contender"]
+    yield str(found["runs"]) if found["warm"] else "1, cold"
+    for what in ("step", "with_old"):
+        yield f"{found[f'{what}_s']:.3f}"
+        yield f"{found[f'{what}_ratio']:.2f}"
+    yield f"{found['grown_bytes'] / 1e9:.2f} / {found['peak_bytes'] / 1e9:.2f}"
+    yield f"{found['memory_ratio']:.2f}"
+    yield "" if found["gradient_off"] is None else f"{found['gradient_off']:.0e}"
+    yield ", ".join(_said(v) for v in found["verdicts"])
+
+
+def _said(verdict: Json) -> str:
+    sign = "≤" if verdict["what"] == "gradient" else "≥"
+    mark = "[green]pass[/]" if verdict["passed"] else "[red]MISSED[/]"
+    return f"{verdict['what']} {sign} {verdict['aim']:.3g} {mark}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is not run")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, for example a,b")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    sizes = ",".join(map(str, MICRO_BATCHES))
+    parser.add_argument("--micro-batches", default=sizes, help="sizes tried with TRL")
+    parser.add_argument("--repeats", type=int, default=5, help="runs at most, after the first")
+    parser.add_argument("--seconds", type=float, default=10, help="no more runs after so many")
+    parser.add_argument("--minutes", type=float, default=7, help="after them, no more repeats")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
+    chosen = parser.parse_args()
+    chosen.only = [letter.strip() for letter in chosen.only.split(",")]
+    chosen.micro_batches = [int(size) for size in chosen.micro_batches.split(",")]
+    if unknown := set(chosen.only) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    return chosen
+
+
+def servers(trl_python: str | None, folder: Path, threads: int) -> tuple[Server, Server | None]:
+    ours = Server([sys.executable, str(HERE / "_soulkit_side.py")], folder, threads)
+    if trl_python is None:
+        return ours, None
+    return ours, Server([trl_python, str(HERE / "_trl_side.py")], folder, threads)
+
+
+def versions(server: Server | None) -> Json | None:
+    if server is None:
+        return None
+    client = server.start("versions")
+    found = client.run()
+    client.close()
+    return {k: v for k, v in found.items() if k not in ("seconds", "peak")}
+
+
+def prepare(ours: Server, folder: Path) -> Json:
+    """Writes the model and the adapter; their sizes."""
+    client = ours.start("make", folder=str(folder))
+    made = client.run()
+    client.close()
+    return {"parameters": made["parameters"], "trained": made["trained"]}
+
+
+def save(path: Path | None, found: Json) -> None:
+    """After every case, so that what was measured survives an interruption."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1))
+
+
+def headline(header: Json, console: Console) -> None:
+    console.print(header["machine"], highlight=False)
+    for side in ("soulkit", "trl"):
+        found = header[side]
+        text = "not run" if found is None else ", ".join(f"{k} {v}" for k, v in found.items())
+        console.print(f"{side}: {text}", highlight=False)
+    sizes = {k: f"{v / 1e6:.2f}M" for k, v in header["model"].items()}
+    console.print(f"model {sizes['parameters']}, adapter {sizes['trained']}", highlight=False)
+
+
+def main() -> int:
+    chosen, console = arguments(), Console(width=170)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        where = machine()
+        ours, trl = servers(chosen.trl_python, folder, chosen.threads)
+        header = {"machine": where, "soulkit": versions(ours), "trl": versions(trl),
+                  "model": prepare(ours, folder), "threads": chosen.threads,
+                  "clock": chosen.clock, "scale": chosen.scale}  # fmt: skip
+        headline(header, console)
+        bench, cases, broken = Bench(chosen, folder, ours, trl), {}, False
+        for letter in chosen.only:
+            try:
+                cases[letter] = bench.run(letter)
+                save(chosen.json, {**header, "cases": cases})
+            except Failed as error:
+                console.print(f"case {letter} failed:\n{error}", style="red", markup=False)
+                broken = True
+        for server in filter(None, (ours, trl)):
+            server.close()
+    if trl is None:
+        console.print("TRL: not run (name its Python with --trl-python)")
+    console.print(table(cases, f"One optimizer step, {chosen.threads} threads, {chosen.clock}"))
+    missed = [v for lines in cases.values() for row in lines for v in row["verdicts"]]
+    return int(broken or not all(v["passed"] for v in missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
