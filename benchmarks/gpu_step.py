@@ -48,8 +48,7 @@ from soulkit.train.sequences import Span, TrainSequence
 from soulkit.train.terms import Tally
 from soulkit.train.update import prepare, update, with_advantages
 
-GPU = torch.device("cuda")
-MODULES, COMPILE = parts_of("modules", GPU), parts_of("compile", GPU)
+MODULES, COMPILE = parts_of("modules"), parts_of("compile")
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,7 @@ def build_policy(case: Case, variant: Variant) -> tuple[Policy, dict[str, int]]:
         packing="auto" if variant.rows is None else "off",
         attention="flex" if case.device == "cuda" else "sdpa",
         activation_checkpointing=variant.checkpointing and not variant.trl,
+        fused="off",  # below, to count the modules
     )
     return policy, fuse(policy.decoder, variant.fused)
 

@@ -140,6 +140,9 @@ class TrainConfig(Settings):
     """`auto`: shared prefixes are computed once where that is cheaper; `off`: padded rows."""
     attention: Literal["auto", "sdpa", "flex"] = "auto"
     """Kernel of packed attention; `auto`: flex on a GPU, sdpa elsewhere."""
+    fused: Literal["auto", "off", "modules", "compile"] = "auto"
+    """Fewer kernels for the same numbers; `auto`: adapted layers, `modules`: norms and feed-forward
+    parts, too, `compile`: torch.compile for the parts of each layer."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     max_grad_norm: float = Field(default=1.0, gt=0)

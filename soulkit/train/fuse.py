@@ -39,12 +39,11 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, tor
 """Largest relative distance to the plain module, by the type of its input."""
 
 
-def parts_of(setting: Setting, device: torch.device) -> tuple[Part, ...]:
-    """What a setting stands for on a device; `auto`: single modules on a GPU, nothing elsewhere."""
-    if setting == "auto":
-        setting = "modules" if device.type == "cuda" else "off"
-    known: dict[str, tuple[Part, ...]] = {
-        "off": (), "modules": ("lora", "norm", "mlp"), "compile": ("lora", "compile"),
+def parts_of(setting: Setting) -> tuple[Part, ...]:
+    """What a setting stands for; `auto` is `lora`, the part that pays on every device."""
+    known: dict[Setting, tuple[Part, ...]] = {
+        "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),
+        "compile": ("lora", "compile"),
     }  # fmt: skip
     return known[setting]
 

@@ -34,6 +34,7 @@ from soulkit.models.local import LocalModel
 from soulkit.models.render import Renderer
 from soulkit.train.attention import FLEX_BLOCK, Packed
 from soulkit.train.config import TrainConfig
+from soulkit.train.fuse import Setting, fuse, parts_of
 from soulkit.train.packing import Entries, Pack, Shape, entries, plan
 from soulkit.train.probe import probe_packing, shape_of
 from soulkit.train.sequences import Span
@@ -65,6 +66,7 @@ class Policy:
         packing: Literal["auto", "off"] = "off",
         attention: Literal["auto", "sdpa", "flex"] = "auto",
         activation_checkpointing: bool = False,
+        fused: Setting = "auto",
     ) -> None:
         """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
         self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
@@ -81,6 +83,7 @@ class Policy:
         if packing == "auto":
             self.shape = shape_of(self.decoder, self.kernel)
             probe_packing(self)
+        fuse(self.decoder, parts_of(fused))
 
     @property
     def causal(self) -> Any:
@@ -341,4 +344,5 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         packing=config.packing,
         attention=config.attention,
         activation_checkpointing=config.activation_checkpointing,
+        fused=config.fused,
     )

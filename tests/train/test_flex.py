@@ -165,7 +165,12 @@ def policy_on_gpu(dtype: torch.dtype, attention: Any, sliding: bool, again: bool
         if "lora_" in name:
             parameter.data = parameter.data.float()
     return Policy(
-        model.cuda(), tokenizer, packing="auto", attention=attention, activation_checkpointing=again
+        model.cuda(),
+        tokenizer,
+        packing="auto",
+        attention=attention,
+        activation_checkpointing=again,
+        fused="off",
     )
 
 
