@@ -48,6 +48,7 @@ LONG = 20.0
 """Seconds of a run after which it is not repeated: its first one counts."""
 
 PACKED: Json = {"packing": "auto"}
+LEAN: Json = {"packing": "auto", "activation_checkpointing": True}
 PADDED: Json = {"packing": "off"}
 SINGLE: Json = {"packing": "off", "tokens_per_batch": 1}
 
@@ -61,6 +62,7 @@ class Rival:
     rows: str = "all"
     time: float | None = None
     memory: float | None = None
+    """Of TRL: both aims are those of soulkit packed with its activations computed again."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ class Bench:
         lanes += [self._ours(letter, rival) for rival in case.rivals]
         also: list[Lane] = []
         if self.trl is not None and case.trl is not None:
+            lanes.append(self._ours(letter, Rival("soulkit packed, activations again", LEAN)))
             best, also = self._search(self.trl, letter, case.trl, len(sets["all"]))
             lanes.append(best)
         take_turns(lanes, self.chosen)
@@ -238,6 +241,7 @@ class Bench:
             off = compare.run(found=lane.path) if lane.comparable and lane is not first else None
             found.append(line(letter, lane, first, off))
         compare.close()
+        _judge_lean(found, lanes)
         return found
 
 
@@ -261,12 +265,22 @@ def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
     }  # fmt: skip
     if off is not None:
         _verdict(found, "gradient", off["whole"] <= SAME_GRADIENT, SAME_GRADIENT)
-    aim = lane.aim
-    if aim is not None and aim.time is not None:
-        _verdict(found, "time", min(step, whole) >= aim.time, aim.time)
-    if aim is not None and aim.memory is not None:
-        _verdict(found, "memory", memory >= aim.memory, aim.memory)
+    if lane.aim is not None and lane.aim.time is not None:
+        _verdict(found, "time", min(step, whole) >= lane.aim.time, lane.aim.time)
     return found
+
+
+def _judge_lean(found: Sequence[Json], lanes: Sequence[Lane]) -> None:
+    """TRL's time and memory as multiples of the contender that computes its activations again."""
+    aims = [(lane, lane.aim) for lane in lanes if lane.aim is not None and lane.aim.memory]
+    lean = [(said, lane) for said, lane in zip(found, lanes, strict=True)
+            if lane.aim is not None and lane.aim.settings == LEAN]  # fmt: skip
+    for (trl, aim), (said, lane) in zip(aims, lean, strict=False):
+        time = min(trl.step / lane.step, trl.whole / lane.whole)
+        memory = trl.grown / max(lane.grown, 1)
+        said["trl"] = {"time": time, "memory_grown": memory, "memory_peak": trl.peak / lane.peak}
+        _verdict(said, f"TRL {time:.1f} × time", time >= (aim.time or 0), aim.time or 0)
+        _verdict(said, f"TRL {memory:.1f} × memory", memory >= (aim.memory or 0), aim.memory or 0)
 
 
 def _verdict(found: Json, what: str, passed: bool, aim: float) -> None:

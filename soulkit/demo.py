@@ -36,12 +36,12 @@ WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
     "sft_feedback": 0.5, "sft_feedback_always": {"question": BELIEFS},
-    "checkpoint_every": 240, "tokens_per_batch": 4096, "coach": "terse",
+    "checkpoint_every": 240, "coach": "terse",
 }  # fmt: skip
 DITTO: dict[str, Any] = {
     "method": "ditto", "prompts_per_step": 64, "group_size": 8, "mini_batch_prompts": 16,
     "lr": 1e-3, "max_tokens": 8, "coach": "terse",
-    "batch_size": 256, "checkpoint_every": 100, "tokens_per_batch": 4096,
+    "batch_size": 256, "checkpoint_every": 100,
 }  # fmt: skip
 
 Stage = Callable[[str, int], Callable[[dict[str, Any]], None]]

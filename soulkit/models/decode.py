@@ -31,6 +31,8 @@ _COLUMNS_PER_SLOT = 128
 """Reading so many columns of one more lane costs about as much as one more slot."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PROBE_WINDOW = 1024
+_AHEAD = 64
+"""Steps that room is made for in advance."""
 _AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 Finished = Callable[[int, list[int]], bool]
@@ -118,9 +120,16 @@ class _Columns:
         if self.keys is None:
             self.keys, self.values = _room_for(keys, self.room), _room_for(values, self.room)
         start, self.used = self.used, self.used + keys.shape[-2]
+        if self.used > self.room:
+            self._grow()
         self.keys[:, :, start : self.used] = keys
         self.values[:, :, start : self.used] = values
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
+
+    def _grow(self) -> None:
+        # Half as much again each time: replies may be a hundredth of what they are allowed to be.
+        self.room = max(self.used, self.room * 3 // 2)
+        self.keys, self.values = (_grown(x, self.room) for x in (self.keys, self.values))
 
     def get_seq_length(self) -> int:
         return self.used
@@ -152,6 +161,12 @@ def _cache(layers: int, room: int) -> Any:
 def _room_for(states: Tensor, room: int) -> Tensor:
     lanes, heads, _, width = states.shape
     return states.new_empty(lanes, heads, room, width)
+
+
+def _grown(states: Tensor, room: int) -> Tensor:
+    wider = _room_for(states, room)
+    wider[:, :, : states.shape[2]] = states
+    return wider
 
 
 def _selected(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -> Tensor:
@@ -243,7 +258,7 @@ class Decoder:
                  max_tokens: int) -> None:  # fmt: skip
         """`prompts` holds one prompt a row; `pad` is any id; `max_tokens` bounds every row."""
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
-        self.windows, self.pad, self.max_tokens = windows, pad, max_tokens
+        self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)
         weight = next(self.model.parameters())
         self.device = weight.device
         self.distinct = list(dict.fromkeys(map(tuple, prompts)))
@@ -264,7 +279,7 @@ class Decoder:
     def first(self) -> Tensor:
         """Computes the prompts; the logits [rows, vocabulary] of each row's first token."""
         lanes, slots = len(self.layout.rows), self.layout.slots
-        room = self.width + slots * self.max_tokens
+        room = self.width + slots * self.ahead
         self.cache = _cache(self.model.config.get_text_config().num_hidden_layers, room)
         ids, mask = left_pad(self.distinct, self.pad, self.device)
         even = bool(mask.all())
@@ -339,7 +354,7 @@ class Decoder:
         own = start[:, None] + torch.tensor(slots, device=self.device)[:, None]
         prompt = torch.arange(width, device=self.device).expand(len(lanes), -1)
         columns = torch.cat([prompt, own.flatten(1)], 1)
-        room = width + small.slots * self.max_tokens
+        room = columns.shape[1] + small.slots * self.ahead
         for layer in self.cache.layers:
             layer.select(index, columns, room)
         self.layout, self.depth, self.prompt = small, self.depth[index], self.prompt[index]

@@ -39,7 +39,8 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 class Journal:
     """An append-only file of batches. Opening it reads what is there; a torn last line is no line.
 
-    Raises DataError when the file holds something else.
+    What is written goes to the disk alone: only the next process asks for it, and fifty steps of
+    replies would fill the memory of this one. Raises DataError when the file holds something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +52,7 @@ class Journal:
         self._lines = JsonlWriter(self.path)
 
     def __len__(self) -> int:
-        """How many batches it holds."""
+        """How many batches can be replayed: those that were there when it was opened."""
         return len(self._batches)
 
     def one(self, asked: Asked) -> Completion | None:
@@ -67,7 +68,6 @@ class Journal:
     def write(self, asked: Sequence[Asked], replies: Sequence[Completion]) -> None:
         """Record a batch; it is on the disk on return."""
         self._lines.write(_line(asked, replies))
-        self._learn(asked, replies)
 
     def clear(self) -> None:
         """Forget everything: what led to a checkpoint is not needed again."""

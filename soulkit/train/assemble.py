@@ -91,7 +91,8 @@ def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
     partner = endpoint_player(config.partner, ledger, None)
     coach = endpoint_player(config.coach_model, ledger, None) if config.coach == "model" else None
     if config.coach == "self":
-        coach = Player(sampler, Sampling(temperature=config.temperature, max_tokens=128))
+        said = Sampling(temperature=config.temperature, max_tokens=128, seed=config.seed)
+        coach = Player(sampler, said)
     reader = endpoint_player(config.blind_reader, ledger, None)
     return Cast(actor=Player(sampler), partner=partner, coach=coach, judge=reader)
 

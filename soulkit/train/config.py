@@ -134,8 +134,8 @@ class TrainConfig(Settings):
     warmup_steps: int = Field(default=0, ge=0)
     beta2: float = Field(default=0.999, gt=0, lt=1)
     mini_batch_prompts: int = Field(default=16, gt=0)
-    tokens_per_batch: int = Field(default=16384, gt=0)
-    """Tokens that one forward pass computes."""
+    tokens_per_batch: int | None = Field(default=None, gt=0)
+    """Tokens that one forward pass computes; None: 4096 on a CPU, 16384 elsewhere."""
     packing: Literal["auto", "off"] = "auto"
     """`auto`: shared prefixes are computed once where that is cheaper; `off`: padded rows."""
     attention: Literal["auto", "sdpa", "flex"] = "auto"

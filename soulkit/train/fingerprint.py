@@ -2,8 +2,8 @@
 
 `material.json` is written when a run starts. The settings alone do not tell: a data file may have
 new rows and a model folder new weights under their old names. Rows are hashed by their ids and
-by their prompts as the actor reads them; weights by name, shape, number type and an evenly spread
-sample of every tensor, which takes a second for eight billion of them. (A change that misses every
+by their prompts as the actor reads them; a model by its settings, and by the name, shape, number
+type and an evenly spread sample of every tensor. (A change that misses every
 sampled value passes; another checkpoint of the same model does not.) Equal bits need equal
 arithmetic, too, so a deterministic run also keeps the device, threads and torch it was started on.
 """
@@ -65,7 +65,8 @@ def pool_print(pool: Pool) -> dict[str, dict[str, Any]]:
 
 
 def model_print(policy: Policy) -> dict[str, str]:
-    """Hashes of a model without its adapter: layout, number types, values, tokenizer, template."""
+    """Hashes of a model without its adapter: layout, number types, values, settings, tokenizer,
+    template."""
     tensors = dict(_base_tensors(policy.model))
     values = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -75,6 +76,7 @@ def model_print(policy: Policy) -> dict[str, str]:
         "layout": _hash([[name, list(t.shape)] for name, t in tensors.items()]),
         "types": _hash([[name, str(t.dtype)] for name, t in tensors.items()]),
         "weights": values.hexdigest()[:16],
+        "settings": _hash(_settings(policy.causal)),
         "tokenizer": _hash(_tokenizer(policy.tokenizer)),
         "template": _hash(policy.tokenizer.chat_template),
     }
@@ -98,6 +100,19 @@ def _sample(tensor: torch.Tensor) -> bytes:
     return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
+_NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache")
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """What a model's own files say about its arithmetic, and about where a reply ends.
+
+    Equal weights compute other numbers with another base of their rotary positions, say.
+    """
+    said = json.loads(model.config.to_json_string(use_diff=True))
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return {**{k: v for k, v in said.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
+
+
 def _tokenizer(tokenizer: Any) -> Any:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
@@ -109,7 +124,10 @@ def _tokenizer(tokenizer: Any) -> Any:
 
 
 def _adapter(folder: str | None) -> str | None:
-    return None if folder is None else adapter_hash(Path(folder))
+    if folder is None:
+        return None
+    scale = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    return _hash([adapter_hash(Path(folder)), scale])
 
 
 def machine_print(device: torch.device) -> dict[str, Any]:
@@ -186,6 +204,7 @@ _PARTS = {
     "layout": "shape",
     "types": "number type",
     "weights": "set of weights",
+    "settings": "configuration",
     "tokenizer": "tokenizer",
     "template": "chat template",
 }

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ from soulkit.train.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits that are held at once, by device."""
+
+BUDGET = {"cpu": 1 << 12, "cuda": 1 << 14}
+"""Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Policy:
         self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
+        self.turn = _turn_of_positions(self.decoder.config)
         self.shape: Shape | None = None
         if packing == "auto":
             self.shape = shape_of(self.decoder, self.kernel)
@@ -119,9 +123,20 @@ class Policy:
         with self.model.disable_adapter():
             yield
 
-    def packs(self, spans: Sequence[Span], budget: int) -> list[Pack]:
-        """`spans` as forward passes of at most `budget` computed tokens (or one sequence)."""
-        return plan(spans, budget, self.shape)
+    def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
+        """`spans` as forward passes of at most `budget` computed tokens (or one sequence).
+
+        None: BUDGET of the device.
+        """
+        budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
+        if self.turn is None:
+            return plan(spans, budget, self.shape)
+        packs = []
+        for far in (False, True):
+            side = [i for i, span in enumerate(spans) if (len(span.ids) > self.turn) is far]
+            for pack in plan([spans[i] for i in side], budget, self.shape):
+                packs.append(replace(pack, indices=tuple(side[i] for i in pack.indices)))
+        return packs
 
     def hidden(self, pack: Pack) -> Tensor:
         """Last hidden states [n_trained, width] at the parents of the trained tokens of `pack`.
@@ -305,6 +320,17 @@ def _kernel(asked: str, device: torch.device) -> Literal["sdpa", "flex"]:
     return "flex" if asked == "flex" else "sdpa"
 
 
+def _turn_of_positions(config: Any) -> int | None:
+    """The length past which a model reads positions in another way (longrope; else None).
+
+    The longest sequence of a forward pass decides for all of it, so both sides never share one.
+    """
+    said = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if said.get("rope_type") != "longrope":
+        return None
+    return int(said["original_max_position_embeddings"])
+
+
 def _checkpointed_layers(causal: Any) -> list[Any]:
     """Layers that compute their activations again, made ready for it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -320,7 +346,10 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
     from peft import LoraConfig, get_peft_model
 
-    loaded = LocalModel.load(folder, device=config.device, dtype=config.dtype)
+    # In bfloat16 an update of a usual learning rate is less than half a step of most weights and is
+    # rounded away. An adapter's own weights are float32 whatever the base is.
+    dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
+    loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
     torch.manual_seed(config.seed)
     model: Any = loaded.model
     if config.adapter is not None:

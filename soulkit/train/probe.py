@@ -68,10 +68,14 @@ def distance(policy: Policy) -> float:
 
 
 def probe_spans(policy: Policy) -> tuple[Span, ...]:
-    """Two sequences that share most of a prefix longer than any window, and one of another root."""
+    """Two sequences that share most of a prefix longer than any window, and one of another root.
+
+    Windows that no sequence can outgrow do not count.
+    """
     windows = [w for w, _ in policy.shape.windows if w is not None] if policy.shape else []
     limit = getattr(policy.decoder.config, "max_position_embeddings", None) or 1 << 20
-    length = min(max([SHORTEST, *(w + 16 for w in windows)]), limit)
+    limit = min(limit, policy.turn or limit)
+    length = min(max([SHORTEST, *(w + 16 for w in windows if w < limit)]), limit)
     random_ = random.Random(0)
     words = policy.decoder.get_input_embeddings().weight.shape[0]
 
@@ -91,9 +95,12 @@ def _apart(a: Tensor, b: Tensor) -> float:
 def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> Shape:
     """What the cost model needs: the layers' width in pairs of attention, and their windows."""
     layers = [m for m in decoder.modules() if hasattr(m, "layer_idx") and _attends(m)]
-    windows = [getattr(layer, "sliding_window", None) for layer in layers] or [None]
-    shares = {w: windows.count(w) / len(windows) for w in dict.fromkeys(windows)}
     config = decoder.config
+    # Where all layers are of one kind, some families (Mistral, Phi-3) keep the window here alone.
+    mixed = getattr(config, "layer_types", None)
+    common = None if mixed else getattr(config, "sliding_window", None) or None
+    windows = [getattr(layer, "sliding_window", common) for layer in layers] or [common]
+    shares = {w: windows.count(w) / len(windows) for w in dict.fromkeys(windows)}
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     weights = sum(

@@ -42,7 +42,7 @@ class RolloutStep:
     pool: Pool
     dev: Pool
     recent: deque[Sequence[Record]]
-    """The records of the last steps, for the run's summary."""
+    """The records of the last steps, for the run's summary; without their tokens."""
     teacher: Policy | None = None
     """The second model of on-policy distillation, from `teacher.load_teacher`."""
 
@@ -59,7 +59,7 @@ class RolloutStep:
         refuse_stale(records, version)
         self.refuse_silence(records)
         self.loop.episodes.write(*records)
-        self.recent.append(records)
+        self.recent.append([without_tokens(record) for record in records])
         sampled = time.monotonic()
 
         heard = records
@@ -117,23 +117,41 @@ class RolloutStep:
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
             by_task.setdefault(job.task.name, []).append(job)
-        walk = self.shuffled if self.config.shuffle_feedback and policy else self.in_order
-        found = await gather(
-            walk(self.engine(mine[0].task, policy, self.config.temperature), mine)
+        walks = [
+            (self.engine(mine[0].task, policy, self.config.temperature), mine)
             for mine in by_task.values()
-        )
-        return [record for records in found for record in records]
+        ]
+        if self.config.shuffle_feedback and policy:
+            found = await self.shuffled(walks)
+        else:
+            found = await gather(self.in_order(*walk) for walk in walks)
+        # Mini-batches are cut in this order: task by task, an update would be one task's alone.
+        place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
+        together = [record for records in found for record in records]
+        return sorted(together, key=lambda r: place[r.example_id, r.rollout])
 
     async def in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
         if not self.objective.refines:
             return await engine.each(jobs, engine.critiqued)
         return await engine.run(jobs, _ignore)
 
-    async def shuffled(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
-        """The control: drafts first, then everybody gets somebody else's feedback."""
-        drafts = await engine.each(jobs, engine.critiqued)
+    async def shuffled(self, walks: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
+        """The control: drafts first, then everybody gets somebody else's feedback.
+
+        The drafts of all tasks first: where waves decide, nobody may sit down while others play.
+        """
+        drafts = await gather(engine.each(jobs, engine.critiqued) for engine, jobs in walks)
         if not self.objective.refines:
             return drafts
+        refined = await gather(
+            self.misled(*walk, mine) for walk, mine in zip(walks, drafts, strict=True)
+        )
+        return [[*mine, *theirs] for mine, theirs in zip(drafts, refined, strict=True)]
+
+    async def misled(
+        self, engine: Engine, jobs: Sequence[Job], drafts: Sequence[Record]
+    ) -> list[Record]:
+        """The refined rollouts of one task, each with another example's feedback."""
         swapped = swap_feedback(drafts, self.shuffle_key(jobs[0].step))
         given = {
             (draft.example_id, draft.rollout): (feedback, draft)
@@ -141,10 +159,9 @@ class RolloutStep:
             if feedback is not None
         }
         told = [job for job in jobs if (job.example.id, job.index) in given]
-        refined = await engine.each(
+        return await engine.each(
             told, lambda job: engine.refine(job, *given[job.example.id, job.index])
         )
-        return [*drafts, *refined]
 
     def shuffle_key(self, step: int) -> str:
         return f"{self.config.seed}/{step}"
@@ -179,6 +196,11 @@ def slots(jobs: Sequence[Job]) -> Slot:
         return task.slot(example, seat, feedback)
 
     return slot
+
+
+def without_tokens(record: Record) -> Record:
+    """What a summary reads of a record; ids and log-probs are nearly all of its memory."""
+    return replace(record, episode=replace(record.episode, traces=()))
 
 
 def refuse_stale(records: Sequence[Record], version: str) -> None:

@@ -40,7 +40,7 @@ class Teacher:
         with torch.no_grad(), teaching(self.policy, self.state):
             yield
 
-    def log_probs(self, spans: Sequence[Span], budget: int) -> list[Tensor]:
+    def log_probs(self, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
         """Per span, log-probs [n_trained] of its trained tokens."""
         found: list[Tensor] = [torch.empty(0)] * len(spans)
         with self.reading():
@@ -50,7 +50,7 @@ class Teacher:
                     found[index] = scored.log_prob[scored.owner == row]
         return found
 
-    def hidden(self, spans: Sequence[Span], budget: int) -> Tensor:
+    def hidden(self, spans: Sequence[Span], budget: int | None) -> Tensor:
         """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""
         found: list[Tensor] = [torch.empty(0)] * len(spans)
         with self.reading():

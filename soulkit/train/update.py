@@ -69,7 +69,7 @@ def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[l
         yield [i for group in whole[start : start + prompts] for i in group]
 
 
-def log_probs(policy: Policy, spans: Sequence[Span], budget: int) -> list[Tensor]:
+def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
     """Per span, log-probs of its trained tokens [n_trained], without gradient."""
     return Teacher(policy).log_probs(spans, budget)
 
@@ -156,7 +156,7 @@ def sampler_corrections(
     sequences: Sequence[TrainSequence],
     old: Sequence[Tensor],
     cap: float,
-    budget: int,
+    budget: int | None,
     found: Sequence[TrainSequence],
 ) -> list[Tensor]:
     """`sampler_weights`, with the twins that are not trained scored for their copies' sake."""

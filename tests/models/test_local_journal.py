@@ -144,8 +144,9 @@ def test_replies_come_back_exactly(tmp_path: Path) -> None:
 
 
 def test_another_prompt_policy_or_company_is_another_request(tmp_path: Path) -> None:
+    Journal(tmp_path / "j.jsonl").write([asked(0), asked(1)], [ODD, ODD])
     journal = Journal(tmp_path / "j.jsonl")
-    journal.write([asked(0), asked(1)], [ODD, ODD])
+    assert journal.one(asked(0)) == ODD
     assert journal.one(asked(0, policy="v2")) is None
     assert journal.one(asked(0, prompt=(1, 2))) is None
     assert journal.batch([asked(0)]) is None
@@ -153,13 +154,21 @@ def test_another_prompt_policy_or_company_is_another_request(tmp_path: Path) -> 
 
 
 def test_a_cleared_journal_is_empty_and_goes_on(tmp_path: Path) -> None:
+    Journal(tmp_path / "j.jsonl").write([asked(0)], [ODD])
     journal = Journal(tmp_path / "j.jsonl")
-    journal.write([asked(0)], [ODD])
+    assert len(journal) == 1
     journal.clear()
     assert (len(journal), journal.one(asked(0))) == (0, None)
     assert (tmp_path / "j.jsonl").read_bytes() == b""
     journal.write([asked(1)], [ODD])
     assert len(Journal(tmp_path / "j.jsonl")) == 1
+
+
+def test_what_is_written_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.write([asked(0)], [ODD])
+    assert (len(journal), journal.one(asked(0))) == (0, None)
+    assert Journal(tmp_path / "j.jsonl").one(asked(0)) == ODD
 
 
 def test_another_file_is_refused_by_line(tmp_path: Path) -> None:
@@ -172,12 +181,16 @@ def test_another_file_is_refused_by_line(tmp_path: Path) -> None:
 
 def test_new_weights_are_sampled_anew(folder: Path, tmp_path: Path) -> None:
     loaded = LocalModel.load(folder)
-    journal = Journal(tmp_path / "j.jsonl")
-    model = LocalModel(loaded.model, loaded.tokenizer, policy_version="v1", journal=journal)
-    call = Call(role="actor", example_id="x")
-    context = [Segment("user", "ba")]
-    first = asyncio.run(model.complete(context, SAMPLING, call))
-    assert asyncio.run(model.complete(context, SAMPLING, call)) is first
-    model.policy_version = "v2"
-    assert asyncio.run(model.complete(context, SAMPLING, call)).policy == "v2"
-    assert len(journal) == 2
+    call, context = Call(role="actor", example_id="x"), [Segment("user", "ba")]
+    path = tmp_path / "j.jsonl"
+
+    def reply_of(version: str) -> Completion:
+        model = LocalModel(
+            loaded.model, loaded.tokenizer, policy_version=version, journal=Journal(path)
+        )
+        return asyncio.run(model.complete(context, SAMPLING, call))
+
+    first = reply_of("v1")
+    assert reply_of("v1") == first and len(Journal(path)) == 1
+    assert reply_of("v2").policy == "v2"
+    assert len(Journal(path)) == 2

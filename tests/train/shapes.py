@@ -44,6 +44,9 @@ from soulkit.models.tiny import tiny_tokenizer
 WINDOW = 7
 """Of every kind that has a sliding window; sequences of the tests are longer."""
 
+LONG = 40
+"""Where a kind with two ways to read positions turns from one to the other."""
+
 WORDS = [a + b + c for a in "bdfgklmn" for b in "aeiou" for c in "nrst"]
 _CONTEXT = 1024
 _GAIN = 1.2
@@ -128,6 +131,23 @@ def _phi3(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
     text = {k: v for k, v in _TEXT.items() if k != "head_dim"}
     shape = {"num_hidden_layers": 2, "sliding_window": WINDOW}
     return Phi3ForCausalLM(Phi3Config(vocab_size=vocab, **text, **ends, **shape))
+
+
+def _phi3_long(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
+    """Positions are read in another way in a batch whose longest sequence has more than LONG."""
+    text = {k: v for k, v in _TEXT.items() if k != "head_dim"}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": LONG,
+        "partial_rotary_factor": 1.0,
+    }
+    shape = {"num_hidden_layers": 2, "original_max_position_embeddings": LONG}
+    return Phi3ForCausalLM(
+        Phi3Config(vocab_size=vocab, rope_parameters=rope, **text, **ends, **shape)
+    )
 
 
 def _llama4(vocab: int, ends: dict[str, Any]) -> torch.nn.Module:
@@ -237,6 +257,7 @@ KINDS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "llama": _llama,
     "mistral": _mistral,
     "phi3": _phi3,
+    "phi3-long": _phi3_long,
     "gemma3": _gemma3,
     "gemma3-vl": _gemma3_vl,
     "qwen3-vl": _qwen3_vl,

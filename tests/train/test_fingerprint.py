@@ -194,6 +194,20 @@ def test_the_print_of_a_model_is_that_of_its_base(base: Path) -> None:
     assert model_print(policy) == model_print(bare)  # how a batch was padded is no part of it
 
 
+def test_equal_weights_that_are_read_in_another_way_are_another_model(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    before = model_print(policy_of(base, **SMALL))
+    assert model_print(policy_of(folder, **SMALL)) == before  # where it lies does not matter
+    said = json.loads((folder / "config.json").read_text())
+    said["rope_parameters"] = {"rope_type": "default", "rope_theta": 77.0}
+    (folder / "config.json").write_text(json.dumps(said))
+    after = model_print(policy_of(folder, **SMALL))
+    assert {name for name in before if before[name] != after[name]} == {"settings"}
+
+
 def test_a_sample_spreads_over_the_columns_of_a_matrix() -> None:
     wide = torch.arange(4096 * 4096, dtype=torch.int32).reshape(4096, 4096)
     picked = torch.frombuffer(bytearray(_sample(wide)), dtype=torch.int32)

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import gpu_step
 from soulkit.train.fuse import LoraProduct, compile_modules, fuse, fuse_lora, parts_of
 from soulkit.train.packing import in_tries
-from soulkit.train.policy import Policy
+from soulkit.train.policy import Policy, load_policy
 from tests.train.shapes import build
-from tests.train.support import assert_close, gradients, jolt, policy_of, step_of
+from tests.train.support import assert_close, config, gradients, jolt, policy_of, step_of
 
 ALL = ("lora", "norm", "mlp")
 LORA: dict[str, Any] = {"r": 4, "alpha": 12}
@@ -83,6 +83,20 @@ def test_later_weights_are_used(tmp_path: Path) -> None:
     for policy in (plain, fused):
         jolt(policy, 0.1, seed=9)
     torch.testing.assert_close(base_scores(fused)[0], base_scores(plain)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_is_wrong_is_noticed_though_the_adapter_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LoraProduct.apply
+    folder = build("qwen3", tmp_path / "model")
+    policy = load_policy(config(fused="off"), folder)
+    before = policy.version()
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraProduct, "apply", lambda *a: plain(*a[:-1], 3 * a[-1]))
+        assert fuse(policy.decoder, ["lora"]) == {"lora": 0}
+    assert fuse(policy.decoder, ["lora"])["lora"] > 0
+    assert policy.version() == before
 
 
 def test_unknown_parts_are_an_error(tmp_path: Path) -> None:

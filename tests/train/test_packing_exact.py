@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import ModelLoadError
-from soulkit.train import blocks
+from soulkit.train import blocks, probe
 from soulkit.train.blocks import Costs
 from soulkit.train.packing import Pack, in_tries
 from soulkit.train.policy import Policy
 from soulkit.train.sequences import Span
 from tests.train.one_by_one import Outcome, one_by_one, packed
-from tests.train.shapes import WINDOW, build
+from tests.train.shapes import LONG, WINDOW, build
 from tests.train.support import assert_close, policy_of
 
 FAMILIES = (
@@ -286,6 +286,24 @@ def test_a_window_is_respected_far_beyond_its_length(load: Load) -> None:
         for costs in (None, SMALL):
             with as_tries(policy, costs):
                 assert_exact(policy, [*spans, FIXED["strangers"][0]], 10_000)
+
+
+@pytest.mark.parametrize("packing", ["auto", "off"])
+def test_a_long_sequence_does_not_change_how_short_ones_are_read(load: Load, packing: str) -> None:
+    policy = load("phi3-long", packing=packing, **LORA)
+    spans = chain((LONG - 8, LONG, LONG + 1, 3 * LONG))
+    for budget in (60, 10_000):
+        assert_exact(policy, [*spans, *FIXED["drafts"]], budget)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "phi3", "qwen3-sliding", "gemma3"])
+def test_the_probe_is_longer_than_the_window_wherever_a_family_keeps_it(
+    load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "SHORTEST", 1)
+    policy = load(kind, **LORA)
+    assert WINDOW in [window for window, _ in policy.shape.windows]  # type: ignore[union-attr]
+    assert max(len(span.ids) for span in probe.probe_spans(policy)) > WINDOW
 
 
 def test_the_plan_that_the_cost_model_picks_is_exact_either_way(load: Load) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local import LocalModel
-from soulkit.train.policy import CHUNK, Policy
+from soulkit.train.policy import CHUNK, Policy, load_policy
 from soulkit.train.sequences import Span, spans
 from soulkit.train.update import log_probs
 from soulkit.types import Call, Completion, Sampling, Segment
@@ -155,6 +155,21 @@ def test_only_the_adapter_is_trained_unless_all_weights_are(folder: Path, policy
     }  # fmt: skip
     every = policy_of(folder, move=0.0, full=True, method="sft")
     assert any("embed_tokens" in name for name, _ in every.trained)
+
+
+@pytest.mark.parametrize(("full", "wanted"), [(True, "float32"), (False, "auto")])
+def test_all_weights_are_never_trained_in_a_checkpoints_half_precision_unasked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, full: bool, wanted: str
+) -> None:
+    asked, plain = [], LocalModel.load
+
+    def load(path: Path, **how: Any) -> LocalModel:
+        asked.append(how["dtype"])
+        return plain(path, **how)
+
+    monkeypatch.setattr(LocalModel, "load", load)
+    load_policy(config(full=full, method="sft"), folder)
+    assert asked == [wanted]
 
 
 def test_a_saved_adapter_gives_the_trainers_log_probs(

@@ -202,6 +202,8 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
     assert {n: sum(r.task == n for r in drafts) for n in ("tomi", "paratomi")} == {
         "tomi": 16, "paratomi": 8
     }  # fmt: skip
+    tasks = [r.task for r in drafts[::2]]  # one of each group; updates take prompts in this order
+    assert tasks not in (sorted(tasks), sorted(tasks, reverse=True))
     own = {(r.example_id, r.rollout): r.received for r in drafts}
     given = [r for r in records if r.given is not None]
     assert given

@@ -1,0 +1,108 @@
+"""The playing half of a step: the order of records, and batches that no clock decides."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from soulkit.models.base import Cast, Player
+from soulkit.models.local import LocalModel
+from soulkit.play.engine import Job
+from soulkit.runs import Run
+from soulkit.train.assemble import make_cast
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.rollout import RolloutStep, without_tokens
+from soulkit.types import Call, Completion, Record, Sampling, Segment
+from tests.train.support import config, random_model, rows
+
+
+@pytest.fixture(scope="module")
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    return LocalModel.load(random_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+class Hesitant:
+    """A coach that answers after some turns of the event loop, never the same number."""
+
+    name = "hesitant"
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        for _ in range(self.random.randrange(14)):
+            await asyncio.sleep(0)
+        return Completion(text=f"Read it once more, {call.example_id}.")
+
+    async def close(self) -> None: ...
+
+
+class Watched(LocalModel):
+    """Remembers which calls shared a batch."""
+
+    batches: list[list[str]]
+
+    def _reply(self, batch: list[Any]) -> list[Completion]:
+        self.batches.append([f"{r.call.example_id}/{r.call.kind}" for r in batch])
+        return super()._reply(batch)
+
+
+def jobs() -> list[Job]:
+    """Prompts of two tasks in turn."""
+    tasks = [rows("tomi", 4), rows("paratomi", 2)]
+    (tomi, some), (paratomi, others) = tasks
+    pairs = [(tomi, some[0]), (paratomi, others[0]), (tomi, some[1]), (paratomi, others[1]),
+             (tomi, some[2]), (tomi, some[3])]  # fmt: skip
+    return [Job(task, example, index) for task, example in pairs for index in range(2)]
+
+
+def played(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record], list[list[str]]]:
+    """The records of one step and the batches of its deterministic sampler."""
+    asked = config(max_tokens=3, concurrency=2, **settings)
+    model: Any = Watched(sampler.model, sampler.tokenizer, deterministic=True)
+    model.batches = []
+    cast = Cast(actor=Player(model), coach=Player(Hesitant(seed)))
+    loop: Any = SimpleNamespace(config=asked)
+    step = RolloutStep(loop, Ditto(), model, cast, [], [], deque())
+    return asyncio.run(asyncio.wait_for(step.rollouts(jobs()), 60)), model.batches
+
+
+def test_records_are_in_the_order_of_their_prompts_not_task_by_task(sampler: LocalModel) -> None:
+    for shuffle in (False, True):
+        records, _ = played(sampler, 1, shuffle_feedback=shuffle)
+        wanted = [(job.example.id, job.index) for job in jobs()]
+        assert [(r.example_id, r.rollout) for r in records if r.kind == "draft"] == wanted
+        refined = [(r.example_id, r.rollout) for r in records if r.kind == "refined"]
+        assert refined == [who for who in wanted if who in refined] and refined
+
+
+def test_shuffled_feedback_of_two_tasks_is_sampled_in_batches_that_no_clock_decides(
+    sampler: LocalModel,
+) -> None:
+    found = [played(sampler, seed, shuffle_feedback=True)[1] for seed in range(24)]
+    assert all(batches == found[0] for batches in found)
+
+
+def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None:
+    records, _ = played(sampler, 1)
+    assert records[0].episode.traces
+    kept = without_tokens(records[0])
+    assert not kept.episode.traces and kept.score == records[0].score
+
+
+def test_an_actor_that_coaches_itself_draws_with_the_seed_of_the_run(
+    sampler: LocalModel, tmp_path: Path
+) -> None:
+    run = Run(path=tmp_path, command="train ditto", resumed=False)
+    for seed in (0, 7):
+        coach = make_cast(config(coach="self", seed=seed), sampler, run).coach
+        assert coach is not None and coach.sampling.seed == seed
