@@ -55,9 +55,12 @@ class Clock:
         if time.monotonic() - self._saved >= _SAVE_EVERY:
             self.save()
 
-    def save(self) -> None:
-        self._saved = time.monotonic()
-        write_json(self._path, {"seconds": self.seconds})
+    def save(self) -> float:
+        """Writes the seconds so far and returns them: what a summary says and what a later start
+        adds to are one number."""
+        self._saved, seconds = time.monotonic(), self.seconds
+        write_json(self._path, {"seconds": seconds})
+        return seconds
 
 
 def _seconds_in(path: Path) -> float:

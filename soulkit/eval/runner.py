@@ -321,9 +321,9 @@ async def evaluate(
         await gather(_played(part, jobs, players, config, sink) for part in work)
     finally:
         writer.close()
-        clock.save()
+        seconds = clock.save()
     records = [kept[key] for key in _keys(work, config.repeats)]
-    summary = _summary(work, records, config, clock.seconds, _cost(records, ledger))
+    summary = _summary(work, records, config, seconds, _cost(records, ledger))
     run.write_summary(summary)
     return summary
 

@@ -136,10 +136,9 @@ def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
 
 
 def check_lengths(
-    policy: Policy, sampler: LocalModel, material: Material, config: TrainConfig
+    policy: Policy, limit: int | None, material: Material, config: TrainConfig
 ) -> None:
     """Every training prompt and its response must fit the model's context, or nothing starts."""
-    limit = sampler.context_limit
     if limit is None:
         return
     worst, count = 0, 0

@@ -109,10 +109,11 @@ class Loop:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
         return turn or ranks(self.run.checkpoints, dev, self.config.keep_best)
 
-    def checkpoint(self, dev: float | None = None) -> None:
+    def checkpoint(self, dev: float | None = None, *, within_step: bool = False) -> None:
         """Write where the run stands; `dev` is the dev score of these weights, where there is one.
 
-        Older checkpoints go, but for the newest and the best; the sampler's journal begins anew.
+        Older checkpoints go, but for the newest and the best; the sampler's journal begins anew,
+        unless a step is under way, which will be taken again from what was sampled.
         """
         position = Position(
             step=self.step,
@@ -124,7 +125,8 @@ class Loop:
         )
         save_checkpoint(self.run.checkpoints, self.policy, self.optimizer, position)
         prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
-        self._forget_sampled()
+        if not within_step:
+            self._forget_sampled()
 
     def _forget_sampled(self) -> None:
         if self.journal is not None:

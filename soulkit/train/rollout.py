@@ -167,11 +167,15 @@ class RolloutStep:
         return f"{self.config.seed}/{step}"
 
     def refuse_silence(self, records: Sequence[Record]) -> None:
-        """ProviderError when a step brought nothing but failures. The weights so far are kept."""
+        """ProviderError when a step brought nothing but failures.
+
+        The weights so far are kept, and so is the evidence, behind the checkpoint's offset.
+        """
         found = silence(records)
         if found:
             if self.loop.step:
-                self.loop.checkpoint()
+                self.loop.checkpoint(within_step=True)
+            self.loop.episodes.write(*records)
             raise ProviderError(found)
 
     async def evaluate(self, step: int) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ from soulkit.train.measure import feedback_totals, reward_metrics
 from soulkit.train.policy import Policy, load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sampling import Pool
-from soulkit.train.sft import SupervisedStep
+from soulkit.train.sft import SupervisedStep, check_lessons
 from soulkit.train.teacher import load_teacher, start_ema
 from soulkit.train.tracking import check_tracker, make_tracker
 from soulkit.types import Record
@@ -60,7 +60,7 @@ def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
         material = gather_material(config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         policy = load_policy(config, base_model(config, material, out))
-        teacher = None if config.method == "sft" else make_ready(config, policy, material)
+        teacher = make_ready(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
         with alone(run):
@@ -73,7 +73,11 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
 
     The average is there before the loop resumes, which puts the kept one in its place.
     """
-    check_lengths(policy, policy.sampler(1), material, config)
+    limit = policy.sampler(1).context_limit
+    if config.method == "sft":
+        check_lessons(policy, limit, material.pool)
+        return None
+    check_lengths(policy, limit, material, config)
     teacher = load_teacher(config, policy)
     if config.teacher == "ema" and make_objective(config).reader == "self":
         start_ema(policy)
@@ -86,6 +90,12 @@ def _open(config: TrainConfig, out: Path) -> Run:
 
 def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other."""
+    if config.full and config.dtype in ("bfloat16", "float16"):
+        raise ConfigError(
+            f"All weights were to be trained in {config.dtype}.",
+            "A usual update is less than half a step of most such numbers and is rounded away.",
+            "Use --set dtype=float32, or train an adapter, whose weights are float32 anyway.",
+        )
     if config.full and config.adapter is not None:
         raise ConfigError(
             "All weights were to be trained, and an adapter was named to start from.",

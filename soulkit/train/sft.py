@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
 from soulkit.train.assemble import has_tags
 from soulkit.train.config import TrainConfig
@@ -70,6 +70,21 @@ def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Poli
             "Train it with grpo or ditto, or define gold() in the task.",
         )
     return gold_spans(episode, policy.renderer, policy.encode_reply)
+
+
+def check_lessons(policy: Policy, limit: int | None, pool: Pool) -> None:
+    """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
+    lengths = [
+        len(span.ids) for task, example in pool for span in lesson(task, example, None, policy)
+    ]
+    longer = sum(limit is not None and length > limit for length in lengths)
+    if longer:
+        raise DataError(
+            f"{longer} of {len(lengths)} lessons do not fit: the longest has {max(lengths)} "
+            f"tokens, and the model's context holds {limit}.",
+            "Beyond it the model has no positions that mean anything.",
+            "Use shorter rows, or a model with more context.",
+        )
 
 
 def imitate(

@@ -11,7 +11,7 @@ in the backward pass, so that only one chunk's vocabulary is ever in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +22,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.divergence import divergence
 from soulkit.train.loss import (
     TokenLoss,
+    clamp_log_ratio,
     clipped_loss,
     gspo_loss,
     kl_penalty,
@@ -32,9 +33,6 @@ from soulkit.train.packing import Pack
 from soulkit.train.policy import Policy, Scored
 from soulkit.train.sequences import Loss, TrainSequence
 from soulkit.train.teacher import Teacher
-
-CHUNK_LOGITS = 2**26
-"""Logits of one chunk (256 MiB in float32)."""
 
 
 @dataclass
@@ -111,8 +109,6 @@ class Share:
     """Places in `prepared.sequences`."""
     scored: Scored
     """Of these sequences alone; `owner` counts through `indices`."""
-    hidden: Tensor | None
-    """[n_trained, width], where the pack was computed as hidden states."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -140,14 +136,13 @@ def pack_loss(
     `indices` say which of `prepared.sequences` the pack's spans are.
     """
     kinds = [prepared.sequences[i].loss for i in indices]
-    scored, hidden = _forward(policy, pack, kinds, entropy=config.entropy_coef > 0)
+    compared = "divergence" in kinds
+    scored = policy.score(pack, entropy=config.entropy_coef > 0, hidden=compared)
     total = scored.log_prob.new_zeros(())
     for kind in sorted(set(kinds)):
         rows = [row for row, k in enumerate(kinds) if k == kind]
-        picked, tokens = _rows_of(scored, rows)
-        states = None if hidden is None else hidden[tokens]
         mine = [indices[row] for row in rows]
-        share = Share(policy, prepared, config, tally, mine, picked, states)
+        share = Share(policy, prepared, config, tally, mine, _of_rows(scored, rows))
         factors = share.per_token([_factor(s, counts, config) for s in share.sequences])
         total = total + (TERMS[kind](share) * factors).sum()
     return total
@@ -163,68 +158,15 @@ def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) 
     )
 
 
-# --- forward --------------------------------------------------------------------------------------
-
-
-def _forward(
-    policy: Policy, pack: Pack, kinds: Sequence[Loss], entropy: bool
-) -> tuple[Scored, Tensor | None]:
-    """Log-probs of the pack; as hidden states, too, where distributions are compared.
-
-    Sequences that are only compared get no log-probs (zeros): nobody asks for them.
-    """
-    if "divergence" not in kinds:
-        return policy.score(pack, entropy=entropy), None
-    hidden = policy.hidden(pack)
-    lengths = torch.tensor([span.n_trained for span in pack.spans])
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(hidden.device)
-    asked = torch.tensor([k != "divergence" for k in kinds], device=hidden.device)[owner]
-    targets = [i for s in pack.spans for i, t in zip(s.ids, s.trained, strict=True) if t]
-    ids = torch.tensor(targets, device=hidden.device)
-    log_prob, spread = token_scores(policy, hidden[asked], ids[asked], entropy)
-    zeros = log_prob.new_zeros(len(owner))
-    scored = Scored(
-        zeros.masked_scatter(asked, log_prob), zeros.masked_scatter(asked, spread), owner
-    )
-    return scored, hidden
-
-
-def token_scores(
-    policy: Policy, hidden: Tensor, targets: Tensor, entropy: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` [n] and entropies [n] (detached unless asked for) at `hidden`."""
-
-    def scores(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        log = torch.log_softmax(policy.logits(states), -1)
-        spread = -(log.exp() * log).sum(-1)
-        chosen = log.gather(-1, ids[:, None]).squeeze(-1)
-        return chosen, spread if entropy else spread.detach()
-
-    parts: list[tuple[Tensor, Tensor]] = [
-        checkpoint(scores, states, ids, use_reentrant=False, preserve_rng_state=False)
-        for states, ids in chunks(policy, hidden, targets)
-    ]
-    if not parts:
-        return hidden.new_zeros(0).float(), hidden.new_zeros(0).float()
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
-def chunks(policy: Policy, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Equal slices of tensors [n, ...], small enough that their logits fit a chunk."""
-    vocabulary = policy.causal.get_output_embeddings().weight.shape[0]
-    size = max(1, CHUNK_LOGITS // vocabulary)
-    for start in range(0, len(tensors[0]), size):
-        yield tuple(t[start : start + size] for t in tensors)
-
-
-def _rows_of(scored: Scored, rows: Sequence[int]) -> tuple[Scored, Tensor]:
-    """The tokens of some sequences, renumbered from 0, and where they stand."""
+def _of_rows(scored: Scored, rows: Sequence[int]) -> Scored:
+    """What was scored of some sequences, renumbered from 0."""
     count = int(scored.owner.max()) + 1
     number = scored.owner.new_full((count,), -1)
     number[torch.tensor(rows, device=number.device)] = torch.arange(len(rows), device=number.device)
     owner = number[scored.owner]
     tokens = (owner >= 0).nonzero().squeeze(-1)
-    return Scored(scored.log_prob[tokens], scored.entropy[tokens], owner[tokens]), tokens
+    hidden = None if scored.hidden is None else scored.hidden[tokens]
+    return Scored(scored.log_prob[tokens], scored.entropy[tokens], owner[tokens], hidden)
 
 
 # --- terms ----------------------------------------------------------------------------------------
@@ -287,7 +229,8 @@ def _imitation_term(share: Share) -> Tensor:
 def _divergence_term(share: Share) -> Tensor:
     """Divergence of the student's distributions to the teacher's."""
     teacher, config, policy = share.prepared.teacher, share.config, share.policy
-    if teacher is None or share.hidden is None:
+    hidden = share.scored.hidden
+    if teacher is None or hidden is None:
         raise ValueError("a divergence needs a teacher and the student's hidden states")
     read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
     told = teacher.hidden(read, config.tokens_per_batch)
@@ -301,7 +244,7 @@ def _divergence_term(share: Share) -> Tensor:
 
     parts: list[Tensor] = [
         checkpoint(compare, own, other, use_reentrant=False, preserve_rng_state=False)
-        for own, other in chunks(policy, share.hidden, told)
+        for own, other in policy.chunks(hidden, told)
     ]
     found = torch.cat(parts)
     share.tally.add("divergence", len(found), divergence=float(found.detach().sum()))
@@ -332,7 +275,7 @@ class _Rows:
 
 
 def _note(tally: Tally, lost: TokenLoss, scored: Scored) -> None:
-    ratio = lost.log_ratio.exp()
+    ratio = clamp_log_ratio(lost.log_ratio).exp()
     tally.add(
         "policy",
         len(ratio),

