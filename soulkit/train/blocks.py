@@ -32,9 +32,9 @@ class Costs:
 
     linear: float = 800.0
     """A token's way through the linear layers."""
-    causal: float = 0.62
+    causal: float = 0.48
     """A pair under the causal kernel, which skips the upper half."""
-    copy: float = 8.0
+    copy: float = 12.0
     """One key and value put beside others."""
     call: float = 2500.0
 

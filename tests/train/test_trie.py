@@ -69,7 +69,7 @@ def test_a_chain_without_branches_is_one_causal_rectangle() -> None:
     trie = build_trie([tuple(range(700))])
     ((block,), cost) = plan_blocks(trie, Costs())[1], plan_blocks(trie, Costs())[0]
     assert block.causal and block.queries == (0, 700)
-    assert cost == pytest.approx(2500 + 0.62 * 700**2)
+    assert cost == pytest.approx(2500 + 0.48 * 700**2)
 
 
 def test_leaves_do_not_pay_for_each_other_when_they_are_long() -> None:
