@@ -190,8 +190,9 @@ class Episode:
 class Score:
     """`value` is the headline, `reward` what training maximises; both None when unscored.
 
-    `status` is `ok`, or the actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`,
-    `refusal`: scored at the task's minimum), or `unscored` with a `reason`.
+    `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
+    actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`: scored at the
+    task's minimum), or `unscored` with a `reason`.
     """
 
     value: float | None
@@ -238,6 +239,11 @@ class Feedback:
     gold."""
     chance: float | None = None
     """What guessing would give that reader: 1 / number of options."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether an actor may see it: what leaks may only where leaking is the point."""
+        return not self.leak or self.kind == "worked_example"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

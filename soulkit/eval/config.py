@@ -5,12 +5,11 @@ was cut short by an impatient time-out may be finished with a longer one. Everyt
 as it was, or the run folder refuses.
 
 Rows come from `data[task]` (a file, a folder with the released files, or `synth:N`), else from the
-folder that the environment variable SOULKIT_DATA names.
+folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from soulkit.config import Settings
+from soulkit.data.folder import looked_for, released_files
 from soulkit.data.rows import Loaded, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows, makeable
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -27,8 +27,6 @@ from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, TaskSpec, load_registry
 from soulkit.types import Protocol, Sampling
 
-DATA_FOLDER = "SOULKIT_DATA"
-"""The environment variable that names a folder with the released evaluation files."""
 PATIENCE = frozenset(
     ("concurrency", "timeout_s", "max_attempts", "backoff_s", "batch_size", "max_unscored")
 )
@@ -190,29 +188,22 @@ def _files(task: Task, given: str | None) -> Sequence[Path]:
     """The files of a task: the one given, or the released ones in a folder."""
     if given is not None and not Path(given).is_dir():
         return [Path(given)]
-    folder = given if given is not None else os.environ.get(DATA_FOLDER)
-    if not folder:
-        raise _no_rows(task, "no --data was given, and SOULKIT_DATA is not set")
     names = task.spec.files.eval
-    found = [Path(folder) / name for name in names if (Path(folder) / name).is_file()]
+    found = released_files(task.name, names, given)
     if not found:
-        looked = " or ".join(names)
-        raise _no_rows(
-            task,
-            f"the folder '{folder}' was searched for {looked}"
-            if names
-            else f"'{folder}' is a folder, and the task has no released file to look for in it",
-        )
+        raise _no_rows(task, looked_for(names, given))
     return found
 
 
 def _no_rows(task: Task, why: str) -> DataError:
     made = f"--data {task.name}={MADE}100 (rows made here), or " if task.name in makeable() else ""
+    pull = f"soul data pull --task {task.name} --split eval"
+    pulled = f"Download them: {pull}; or give" if task.spec.files.eval else "Give"
     imported = ""
     if task.spec.formats:
         imported = f"; an original file is turned into rows by: soul data import {task.name} FILE"
     return DataError(
         f"There are no rows for the task '{task.name}'.",
         f"Why none were found: {why}.",
-        f"Give {made}--data {task.name}=FILE{imported}.",
+        f"{pulled} {made}--data {task.name}=FILE{imported}.",
     )

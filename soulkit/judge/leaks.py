@@ -165,6 +165,6 @@ async def _read_once(text: str, view: LeakView, reader: Player, call: Call) -> b
     random.Random(f"{call.example_id}/{call.rollout}/{call.step}/{call.sample}").shuffle(options)
     prompt = _blind_prompt(text, view.question, options)
     completion = await reader.complete((Segment("user", prompt),), call)
-    letter, status = tagged_letter(completion.text, "paper")
-    index = ord(letter) - ord("A") if status == "ok" else -1
+    letter, _ = tagged_letter(completion.text, "paper")
+    index = ord(letter) - ord("A") if letter else -1
     return 0 <= index < len(options) and plain(options[index]) == plain(view.gold)

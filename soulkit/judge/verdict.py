@@ -56,7 +56,8 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     """(upper-case letter or "", status): `B`; under `paper` also `B.`, `(B)` and `B. some text`.
 
-    The status is `ok`, `no_tag`, or (`paper` only) `malformed`.
+    The status is `ok`, `no_tag`, or (`paper` only) `salvaged` for a letter with more around it and
+    `malformed` for what is no letter.
     """
     if protocol == "reference":
         found = _LETTER.search(spoken(text, protocol))
@@ -65,7 +66,10 @@ def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     if inside is None:
         return "", "no_tag"
     letter = _LOOSE_LETTER.fullmatch(inside.strip("*`\"' "))
-    return (letter.group(1).upper(), "ok") if letter else ("", "malformed")
+    if not letter:
+        return "", "malformed"
+    bare = inside.upper() == letter.group(1).upper()
+    return letter.group(1).upper(), "ok" if bare else "salvaged"
 
 
 def has_word(text: str, word: str) -> bool:
@@ -85,6 +89,8 @@ def named(text: str, options: Iterable[str]) -> frozenset[str]:
     """
     left, found = plain(text), set()
     for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
+        if option not in left:
+            continue  # compiling a pattern of a long option costs far more than looking for it
         left, times = _whole(option).subn(" | ", left)
         if times:
             found.add(option)

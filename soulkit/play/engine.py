@@ -63,11 +63,13 @@ class FeedbackPolicy:
     show_draft: bool = False
     """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
     the coach wrote."""
+    worked_examples: bool = False
+    """Tasks whose feedback shows a worked example, answer included, give feedback at all."""
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
-        if score.reward is None:
-            return False
         gate = task.spec.feedback
+        if score.reward is None or (gate.kind == "worked_example" and not self.worked_examples):
+            return False
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high
         if self.when == "task":
@@ -134,7 +136,7 @@ class Engine:
         """Draft, feedback where the policy wants it, refined where the feedback does not leak."""
         draft = await self.critiqued(job)
         sink(draft)
-        if draft.received is None or draft.received.leak:
+        if draft.received is None or not draft.received.usable:
             return [draft]
         refined = await self.refine(job, draft.received, draft)
         sink(refined)
@@ -210,7 +212,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def terse(job: Job) -> Feedback | None:
     """What the task's rules say about the example whatever the draft."""
     text = job.task.explain(job.example, None, None)
-    return Feedback(text=text, author="terse") if text else None
+    return replace(job.task.symbolic(text), author="terse") if text else None
 
 
 def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:

@@ -10,7 +10,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from soulkit.data.rows import bind, content_hash
 from soulkit.errors import ConfigError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import plain
 from soulkit.models.base import Cast
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
@@ -38,6 +39,9 @@ from soulkit.types import (
     Turn,
     unscored,
 )
+
+READABLE = ("ok", "salvaged")
+"""Statuses of an answer that is graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,8 @@ class Task(ABC):
         fields = self.prepare(bind(row, self.spec.columns, self.name, source))
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
-        cluster = content_hash("", {c: fields.get(c) for c in self.spec.cluster})
+        named = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
+        cluster = content_hash("", named)
         return Example(
             id=key,
             task=self.name,
@@ -93,9 +98,18 @@ class Task(ABC):
             seats=self.spec.seats,
             split=split,
             source=source,
-            cluster=cluster if self.spec.cluster else key,
+            cluster=cluster if named else key,  # a row that names no cluster stands alone
             tags=self.tags(fields),
         )
+
+    def examples(
+        self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
+    ) -> tuple[Example, ...]:
+        """What a row is played as: one example, unless the task plays it in several forms.
+
+        Forms of one row share their cluster, and their ids stand next to each other when sorted.
+        """
+        return (self.example(row, source=source, split=split),)
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Normalise a bound row (parse list literals, say); DataError on what cannot be used."""
@@ -136,9 +150,14 @@ class Task(ABC):
         """Feedback on a scored draft: from the cast's coach, else from the task's own rules."""
         if cast.coach is None:
             text = self.explain(example, episode, score)
-            return Feedback(text=text, author="symbolic") if text else None
+            return self.symbolic(text) if text else None
         prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
-        return await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        said = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        return replace(said, kind=self.spec.feedback.kind)
+
+    def symbolic(self, text: str) -> Feedback:
+        """Feedback that the task's own rules wrote, of the kind that the task gives."""
+        return Feedback(text=text, author="symbolic", kind=self.spec.feedback.kind)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """The symbolic coach: feedback from rules, without a model. None: nothing to say."""
@@ -160,6 +179,10 @@ class Task(ABC):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
         """A scripted perfect episode: for self-checks and supervised warm-up."""
+        return None
+
+    def wrong(self, example: Example) -> Episode | None:
+        """A scripted episode that is readable and not right: for self-checks."""
         return None
 
     def gold_text(self, example: Example) -> str:
@@ -253,24 +276,64 @@ class ChoiceTask(Task):
     def gold_completion(self, example: Example) -> str:
         """The text of a perfect answer."""
 
+    def wrong(self, example: Example) -> Episode | None:
+        text = self.wrong_completion(example)
+        if text is None:
+            return None
+        context = self.context(example, None)
+        return self._episode(example, context, Completion(text=text), 0, "draft")
+
+    def wrong_completion(self, example: Example) -> str | None:
+        """The text of a readable answer that is not right, the same at every call.
+
+        By default another option of the leak view, by its letter where it has one. None: there is
+        no other option. Override it where an answer is no option.
+        """
+        view = self.leak_view(example)
+        if view is None:
+            return None
+        gold = plain(view.gold)
+        named = zip(view.letters or view.options, view.options, strict=False)
+        others = [name for name, option in named if plain(option) != gold]
+        rng = random.Random(example.id)
+        return f"<answer>{rng.choice(others)}</answer>" if others else None
+
     @abstractmethod
     def parse(self, text: str) -> tuple[str, str]:
-        """(answer, status): what the completion answers, and `ok`, `no_tag` or `malformed`."""
+        """(answer, status): what the completion answers, and how it could be read.
+
+        `ok`; `salvaged` (readable, but not in the form asked for; graded all the same); `no_tag`;
+        `malformed`. Whether a reply was empty or cut off is seen without the task.
+        """
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        """`parse`, for tasks in which what can be read depends on the row (on its scale, say)."""
+        return self.parse(text)
 
     @abstractmethod
     def grade(self, example: Example, answer: str) -> float:
         """The value of an answer in [0, 1]."""
+
+    def measures(self, example: Example, answer: str) -> dict[str, float | None]:
+        """Further numbers about an answer, by name; None where one is undefined.
+
+        Asked for every scored reply, so that means are over the same replies as the headline;
+        `answer` is empty for a reply that could not be read.
+        """
+        return {}
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         completion = episode.final
         assert completion is not None
-        answer, status = self.parse(completion.text)
-        value = self.grade(example, answer) if status == "ok" else self.spec.metric.low
+        answer, status = self.read(example, completion.text)
+        readable = status in READABLE
+        value = self.grade(example, answer) if readable else self.spec.metric.low
         return Score(
             value=value,
             reward=value,
+            metrics=self.measures(example, answer if readable else ""),
             status=actor_status(completion, status),
             words=answer,
             protocol=self.protocol,
@@ -293,8 +356,8 @@ def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:
 
 def actor_status(completion: Completion, parsed: str) -> str:
     """Why an answer could not be read, from the completion: the actor's own failure, by name."""
-    if parsed == "ok":
-        return "ok"
+    if parsed in READABLE:
+        return parsed
     if completion.stop_reason == "content_filter":
         return "refusal"
     if completion.stop_reason == "length":

@@ -63,6 +63,8 @@ class FeedbackSpec(Strict):
     below: float = 1.0
     """Feedback is asked for drafts whose reward is below this."""
     until_step: int | None = None
+    kind: Literal["coach", "worked_example"] = "coach"
+    """`worked_example` gives the answer away by design: used only where a run asks for it."""
 
 
 class TaskSpec(Strict):
@@ -153,6 +155,11 @@ class Registry:
                 did_you_mean(name, self.suites),
             )
         return self.suites[name]
+
+    def by_source(self) -> dict[str, str]:
+        """What a row may say in `data_source` → the task that it belongs to."""
+        marks = {s: name for name, spec in self.specs.items() for s in spec.files.data_source}
+        return {**{name: name for name in self.specs}, **marks}
 
 
 # -- classes -------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Word budgets of lists: what a prompt keeps of many short texts.
+
+A long text is cut at its end. A list has two better ways. Examples of equal standing share their
+budget fairly, so that one long post does not push out the others; a history loses its oldest
+entries, because the newest say most about what comes next.
+
+Example: texts of 3, 40 and 50 words with 63 words between them keep 3, 30 and 30.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+MARK = "[...]"
+"""Stands where words were left out."""
+
+
+def words(texts: Iterable[str]) -> int:
+    """White-space words of all texts together."""
+    return sum(len(text.split()) for text in texts)
+
+
+def first_words(text: str, count: int) -> str:
+    """The first `count` words with their line breaks, and a mark when there were more."""
+    pieces = re.findall(r"\S+\s*", text)
+    return text if len(pieces) <= count else "".join(pieces[:count]).rstrip() + f" {MARK}"
+
+
+def fair_cap(lengths: Sequence[int], budget: int) -> int:
+    """The largest cap under which texts of these lengths, in words, fit the budget together."""
+    left = budget
+    for place, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - place)
+        if length > share:
+            return share
+        left -= length
+    return max(lengths, default=0)
+
+
+def share_fairly(
+    items: Sequence[Mapping[str, str]], budget: int | None
+) -> tuple[tuple[Mapping[str, str], ...], int]:
+    """(items whose texts fit the budget together, words cut); every item stays."""
+    texts = [text for item in items for text in item.values()]
+    total = words(texts)
+    if budget is None or total <= budget:
+        return tuple(items), 0
+    cap = fair_cap([len(text.split()) for text in texts], budget)
+    fitted = tuple({k: first_words(text, cap) for k, text in item.items()} for item in items)
+    return fitted, sum(max(len(text.split()) - cap, 0) for text in texts)
+
+
+def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, ...], int]:
+    """(the last entries that fit the budget, words cut); the very last is cut to fit if it must."""
+    total = words(entries)
+    if budget is None or total <= budget:
+        return tuple(entries), 0
+    kept: list[str] = []
+    left = budget
+    for entry in reversed(entries):
+        length = len(entry.split())
+        if length > left:
+            break
+        kept.insert(0, entry)
+        left -= length
+    if kept:
+        return tuple(kept), total - words(kept)
+    return (first_words(entries[-1], budget),), total - budget

@@ -1,0 +1,125 @@
+"""Lettered tasks whose feedback may be a worked example: how the row is solved, answer included.
+
+Which of the two a task gives stands in its declaration (`feedback: {kind: worked_example}`); both
+kinds have a symbolic form and a model's. A worked example is written from the gold, does not look
+at the draft, and is used only by runs that ask for such.
+
+Example of the symbolic form: "Ada praises the soup she pushed away, to spare the cook.
+<answer>B</answer>".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from soulkit.data.literals import read_literal
+from soulkit.errors import DataError
+from soulkit.judge.coach import ask_coach
+from soulkit.judge.verdict import plain
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.lettered import LetteredTask
+from soulkit.types import Episode, Example, Feedback, Score
+
+_LED = re.compile(r"\s*[(\[*]*([A-Za-z])(?:[)\]*.:]+(?:\s+(.*))?)?\s*", re.DOTALL)
+
+CLOSE = "Close with one option's letter between <answer> and </answer>, nothing else inside."
+
+
+class WorkedTask(LetteredTask):
+    """A lettered task that can explain either way."""
+
+    @abstractmethod
+    def worked_example(self, example: Example) -> str:
+        """How the row is solved, answer included, without a model."""
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        if self.spec.feedback.kind == "worked_example":
+            return self.worked_example(example)
+        return super().explain(example, episode, score)
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        if cast.coach is None or self.spec.feedback.kind != "worked_example":
+            return await super().critique(example, episode, score, cast, rollout)
+        prompt = self.prompts.render("worked_example", **self.worked_view(example))
+        said = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        return replace(said, kind="worked_example")
+
+    def wrong_completion(self, example: Example) -> str | None:
+        # By letter, since texts may differ in nothing but signs (`<` and `>`).
+        others = [key for key in self.options(example) if key != self.gold_letter(example)]
+        rng = random.Random(example.id)
+        return f"<answer>{rng.choice(others)}</answer>" if others else None
+
+    def worked_view(self, example: Example) -> dict[str, Any]:
+        """What the writer of a worked example reads: the actor's view, and the gold."""
+        view, _ = self.within_budget(example.visible(self.acted_seat(example)))
+        letter, text = self.gold_letter(example), self.gold_text(example)
+        return {**view, "gold_letter": letter, "gold_text": text}
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        view, _ = self.within_budget(super().coach_view(example, episode, score))
+        return view
+
+
+# -- what rows say about their gold --------------------------------------------------------------
+
+
+def led_letter(text: str, letters: str) -> str:
+    """The letter that a gold such as `B`, `b)`, `(B)` or `B. some text` stands for, else "".
+
+    A word is no letter: `Burn the will` gives "".
+    """
+    found = _LED.fullmatch(text)
+    letter = found.group(1).upper() if found else ""
+    return letter if letter in letters else ""
+
+
+def led_text(text: str) -> str:
+    """`B. some text` without its letter; other texts as they are."""
+    found = _LED.fullmatch(text)
+    return found.group(2).strip() if found and found.group(2) else text.strip()
+
+
+def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
+    """The option that `gold` names, by a letter, its whole text, or both; "" if none does.
+
+    The text goes before a letter that leads it: an option may itself begin like one (`A. Smith`).
+    A letter with the text of another option names none. Without options any letter will do.
+    """
+    letter, said = led_letter(gold, letters), plain(gold)
+    same = [key for key, text in options.items() if said and plain(text) == said]
+    if len(same) == 1 and len(said) > 1:
+        return same[0]
+    rest = plain(led_text(gold)) if len(said) > 1 else ""
+    named = {key for key, text in options.items() if rest and plain(text) == rest}
+    contradicts = bool(named) and letter not in named
+    return "" if contradicts or (options and letter not in options) else letter
+
+
+def structure(value: Any) -> Any:
+    """`value`, or what its text spells as JSON or a literal; the text itself when it spells none.
+
+    Literals are read, never evaluated.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return read_literal(value)
+        except ValueError:
+            return value  # a text that merely begins with a bracket
+    return value
+
+
+def bad_gold(gold: str, wanted: str) -> DataError:
+    return DataError(
+        f"The gold answer '{gold:.60}' names none of the row's options.",
+        f"It should be {wanted}.",
+        "Mend the row, or leave it out.",
+    )
