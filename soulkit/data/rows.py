@@ -262,9 +262,9 @@ def to_examples(
             continue
         tried += 1
         try:
-            example = _example(task, row, split)
-            duplicates += example.id in found
-            found.setdefault(example.id, example)
+            for example in _examples(task, row, split):
+                duplicates += example.id in found
+                found.setdefault(example.id, example)
         except DataError as error:
             shapes += [error] if isinstance(error, ColumnsError) else []
             broken.append(BadRow(row.source, _why(error, row.source)))
@@ -279,17 +279,17 @@ def sources(task: Task) -> frozenset[str]:
     return frozenset((task.name, *task.spec.files.data_source))
 
 
-def _example(task: Task, row: RawRow, split: str) -> Example:
-    example = task.example(row.fields, source=row.source, split=split)
+def _examples(task: Task, row: RawRow, split: str) -> tuple[Example, ...]:
+    examples = task.examples(row.fields, source=row.source, split=split)
     for name, column in task.spec.columns.items():
-        value = example.fields.get(name)
+        value = examples[0].fields.get(name)
         if column.required and isinstance(value, str) and not value.strip():
             raise DataError(
                 f"{row.source}: the required column '{name}' is blank.",
                 "A row without it cannot be played or scored.",
                 "Fill it in, or leave the row out.",
             )
-    return example
+    return examples
 
 
 def _why(error: DataError, source: str) -> str:

@@ -6,9 +6,12 @@ Row i depends on the seed alone, so fewer rows are the beginning of more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal
 
 from soulkit.data.files import RawRow
+from soulkit.data.made.alignx import TASKS as ALIGNX
+from soulkit.data.made.alignx import rows as _alignx
 from soulkit.errors import ConfigError, did_you_mean
 
 Row = dict[str, Any]
@@ -32,6 +35,31 @@ def synth(task_name: str, n: int, seed: int) -> list[Row]:
             "Give a number of at least 1.",
         )
     return _MAKERS[task_name](task_name, n, seed)
+
+
+def rows_wanted(task_name: str, rows: int | None, stories: int | None) -> int:
+    """How many rows to make when `rows`, or `stories` of every kind, or neither (100) is asked for.
+
+    ConfigError when both are, or when the task has no stories.
+    """
+    from soulkit.data.stories.generate import rows_of
+
+    if stories is None:
+        return 100 if rows is None else rows
+    if rows is not None or stories < 1:
+        raise ConfigError(
+            f"{stories} stories of every kind cannot be made.",
+            "--stories takes the place of -n, and both count from 1.",
+            "Give one of the two.",
+        )
+    if _MAKERS.get(task_name) is not _stories:
+        tasks = [name for name, make in _MAKERS.items() if make is _stories]
+        raise ConfigError(
+            f"Rows of '{task_name}' do not come from stories.",
+            "--stories counts stories of every kind, which only story tasks have.",
+            f"Give -n, or one of {', '.join(tasks)}.",
+        )
+    return rows_of(task_name, stories)  # type: ignore[arg-type]
 
 
 def split_seed(seed: int, split: Literal["train", "test"]) -> int:
@@ -74,9 +102,27 @@ def _people(task_name: str, n: int, seed: int) -> list[Row]:
     return secret_keeper_rows(n, seed)
 
 
+def _made(task_name: str, n: int, seed: int) -> list[Row]:
+    """Rows of the module in `soulkit/data/made/` that is called like the task."""
+    module = import_module(f"soulkit.data.made.{task_name}")
+    rows: list[Row] = module.rows(n, seed)
+    return rows
+
+
 _MAKERS: dict[str, Callable[[str, int, int], list[Row]]] = {
+    "fantom": _made,
+    **dict.fromkeys(ALIGNX, _alignx),
     "hitom": _stories,
+    "humanllm": _made,
     "paratomi": _stories,
     "secret_keeper": _people,
     "tomi": _stories,
+    "mmtom": _made,
+    "social_r1": _made,
+    "lifechoices": _made,
+    "mistakes": _made,
+    "socsci210": _made,
+    "twinvoice": _made,
+    "behaviorchain": _made,
+    "tombench": _made,
 }

@@ -9,7 +9,7 @@ The conversation ends when every fact is out (not before `min_turns`) or at `max
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,12 @@ class SecretKeeper(Task):
             example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
             traces=(Trace(KEEPER, tuple(turns)),), stop="all_told",
         )  # fmt: skip
+
+    def wrong(self, example: Example) -> Episode:
+        """The gold dialogue with the secret said at its end."""
+        gold = self.gold(example)
+        slip = Line(KEEPER, f"And my secret is the {example.fields['secret']['value']}.")
+        return replace(gold, kind="draft", transcript=(*gold.transcript, slip))
 
     def _gold_exchanges(self, example: Example) -> list[tuple[str, str]]:
         facts = {f["topic"]: f["value"] for f in example.fields["facts"]}

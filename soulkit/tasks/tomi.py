@@ -14,6 +14,7 @@ from typing import Any
 
 from soulkit.data.rows import parse_candidates, parse_story
 from soulkit.data.stories.explain import explain
+from soulkit.data.stories.questions import read_question
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named, plain, tagged_text
 from soulkit.tasks.base import ChoiceTask
@@ -84,7 +85,11 @@ class ParaToMi(PlaceTask):
     rules = "paratomi"
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {**super().prepare(fields), "story": parse_story(fields["story"])}
+        found = {**super().prepare(fields), "story": parse_story(fields["story"])}
+        asked = read_question(str(fields["question"]))
+        if found.get("order") is None and asked is not None:
+            found["order"] = asked.order
+        return found
 
 
 def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:

@@ -27,10 +27,14 @@ def score(text: str, stop: str = "stop", **changes: Any) -> Score:
     return score_text(task, task.example({**ROW, **changes}), text, stop)
 
 
-@pytest.mark.parametrize("inside", ["B", "b", "B.", "(B)", "B. red_box", " B "])
-def test_ways_to_be_right(inside: str) -> None:
+@pytest.mark.parametrize(
+    ("inside", "status"),
+    [("B", "ok"), ("b", "ok"), (" B ", "ok"), ("B.", "salvaged"), ("(B)", "salvaged"),
+     ("B. red_box", "salvaged")],
+)  # fmt: skip
+def test_ways_to_be_right(inside: str, status: str) -> None:
     found = score(f"I think so. <answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, "ok", "B")
+    assert (found.value, found.status, found.words) == (1.0, status, "B")
 
 
 def test_the_last_tag_and_spoken_words_decide() -> None:

@@ -9,11 +9,15 @@ import pytest
 from vectors_support import Vector, assert_matches, load_vectors
 
 from soulkit.data.rows import parse_candidates, parse_choices, parse_story
+from soulkit.tasks.humanllm import reformat_history
+from soulkit.tasks.social_r1 import leading_letter
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "hitom.parse_choices": lambda value: parse_choices(value, "reference"),
     "paratomi.parse_story": lambda value: parse_story(value, "reference"),
     "paratomi.parse_candidates": lambda value: parse_candidates(value, "reference"),
+    "humanllm.reformat_history": reformat_history,
+    "social_r1.gold_letter": leading_letter,
 }
 DIFFER = {"evaluates-python-source": "a data file must not run code"}
 

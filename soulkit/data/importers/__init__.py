@@ -10,17 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from soulkit.data.importers.alignx import SPLITS as ALIGNX
+from soulkit.data.importers.alignx import importer as alignx
 from soulkit.data.importers.base import HALVES, Half, Imported
+from soulkit.data.importers.fantom import import_fantom
 from soulkit.data.importers.hitom import import_hitom
+from soulkit.data.importers.mistakes import import_mistakes
+from soulkit.data.importers.socsci210 import import_socsci210
+from soulkit.data.importers.tombench import import_tombench
 from soulkit.data.importers.tomi import import_paratomi, import_tomi
+from soulkit.data.importers.twinvoice import import_twinvoice
 from soulkit.errors import ConfigError, did_you_mean
 
-__all__ = ["HALVES", "Half", "Imported", "import_rows", "importable"]
+__all__ = ["HALVES", "Half", "Imported", "build_rows", "import_rows", "importable"]
 
 _IMPORTERS: dict[str, Callable[[Path, Half], Imported]] = {
+    "fantom": lambda path, _: import_fantom(path),
+    **{split: alignx(split) for split in ALIGNX},
     "hitom": import_hitom,
+    "mistakes": lambda path, _: import_mistakes(path),
     "paratomi": lambda path, _: import_paratomi(path),
+    "tombench": lambda path, _: import_tombench(path),
     "tomi": lambda path, _: import_tomi(path),
+    "twinvoice": lambda path, _: import_twinvoice(path),
+    "socsci210": lambda path, _: import_socsci210(path),
 }
 
 
@@ -48,3 +61,17 @@ def import_rows(task: str, path: Path, half: str | None = None) -> Imported:
         )
     chosen: Half = next((h for h in HALVES if h == half), "cotp")
     return _IMPORTERS[task](path, chosen)
+
+
+def build_rows(task: str, path: Path, names: Path | None = None) -> Imported:
+    """Rows that are put together from several original files; so far those of `mistakes`.
+
+    `names` is the file with the names of what `path` numbers, by default the one beside it.
+    """
+    if task != "mistakes":
+        raise ConfigError(
+            f"Rows of '{task}' are not built from several files.",
+            "Only the questions of mistakes and the names of its misconceptions stand apart.",
+            f"For other original files: soul data import {task} FILE",
+        )
+    return import_mistakes(path, names)

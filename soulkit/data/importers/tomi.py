@@ -134,6 +134,8 @@ def _paratomi_from_block(block: Block) -> Row:
         _prose(block.answer),
         block.question_type or question_kind(block.question),
     )
+    if block.story_type:
+        row["story_type"] = block.story_type
     if story is not None:
         row["cands"] = sorted({_prose(place) for place in _containers(story) | _rooms(story)})
     return row

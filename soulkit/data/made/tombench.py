@@ -1,0 +1,261 @@
+"""Rows of `tombench` made here: small scenes in English and in Chinese, every gold by rule.
+
+Row 2k is a scene in English, row 2k + 1 the same scene in Chinese (with one `story_id`, so that
+splits keep them together). Six kinds take turns, one for each group of abilities; options stand in
+an order of their own in each row.
+
+Example: {"language": "en", "story": "Mei and Lan are in the barn. ...", "question": "Where will Lan
+look for the rope first?", "options_dict": {"A": "Basket", ...}, "correct_letter": "C",
+"ability": "Belief: Location false beliefs", "subtask": "False Belief Task", "story_id": "s5-3"}.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Pair = tuple[str, str]
+"""English and Chinese."""
+
+PEOPLE: tuple[Pair, ...] = (
+    ("Mei", "小梅"), ("Lan", "小兰"), ("Tao", "小涛"), ("Jun", "小军"), ("Ning", "小宁"),
+    ("Hao", "小浩"), ("Yan", "小燕"), ("Peng", "小鹏"), ("Qing", "小青"), ("Rui", "小瑞"),
+)  # fmt: skip
+ROOMS: tuple[Pair, ...] = (
+    ("barn", "谷仓"), ("workshop", "工坊"), ("cabin", "小木屋"), ("studio", "画室"),
+)  # fmt: skip
+THINGS: tuple[Pair, ...] = (
+    ("rope", "绳子"), ("lantern", "灯笼"), ("whistle", "哨子"), ("ribbon", "丝带"),
+    ("hammer", "锤子"), ("kite", "风筝"),
+)  # fmt: skip
+HOLDERS: tuple[Pair, ...] = (
+    ("basket", "篮子"), ("crate", "木箱"), ("bucket", "水桶"), ("trunk", "皮箱"),
+    ("sack", "麻袋"), ("jar", "罐子"),
+)  # fmt: skip
+GOODS: tuple[Pair, ...] = (
+    ("buttons", "纽扣"), ("pencils", "铅笔"), ("walnuts", "核桃"), ("marbles", "弹珠"),
+    ("candles", "蜡烛"), ("seeds", "种子"),
+)  # fmt: skip
+WISHES: tuple[Pair, ...] = (
+    ("ride a horse", "骑马"), ("paint a picture", "画画"), ("fly a kite", "放风筝"),
+    ("bake bread", "烤面包"), ("row a boat", "划船"), ("climb a hill", "爬山"),
+)  # fmt: skip
+FEELINGS: tuple[Pair, ...] = (
+    ("Delighted", "高兴"), ("Disappointed", "失望"), ("Bored", "无聊"), ("Ashamed", "羞愧"),
+)  # fmt: skip
+GOALS: tuple[tuple[Pair, Pair], ...] = (
+    (("fills a can at the tap and carries it to the dry flower bed",
+      "在水龙头下接满一壶水，提到干裂的花坛边"),
+     ("To water the flowers", "为了浇花")),
+    (("puts a ladder against the tree and calls softly to the cat at the top",
+      "把梯子靠在树上，轻声呼唤树顶的猫"),
+     ("To bring the cat down", "为了把猫抱下来")),
+    (("gathers dry sticks, lays them in a ring of stones and takes out matches",
+      "捡来干树枝，放进石头围成的圈里，又拿出火柴"),
+     ("To light a fire", "为了生火")),
+    (("holds a stamped envelope and looks up and down the street for a red box",
+      "拿着贴好邮票的信封，在街上四处寻找红色的邮筒"),
+     ("To post a letter", "为了寄信")),
+    (("ties a worm to a hook and walks to the end of the pier",
+      "把蚯蚓挂在钩子上，走到码头的尽头"),
+     ("To catch a fish", "为了钓鱼")),
+)  # fmt: skip
+HINTS: tuple[tuple[Pair, Pair], ...] = (
+    (("It has become so dark in here that I can hardly see my book.", "屋里这么暗，书都看不清了。"),
+     ("Switch on the lamp", "把灯打开")),
+    (("There is an icy wind coming through that window.", "那扇窗户吹进来的风真冷。"),
+     ("Close the window", "把窗户关上")),
+    (("My throat is dry after all that talking.", "说了这么多话，我嗓子都干了。"),
+     ("Bring some water", "倒一杯水来")),
+    (("These bags pull my arms out.", "这几个袋子重得胳膊都要断了。"),
+     ("Help to carry the bags", "帮忙提袋子")),
+    (("The baby has only just fallen asleep.", "宝宝才刚刚睡着。"),
+     ("Speak more quietly", "说话小声一点")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A story with its question in both languages; the gold is the first option."""
+
+    story: Pair
+    question: Pair
+    options: tuple[Pair, ...]
+    ability: str
+    subtask: str
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_row(i, seed) for i in range(n)]
+
+
+def _row(i: int, seed: int) -> dict[str, Any]:
+    number, side = divmod(i, 2)
+    rng = random.Random(f"tombench/{seed}/{number}")
+    scene = KINDS[number % len(KINDS)](rng)
+    order = list(range(len(scene.options)))
+    random.Random(f"tombench/{seed}/{i}/order").shuffle(order)
+    lettered = {"ABCD"[place]: scene.options[k][side] for place, k in enumerate(order)}
+    return {
+        "language": ("en", "zh")[side],
+        "story": scene.story[side],
+        "question": scene.question[side],
+        "options_dict": lettered,
+        "correct_letter": "ABCD"[order.index(0)],
+        "ability": scene.ability,
+        "subtask": scene.subtask,
+        "story_id": f"s{seed}-{number}",
+        "index": i,
+    }
+
+
+def _both(pattern: Pair, **values: Pair) -> Pair:
+    english, chinese = (
+        text.format(**{name: value[side] for name, value in values.items()})
+        for side, text in enumerate(pattern)
+    )
+    return english, chinese
+
+
+def _belief(rng: random.Random) -> Scene:
+    """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
+    a, b = rng.sample(PEOPLE, 2)
+    (room,), (thing,) = rng.sample(ROOMS, 1), rng.sample(THINGS, 1)
+    first, second, other, never = rng.sample(HOLDERS, 4)
+    away, deep = rng.random() < 0.7, rng.random() < 0.4
+    went = ("{b} goes out.", "{b}走了出去。") if away else ("{b} watches.", "{b}在一旁看着。")
+    back = ("Then {b} comes back.", "随后{b}回来了。") if away else ("", "")
+    told = (
+        f"{{a}} and {{b}} are in the {{room}}. There are a {{c1}}, a {{c2}} and a {{c3}}. Together "
+        f"they lay the {{x}} in the {{c1}}. {went[0]} {{a}} moves the {{x}} to the {{c2}}. "
+        f"{back[0]}",
+        f"{{a}}和{{b}}在{{room}}里，那里有{{c1}}、{{c2}}和{{c3}}。两人一起把{{x}}放进{{c1}}。{went[1]}"
+        f"{{a}}把{{x}}移到了{{c2}}里。{back[1]}",
+    )
+    asked = (
+        (
+            "Where does {a} think that {b} will look for the {x} first?",
+            "{a}认为{b}会先去哪里找{x}？",
+        )
+        if deep
+        else ("Where will {b} look for the {x} first?", "{b}会先去哪里找{x}？")
+    )
+    values = {"a": a, "b": b, "room": room, "x": thing, "c1": first, "c2": second, "c3": other}
+    right, wrong = (first, second) if away else (second, first)
+    places = [(e.capitalize(), z) for e, z in (right, wrong, other, never)]
+    finer = "Second-order beliefs" if deep else "Location false beliefs"
+    story = _both(told, **values)
+    return Scene(
+        (story[0].strip(), story[1]), _both(asked, **values), tuple(places),
+        f"Belief: {finer}", "False Belief Task",
+    )  # fmt: skip
+
+
+def _content(rng: random.Random) -> Scene:
+    """A label promises one thing, the box holds another; who looked knows."""
+    a, b = rng.sample(PEOPLE, 2)
+    label, inside, other, never = rng.sample(GOODS, 4)
+    asks_label = rng.random() < 0.6
+    story = _both(
+        (
+            "On the shelf stands a closed box with the word '{y}' on it. {a} opens it, finds {z} "
+            "in it and closes it again. {b} walks in and reads the word; {b} has never opened the "
+            "box.",
+            "架子上有一个关着的盒子，上面写着“{y}”。{a}打开它，发现里面装的是{z}，又把它关好。"
+            "{b}走进来看到了上面的字，{b}从没打开过这个盒子。",
+        ),
+        a=a, b=b, y=label, z=inside,
+    )  # fmt: skip
+    who = b if asks_label else a
+    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=who)
+    right, wrong = (label, inside) if asks_label else (inside, label)
+    options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
+    return Scene(story, question, options, "Belief: Content false beliefs", "False Belief Task")
+
+
+def _knowledge(rng: random.Random) -> Scene:
+    """Did somebody see where a thing went? Two options only."""
+    a, b = rng.sample(PEOPLE, 2)
+    (thing,), (place,) = rng.sample(THINGS, 1), rng.sample(HOLDERS, 1)
+    saw = rng.random() < 0.5
+    when = (
+        ("{b} stands next to {a} with open eyes.", "{b}睁着眼睛站在{a}旁边。")
+        if saw
+        else ("{b} is asleep next door.", "{b}正在隔壁睡觉。")
+    )
+    story = _both(
+        (
+            f"{when[0]} {{a}} takes the {{x}} and hides it in the {{c}} without a word.",
+            f"{when[1]}{{a}}拿起{{x}}，一声不响地藏进了{{c}}里。",
+        ),
+        a=a, b=b, x=thing, c=place,
+    )  # fmt: skip
+    question = _both(("Does {b} know where the {x} is?", "{b}知道{x}在哪里吗？"), b=b, x=thing)
+    yes, no = ("Yes", "清楚"), ("No", "不清楚")
+    options = (yes, no) if saw else (no, yes)
+    return Scene(story, question, options, "Knowledge: Percepts-knowledge links",
+                 "Percepts-Knowledge Links")  # fmt: skip
+
+
+def _desire(rng: random.Random) -> Scene:
+    a, b = rng.sample(PEOPLE, 2)
+    own, others, *rest = rng.sample(WISHES, 4)
+    story = _both(
+        (
+            "{a} and {b} have a free day. All week {a} has talked of nothing but how much {a} "
+            "wants to {p}. {b}, who was never fond of that, dreams of a day to {q}. They decide "
+            "that each goes their own way.",
+            "{a}和{b}有一天假。整整一周{a}都在说自己多想{p}。{b}一直不喜欢这件事，只盼着去{q}。"
+            "两人决定各玩各的。",
+        ),
+        a=a, b=b, p=own, q=others,
+    )  # fmt: skip
+    question = _both(("What will {b} do on the free day?", "{b}放假那天会做什么？"), b=b)
+    options = tuple((e.capitalize(), z) for e, z in (others, own, *rest))
+    return Scene(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
+
+
+def _emotion(rng: random.Random) -> Scene:
+    a, b = rng.sample(PEOPLE, 2)
+    joy, sorrow, *rest = FEELINGS
+    asks_winner = rng.random() < 0.5
+    story = _both(
+        (
+            "{a} and {b} both trained for months for the same race and both hoped for first place. "
+            "{a} crosses the line first; {b} comes in last.",
+            "{a}和{b}都为同一场比赛训练了好几个月，都盼着拿第一。结果{a}第一个冲过终点，{b}是最后一个。",
+        ),
+        a=a, b=b,
+    )  # fmt: skip
+    question = _both(
+        ("How does {w} feel about it?", "{w}对此心情如何？"), w=a if asks_winner else b
+    )
+    right, wrong = (joy, sorrow) if asks_winner else (sorrow, joy)
+    return Scene(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
+                 "Discrepant Emotions")  # fmt: skip
+
+
+def _intention(rng: random.Random) -> Scene:
+    (a,) = rng.sample(PEOPLE, 1)
+    (deed, goal), *others = rng.sample(GOALS, 4)
+    story = _both(("{a} {d}.", "{a}{d}。"), a=a, d=deed)
+    question = _both(("What for?", "这是为了什么？"), a=a)
+    return Scene(story, question, (goal, *(g for _, g in others)),
+                 "Intention: Intentions explanations", "Ambiguous Story Task")  # fmt: skip
+
+
+def _hint(rng: random.Random) -> Scene:
+    a, b = rng.sample(PEOPLE, 2)
+    (said, wanted), *others = rng.sample(HINTS, 4)
+    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=said)
+    question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
+    return Scene(story, question, (wanted, *(w for _, w in others)),
+                 "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
+
+
+KINDS: Sequence[Callable[[random.Random], Scene]] = (
+    _belief, _desire, _content, _knowledge, _emotion, _intention, _hint, _belief,
+)  # fmt: skip

@@ -1,0 +1,262 @@
+"""Can a task's rows be answered without being understood? Duplicates, golds that contradict each
+other, the place and the length of the gold among the options, and golds that stand in the prompt.
+
+Example: of four lettered options the gold is C in 70 of 100 rows, so always answering C scores 70 %
+where chance gives 25 %; and in three rows the passage holds the gold's words and those of no other
+option, so that looking for them is enough.
+
+Whether the labels are right is another question: `data/audit.py` asks it of stories whose answer
+follows from rules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from soulkit.data.check import Words, count_words, field_words, summary
+from soulkit.data.files import BadRow
+from soulkit.data.rows import Loaded, content_hash
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import named, plain
+from soulkit.tasks.base import Task
+from soulkit.types import Example
+
+NOTABLE = 0.01
+"""A bias is pointed out when chance would show it in fewer than this share of files."""
+
+_WORDS = re.compile(r"[^\W\d_]{2}|[\u3040-\u30ff\u3400-\u9fff]")
+_FORMULA = re.compile(r"[\\^{}=<>+*/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """How often the gold has a property, against what chance gives."""
+
+    rows: int
+    hits: int
+    chance: float
+    """Expected share of hits, were the gold any of the row's options."""
+    p: float
+    """Probability of at least as many hits by chance."""
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.rows
+
+    @property
+    def notable(self) -> bool:
+        return self.p < NOTABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A row that a person should look at."""
+
+    source: str
+    what: str
+    """`leak`, `contradiction` or `twin_options`."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowAudit:
+    """The audit of one task's rows."""
+
+    task: str
+    rows: int
+    """Different usable rows."""
+    duplicates: int
+    words: Mapping[str, Words]
+    """Words per field, of the whole `prompt` and of the `gold answer`."""
+    with_options: int
+    """Rows whose options the task knows: the figures below are about these."""
+    positions: Mapping[str, int]
+    """Letter → rows whose gold it is; empty for options without letters."""
+    favourite: str
+    """The letter that is gold most often, in relation to how often it could be."""
+    position: Bias | None
+    """Of the favourite; `p` is adjusted for having picked it."""
+    longest: Bias | None
+    """The gold is longer than every other option."""
+    gold_in_prompt: int
+    """Rows whose prompt has the gold's words outside the list of options. Where answers are quoted
+    from a text, that is as it should be."""
+    remarks: tuple[Remark, ...]
+    bad: tuple[BadRow, ...] = ()
+
+    def count(self, what: str) -> int:
+        return sum(remark.what == what for remark in self.remarks)
+
+
+def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
+    """Audit the examples of one task."""
+    examples = loaded.examples
+    viewed = [(e, view) for e in examples if (view := task.leak_view(e)) and view.options]
+    lettered = [view for _, view in viewed if view.letters and view.letter]
+    favourite, position = _position_bias(lettered)
+    prompts = {e.id: "\n".join(segment.text for segment in task.preview(e)) for e in examples}
+    shown = {e.id: _shown(prompts[e.id], view) for e, view in viewed}
+    golds = {e.id: plain(view.gold) for e, view in viewed}
+    leaks = [e for e, _ in viewed if shown[e.id] == {golds[e.id]}]
+    return RowAudit(
+        task=task.name,
+        rows=len(examples),
+        duplicates=loaded.duplicates,
+        words={**field_words(task, examples), **_answer_words(task, examples, prompts)},
+        with_options=len(viewed),
+        positions=dict(sorted(Counter(view.letter for view in lettered).items())),
+        favourite=favourite,
+        position=position,
+        longest=_length_bias([view for _, view in viewed]),
+        gold_in_prompt=sum(golds[key] in options for key, options in shown.items()),
+        remarks=(
+            *(Remark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
+            *_contradictions(task, examples, prompts),
+            *_twins(viewed),
+        ),
+        bad=loaded.bad,
+    )
+
+
+# -- where the gold stands, and how long it is ---------------------------------------------------
+
+
+def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
+    """(letter, bias) of the letter that is gold more often than its share by the most."""
+    hits = Counter(view.letter for view in views)
+    expected: Counter[str] = Counter()
+    for view in views:
+        for letter in view.letters:
+            expected[letter] += 1 / len(view.letters)  # type: ignore[assignment]
+    if not hits or len(expected) < 2:
+        return "", None
+    biases = {k: bias(hits[k], len(views), expected[k] / len(views)) for k in hits}
+    letter = min(sorted(biases), key=lambda k: biases[k].p)
+    found = biases[letter]
+    adjusted = min(1.0, found.p * len(expected))
+    return letter, Bias(found.rows, found.hits, found.chance, adjusted)
+
+
+def _length_bias(views: Sequence[LeakView]) -> Bias | None:
+    """How often the gold alone is the longest option; None where options have no lengths to tell.
+
+    A row in which the longest options are equally long can have no such gold, and does not count.
+    """
+    hits, chances = 0, []
+    for view in views:
+        lengths = sorted((len(plain(option)) for option in view.options), reverse=True)
+        if len(lengths) > 1 and lengths[0] > lengths[1]:
+            hits += len(plain(view.gold)) == lengths[0]
+            chances.append(1 / len(lengths))
+    return bias(hits, len(chances), sum(chances) / len(chances)) if chances else None
+
+
+def bias(hits: int, rows: int, chance: float) -> Bias:
+    """`hits` of `rows` against a chance in [0, 1], with the one-sided binomial probability."""
+    return Bias(rows, hits, chance, upper_tail(hits, rows, chance))
+
+
+def upper_tail(hits: int, n: int, chance: float) -> float:
+    """P(at least `hits` of `n`) for a binomial; in logarithms, so that thousands of rows fit."""
+    if hits <= 0 or chance >= 1:
+        return 1.0
+    if chance <= 0:
+        return 0.0
+    logs = [
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        + k * math.log(chance) + (n - k) * math.log1p(-chance)
+        for k in range(hits, n + 1)
+    ]  # fmt: skip
+    return min(1.0, sum(math.exp(value) for value in logs))
+
+
+# -- what the prompt gives away ------------------------------------------------------------------
+
+
+def _shown(prompt: str, view: LeakView) -> frozenset[str]:
+    """The options, in their plain form, that the prompt has outside its list of options.
+
+    Numbers, single letters and formulas are never among them: without their signs they may stand
+    anywhere and mean anything.
+    """
+    left = without_options(prompt, view.options)
+    near = [option for option in view.options if plain(option) in left]
+    return named(left, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
+
+
+def without_options(prompt: str, options: Sequence[str]) -> str:
+    """The plain words of a prompt without its list of options, be it on one line or on several.
+
+    A list is all options in their order with at most their letters between them, or whole lines
+    that hold nothing but one option and its letter. What is in neither form stays.
+    """
+    every = [plain(option) for option in options]
+    gap = r"(?: option| choice)?(?: \w{1,2})? "
+    inline = re.compile(rf"(?<!\w){gap.join(map(re.escape, every))}(?!\w)")
+    left, found = inline.subn(" | ", plain(prompt))
+    if found:
+        return left
+    text = _plain_lines(prompt)
+    for option in sorted(options, key=len, reverse=True):
+        block = re.escape(_plain_lines(option))
+        text = re.sub(rf"(?m)^(?:(?:option |choice )?\w{{1,2}} )?{block}$", "|", text)
+    return " ".join(text.splitlines())
+
+
+def _plain_lines(text: str) -> str:
+    return "\n".join(line for line in map(plain, text.splitlines()) if line)
+
+
+def _leak_detail(task: Task, example: Example) -> str:
+    return f"of all options only the gold stands in the text: {task.gold_text(example)}"
+
+
+# -- rows that cannot all be right ---------------------------------------------------------------
+
+
+def _contradictions(
+    task: Task, examples: Sequence[Example], prompts: Mapping[str, str]
+) -> Iterable[Remark]:
+    """Rows in which everything the actor reads is the same and the gold is not."""
+    groups: dict[str, list[Example]] = {}
+    for example in examples:
+        groups.setdefault(prompts[example.id], []).append(example)
+    for group in groups.values():
+        golds = {_gold_id(task, example): example for example in group}
+        if len(golds) > 1:
+            texts = " / ".join(task.gold_text(e) or e.source for e in golds.values())
+            for example in group:
+                yield Remark(example.source, "contradiction", f"one question, golds {texts}")
+
+
+def _gold_id(task: Task, example: Example) -> str:
+    """A hash of what only the scorer reads."""
+    columns, seats = task.spec.columns, set(example.seats)
+    hidden = {
+        name: value
+        for name, value in example.visible("gold").items()
+        if columns[name].identity and not set(example.audience[name]) & seats
+    }
+    return content_hash(task.name, hidden)
+
+
+def _twins(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
+    for example, view in viewed:
+        counts = Counter(" ".join(option.split()).casefold() for option in view.options)
+        twice = [option for option, count in counts.items() if count > 1]
+        if view.letters and twice:
+            yield Remark(example.source, "twin_options", f"two options say: {', '.join(twice)}")
+
+
+def _answer_words(
+    task: Task, examples: Sequence[Example], prompts: Mapping[str, str]
+) -> dict[str, Words]:
+    lengths = {
+        "prompt": [count_words(prompts[e.id]) or 0 for e in examples],
+        "gold answer": [count_words(task.gold_text(e)) or 0 for e in examples],
+    }
+    return {name: summary(sorted(values), None) for name, values in lengths.items() if any(values)}

@@ -1,0 +1,253 @@
+"""HumanLLM: which of twenty things will this person buy next? Five letters, likeliest first.
+
+Example row: {"prompt_text": "A retired teacher who likes quiet mornings. History 1: tea strainer,
+History 2: slippers\\nCandidate 1: ceramic teapot Candidate 2: ...", "candidates":
+["ceramic teapot", "trail running shoes", ...], "answer_index": 0}. The list inside of the text is
+not used: candidates are shown once, with the letters that the answer is read by. The score is
+1/rank of what was bought if it is among the five, else 0: blind picks of 20 earn 0.114.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soulkit.data.literals import read_literal
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import spoken, tagged_text
+from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.budgets import keep_latest
+from soulkit.tasks.lessons import safest
+from soulkit.tasks.lettered import UNREAD, read_state
+from soulkit.types import Episode, Example, Score
+
+LETTERS = "ABCDEFGHIJKLMNOPQRST"
+N_RANKED = 5
+_TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
+_ASKED = re.compile(r"[A-T](?:,[A-T]){4}")
+_ITEM = re.compile(r"(?:\d{1,2}[.)]\s*)?[(\[]?([A-Ta-t])(?:[.:)\]]+(?:\s.*)?)?")
+_ENTRY = re.compile(r"History\s*\d+\s*:")
+_LIST = re.compile(r"Candidate\s*1\s*:")
+_QUESTION = "What will this person buy next?"
+
+
+class HumanLLM(ChoiceTask):
+    """Five distinct letters in the answer tag, separated by commas."""
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        text = _text(fields)
+        candidates = tuple(str(item).strip() for item in fields["candidates"])
+        self._check(candidates, fields["answer_index"])
+        persona, history = split_history(_LIST.split(text, maxsplit=1)[0])
+        return {
+            **fields,
+            "prompt_text": text,
+            "conversations": None,
+            "persona": persona,
+            "history": tuple(history),
+            "candidates": candidates,
+        }
+
+    def _check(self, candidates: Sequence[str], index: int) -> None:
+        if not 0 <= index < len(candidates):
+            raise DataError(
+                f"The row's answer_index {index} is none of its {len(candidates)} candidates.",
+                "The gold is a place in the list of candidates, counted from 0.",
+                "Mend the row, or leave it out.",
+            )
+        if self.protocol == "paper" and not N_RANKED <= len(candidates) <= len(LETTERS):
+            raise DataError(
+                f"The row has {len(candidates)} candidates.",
+                f"Five of them are ranked by the letters A to T: there must be {N_RANKED} to "
+                f"{len(LETTERS)}.",
+                "Mend the row, or leave it out.",
+            )
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        entries = len(fields["history"])
+        length = (
+            "none" if not entries else "1-5" if entries <= 5 else "6-15" if entries <= 15 else "16+"
+        )
+        return {**super().tags(fields), "history": length}
+
+    def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        fitted, cuts = super().within_budget(view)
+        if "history" in view:
+            budget = self.spec.columns["history"].max_words
+            fitted["history"], cut = keep_latest(view["history"], budget)
+            cuts.update({"history": cut} if cut else {})
+        return {**fitted, "letters": LETTERS}, cuts
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def parse(self, text: str) -> tuple[str, str]:
+        if self.protocol == "reference":
+            found = _TAGGED.search(spoken(text, "reference"))
+            if found is None:
+                return "", "no_tag"
+            return (found.group(1), "ok") if _distinct(found.group(1)) else ("", "malformed")
+        inside = tagged_text(text, "paper")
+        if inside is None:
+            return "", "no_tag"
+        if _ASKED.fullmatch(inside) and _distinct(inside):
+            return inside, "ok"
+        letters = ",".join(_letters(inside))
+        return (letters, "salvaged") if _distinct(letters) else ("", "malformed")
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        """`parse`; letters beyond the row's candidates rank nothing."""
+        answer, status = self.parse(text)
+        return (
+            (answer, status) if not answer or self.ranking(example, answer) else ("", "malformed")
+        )
+
+    def ranking(self, example: Example, answer: str) -> tuple[int, ...]:
+        """The places in the row's list that an answer names, likeliest first; () if it names none.
+
+        Places count from 0.
+        """
+        places = tuple(LETTERS.index(letter) for letter in answer.split(",") if letter)
+        return places if all(p < len(example.fields["candidates"]) for p in places) else ()
+
+    def rank(self, example: Example, answer: str) -> int | None:
+        """The place of what was bought among the five, from 1; None when it is not there."""
+        places = self.ranking(example, answer)
+        gold = example.fields["answer_index"]
+        return places.index(gold) + 1 if gold in places else None
+
+    def grade(self, example: Example, answer: str) -> float:
+        rank = self.rank(example, answer)
+        return 1 / rank if rank else 0.0
+
+    def measures(self, example: Example, answer: str) -> dict[str, float | None]:
+        rank = self.rank(example, answer)
+        return {"hit@5": float(rank is not None), "top1_acc": float(rank == 1)}
+
+    def gold_text(self, example: Example) -> str:
+        return str(example.fields["candidates"][example.fields["answer_index"]])
+
+    def gold_completion(self, example: Example) -> str:
+        gold = example.fields["answer_index"]
+        return self._answer([gold, *self._others(example)][:N_RANKED])
+
+    def wrong_completion(self, example: Example) -> str | None:
+        others = self._others(example)[:N_RANKED]
+        return self._answer(others) if len(others) == N_RANKED else None
+
+    def _others(self, example: Example) -> list[int]:
+        """Every place but the gold's, from the one after it on."""
+        count, gold = len(example.fields["candidates"]), example.fields["answer_index"]
+        return [(gold + step) % count for step in range(1, count)]
+
+    def _answer(self, places: Sequence[int]) -> str:
+        return f"<answer>{','.join(LETTERS[place] for place in places)}</answer>"
+
+    def leak_view(self, example: Example) -> LeakView:
+        candidates = example.fields["candidates"]
+        return LeakView(_QUESTION, candidates, self.gold_text(example), tuple(LETTERS))
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """How to rank, after one sentence on how the draft went; nothing about any candidate."""
+        state = read_state(score)
+        begun = "" if score is None else _UNREAD.get(state) or self._on_rank(example, score)
+        entries = _MANY if len(example.fields["history"]) > 1 else _FEW
+        return safest(
+            ((begun, entries, _FORM), (begun, entries), (begun,)), self.leak_view(example)
+        )
+
+    def _on_rank(self, example: Example, score: Score) -> str:
+        rank = self.rank(example, score.words)
+        if rank == 1:
+            return "The draft put the thing that was bought at its head; rank by the same reasons."
+        if rank:
+            return "The thing that was bought is among the five of the draft, but not at its head."
+        return "None of the five in the draft was bought."
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        return self.within_budget(super().coach_view(example, episode, score))[0]
+
+
+_UNREAD = {
+    **UNREAD,
+    "malformed": "The draft did not put five different letters between the answer tags.",
+    "no_tag": "The draft never put its ranking between the answer tags.",
+}
+_MANY = (
+    "Sort the earlier purchases by the need they serve; what continues the most frequent or the "
+    "most recent need comes before what merely anyone might like."
+)
+_FEW = (
+    "With hardly any purchases to go by, start from the person: what their days are like decides "
+    "what comes before what merely anyone might like."
+)
+_FORM = "Use all five places: a near miss in the second place still earns half."
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    """The stored prompt, from `prompt_text` or the first message of `conversations`."""
+    text = str(fields.get("prompt_text") or "")
+    if not text.strip():
+        text = _first_message(fields.get("conversations"))
+    if not text.strip():
+        raise DataError(
+            "The row has no prompt.",
+            "Person and history are read from 'prompt_text' or from the first message of "
+            "'conversations'.",
+            "Mend the row, or leave it out.",
+        )
+    return text
+
+
+def _first_message(value: Any) -> str:
+    """`conversations[0].messages[0].content`, "" where there is no such thing."""
+    for key in (0, "messages", 0, "content"):
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            value = _literal(value)
+        if isinstance(key, int):
+            value = value[key] if isinstance(value, list | tuple) and value else None
+        else:
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def _literal(text: str) -> Any:
+    try:
+        return read_literal(text)
+    except ValueError:
+        return None  # no structure in it: the row has no prompt, and that is said by the caller
+
+
+def split_history(text: str) -> tuple[str, list[str]]:
+    """(what stands before the first `History n:`, the entries without separators at their ends)."""
+    intro, *entries = _ENTRY.split(text)
+    return intro.strip(), [entry.strip().rstrip(",;").rstrip() for entry in entries]
+
+
+def reformat_history(text: str) -> str:
+    """The text with its history entries on lines of their own, numbered from 1."""
+    if not _ENTRY.search(text):
+        return text
+    intro, entries = split_history(text)
+    numbered = [f"History {i}: {entry}" for i, entry in enumerate(entries, 1)]
+    return "\n".join([intro, *numbered] if intro else numbered)
+
+
+def _letters(inside: str) -> list[str]:
+    """The letters that a list names, [] when any part of it is no letter."""
+    plain = unicodedata.normalize("NFKC", inside).strip("*`\"'[]() \n")
+    parts = [p for p in (part.strip("*`\"' ") for part in re.split(r"[,;>\n]+", plain)) if p]
+    found = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
+    return [item.group(1).upper() for item in found if item] if all(found) else []
+
+
+def _distinct(answer: str) -> bool:
+    """Whether an answer is five different letters."""
+    letters = answer.split(",")
+    return len(letters) == N_RANKED == len(set(letters))

@@ -1,0 +1,171 @@
+"""LifeChoices: what a character from a book decides, from what is remembered of their life.
+
+Example row: {"character_name": "Corin Vale", "book": "The Salt Road", "input_text": "Corin is a
+ferryman. He once hid a deserter ...", "Multiple Choice Question": {"Scenario": "The magistrate's
+men are at the landing.", "Question": "What will Corin do?", "Options": ["Leave", "Confess", "Hide
+him", "Wait"], "Correct Answer": "C"}}. The question may also be JSON in a string, or lie flat in
+columns of its own.
+
+Memories are long (thousands of words): `input_text` is cut at its word budget, the same for every
+model and for drafts and refined replies alike; the instructions never are. The tag `memory` says
+whether a row was cut.
+
+`reference` reads a reply with the published ladder of eight steps, the last of which takes the
+first of the characters A to D anywhere in it. `paper` wants the tag; a reply that is nothing but
+a letter, or breaks off inside the tag, is salvaged, and prose is never searched for letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from soulkit.data.literals import literal_list
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import plain, spoken
+from soulkit.tasks.lettered import LetteredTask, opening, read_state
+from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of, structure
+from soulkit.types import Episode, Example, Score
+
+LETTERS = "ABCD"
+NESTED = "Multiple Choice Question"
+_PARTS = {
+    "scenario": ("Scenario", "scenario"),
+    "question": ("Question", "question"),
+    "options": ("Options", "options", "Choices", "choices"),
+    "correct_answer": ("Correct Answer", "correct_answer", "Correct_Answer", "Answer"),
+}
+"""Column → the names it goes by inside the nested question."""
+
+_LADDER = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\A([ABCD])\Z",
+        r"<ANSWER>\s*([ABCD])\s*</ANSWER>",
+        r"\A([ABCD])\s*[.):,]",
+        r"CHOICE[:\s]+([ABCD])",
+        r"ANSWER[:\s]+([ABCD])",
+        r"\(([ABCD])\)",
+        r"([ABCD])\s*\Z",
+        r"([ABCD])",
+    )
+)
+_TAG = 1
+"""Which step of the ladder is the form asked for."""
+_BARE = re.compile(r"[\s(\[*_`\"']*([A-Da-d])[\s)\]*_`\"'.:]*")
+_CUT_TAG = re.compile(r"<answer>\s*([A-Da-d])\s*\Z", re.IGNORECASE)
+
+
+class LifeChoices(LetteredTask):
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        nested = structure(fields.get(NESTED))
+        inner = nested if isinstance(nested, Mapping) else {}
+        parts = {name: _first(inner, names, fields.get(name)) for name, names in _PARTS.items()}
+        options = _options(parts["options"])
+        gold = str(parts["correct_answer"] or "")
+        asked = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
+        if self.protocol == "paper":
+            gold = self._checked(asked["question"], options, gold)
+        else:
+            gold = gold.strip().upper()[:1]
+        return {**fields, **asked, NESTED: None, "options": options, "correct_answer": gold}
+
+    def _checked(self, question: str, options: Sequence[str], gold: str) -> str:
+        """The gold's letter; DataError when the question cannot be played or scored."""
+        if not question or not 2 <= len(options) <= len(LETTERS) or not all(options):
+            raise DataError(
+                "A row of lifechoices holds no complete question.",
+                f"It needs a question and two to four options; it has {len(options)}: "
+                f"{', '.join(options)!r:.80}.",
+                f"Mend '{NESTED}' of the row, or leave the row out.",
+            )
+        letter = letter_of(gold, dict(zip(LETTERS, options, strict=False)), LETTERS)
+        if not letter:
+            raise bad_gold(gold, "the letter or the text of one option")
+        return letter
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        budget = self.spec.columns["input_text"].max_words
+        words = len(str(fields["input_text"]).split())
+        return {**super().tags(fields), "memory": "cut" if budget and words > budget else "whole"}
+
+    def options(self, example: Example) -> dict[str, str]:
+        return dict(zip(LETTERS, example.fields["options"], strict=False))
+
+    def gold_letter(self, example: Example) -> str:
+        return str(example.fields["correct_answer"])
+
+    def leak_view(self, example: Example) -> LeakView:
+        fields, options = example.fields, self.options(example)
+        question = f"{fields['scenario']}\n{fields['question']}"
+        gold = self.gold_text(example)
+        return LeakView(question, tuple(options.values()), gold, tuple(options))
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        view, _ = self.within_budget(super().coach_view(example, episode, score))
+        return view
+
+    def parse(self, text: str) -> tuple[str, str]:
+        if self.protocol == "reference":
+            return climb(spoken(text, "reference"))
+        letter, status = super().parse(text)
+        if status != "no_tag":
+            return letter, status
+        said = spoken(text, "paper")
+        found = _BARE.fullmatch(said) or _CUT_TAG.search(said)
+        return (found.group(1).upper(), "salvaged") if found else ("", "no_tag")
+
+    def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
+        name = str(example.fields["character_name"])
+        lead = opening(
+            read_state(score), f"That is how {name} acts.", f"That is not how {name} acts."
+        )
+        first = _TURN if example.fields.get("kind") == "changed" else _HABIT
+        yield from (f"{lead} {text}".strip() for text in (first, _HABIT, _SHORT))
+        yield CLOSE
+
+
+_HABIT = (
+    "Before weighing the options, write down two or three things that the memory shows this "
+    "person doing when something was at stake, and what they gave up for it; then ask which "
+    "option the same person would take, however unwise it is."
+)
+_TURN = (
+    "The memory covers years, and people are not the same at its end as at its start: order the "
+    "episodes by time and let the latest ones decide."
+)
+_SHORT = "Let deeds that are remembered count for more than what anybody would find sensible."
+
+
+def climb(text: str) -> tuple[str, str]:
+    """(letter or "", status) by the published ladder: the first step that finds a letter decides.
+
+    The text is upper-cased first, so later steps find letters in ordinary words.
+    """
+    said = text.strip().upper()
+    for number, step in enumerate(_LADDER):
+        if found := step.search(said):
+            return found.group(1), "ok" if number == _TAG else "salvaged"
+    return "", "no_tag"
+
+
+def _first(inner: Mapping[str, Any], names: Sequence[str], flat: Any) -> Any:
+    return next((inner[n] for n in names if inner.get(n) is not None), flat)
+
+
+def _options(value: Any) -> tuple[str, ...]:
+    """The option texts, from a list, its literal, or letter → text; letters of their own removed.
+
+    Letters are removed only where every option carries the one it stands at.
+    """
+    found = structure(value)
+    if isinstance(found, Mapping):
+        found = [found[key] for key in sorted(found)]
+    texts = [str(item or "").strip() for item in literal_list(found) or ()]
+    led = [led_letter(text, "ABCDEFGHIJ") for text in texts]
+    if len(texts) > 1 and led == list("ABCDEFGHIJ"[: len(texts)]) and all(map(plain, texts)):
+        cut = [re.sub(r"\A[\s(\[*]*\w[)\]*.:]+\s*", "", text) for text in texts]
+        return tuple(cut if all(cut) else texts)
+    return tuple(texts)

@@ -1,0 +1,121 @@
+"""MMToM-QA, text only: which of two statements about a person at home is more likely.
+
+Example row: {"question": "What's inside the apartment: ... Ada walks to the kitchen, ... Question:
+If Ada has been trying to get a plate, which is more likely? (a) Ada thinks that the plate is in the
+fridge. (b) Ada thinks that it is not. Please respond with either a or b.", "answer": "a",
+"question_type": 1.1, "episode": 7}. Scene, question and options are one text. Types that begin with
+1 ask for a belief, those that begin with 2 for a goal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import spoken, tagged_letter
+from soulkit.tasks.base import ChoiceTask
+from soulkit.types import Episode, Example, Score
+
+_TAGGED_AB = re.compile(r"<answer>\s*([ab])\s*</answer>", re.IGNORECASE)
+_OPTIONS = re.compile(r"\(a\)\s*(?P<a>.+?)\s*\(b\)\s*(?P<b>.+)", re.DOTALL | re.IGNORECASE)
+_REQUEST = re.compile(r"(?:Please (?:respond|answer|reply)|Answer:)[^.]*\.?\s*\Z")
+
+NOT_READ = {
+    "no_tag": "The reply gave no answer between the answer tags; close with one.",
+    "malformed": "What stood between the tags was not one of the two letters; give one alone.",
+    "empty": "The reply was empty; reason in a few sentences and then answer.",
+    "truncated": "The reply was cut off before its answer; reason more briefly.",
+    "refusal": "The question is about an everyday scene at home; give an answer.",
+}
+ADVICE = {
+    "1": "Go through the actions one by one. What somebody saw in an open container they know; "
+    "whoever looks for a thing goes where they believe it to be, whether it is there or not, and "
+    "does not trouble with places where they expect nothing.",
+    "2": "Go through the actions one by one. Whoever opens a container and closes it again did not "
+    "want what they saw in it; then ask which of the two wishes makes the last steps sensible, "
+    "given what this person could know, not what you know.",
+}
+
+
+class MMToM(ChoiceTask):
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        gold = str(fields.get("answer") or "").strip().lower()
+        if self.protocol == "paper":
+            gold = gold.strip("(). ")
+            if gold not in ("a", "b"):
+                raise DataError(
+                    f"The gold answer '{gold}' is neither a nor b.",
+                    "MMToM's questions have two options with these letters.",
+                    "Mend the row, or leave it out.",
+                )
+        return {**fields, "answer": gold}
+
+    def parse(self, text: str) -> tuple[str, str]:
+        if self.protocol == "reference":
+            found = _TAGGED_AB.search(spoken(text, "reference"))
+            return (found[1].lower(), "ok") if found else ("", "no_tag")
+        letter, status = tagged_letter(text, "paper")
+        if letter in ("", "A", "B"):
+            return letter.lower(), status
+        return "", "malformed"
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        answer, status = self.parse(text)
+        # The published scorer compares before it asks whether there is anything to compare, so a
+        # row without gold is right when nothing could be read. `paper` refuses such rows.
+        if self.protocol == "reference" and not answer and not self.gold_text(example):
+            return "", "ok"
+        return answer, status
+
+    def grade(self, example: Example, answer: str) -> float:
+        return float(answer == self.gold_text(example))
+
+    def gold_text(self, example: Example) -> str:
+        return str(example.fields["answer"])
+
+    def gold_completion(self, example: Example) -> str:
+        return f"<answer>{self.gold_text(example)}</answer>"
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        kind = str(example.fields.get("question_type") or "")[:1]
+        advice = ADVICE.get(kind) or f"{ADVICE['1']} {ADVICE['2']}"
+        if score is None:
+            return advice
+        if score.status in NOT_READ:
+            return f"{NOT_READ[score.status]} {advice}"
+        fits = "fits" if score.value == 1 else "does not fit"
+        return f"The draft {fits} what this person did. {advice}"
+
+    def leak_view(self, example: Example) -> LeakView:
+        text = str(example.fields["question"])
+        options = options_of(text)
+        gold = options.get(self.gold_text(example), self.gold_text(example))
+        # The scene stays out: a blind reader must not see what the answer follows from.
+        asked = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
+        letters = tuple(letter.upper() for letter in options)
+        return LeakView(asked.strip(), tuple(options.values()), gold, letters)
+
+
+def options_of(question: str) -> dict[str, str]:
+    """`a` and `b` → statement; empty when the text has no two options so marked."""
+    start = question.lower().rfind("(a)")
+    found = _OPTIONS.match(question, start) if start >= 0 else None
+    if found is None:
+        return {}
+    return {"a": found["a"], "b": _REQUEST.sub("", found["b"]).strip()}
+
+
+def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Accuracy overall and by question type and episode, as the reference's helper groups it."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result is not None:
+            reward = float(result.get("reward") or 0.0)
+            groups["accuracy_overall"].append(reward)
+            groups[f"accuracy_type_{result.get('question_type', 'unknown')}"].append(reward)
+            groups[f"accuracy_episode_{result.get('episode', 'unknown')}"].append(reward)
+    return {name: sum(values) / len(values) for name, values in groups.items()}

@@ -1,0 +1,209 @@
+"""Social-R1: what people in a short scene feel, want, believe or mean; lettered options.
+
+Example row: {"prompt_text": "Story: Noor stained the coat ...\\nQuestion: Why ...?\\nA. He is
+proud\\nB. He is embarrassed", "answer_text": "B. He is embarrassed"}. Story, question and options
+are one text, which may also stand under `conversations[0].messages[0].content` or `prompt`; the
+gold is `answer_letter`, or the letter that leads `answer_text`.
+
+`paper` reads the options out of the text and refuses a row whose gold is none of them, or whose
+letter and text contradict each other. `reference` takes the first character of a gold without a
+letter (`In the box` → `I`) and counts any letter.
+
+The feedback of this task is a worked example, answer included, and off unless a run asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import tagged_letter
+from soulkit.tasks.lettered import opening, read_state
+from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_text, letter_of, structure
+from soulkit.types import Example, Score
+
+_ON_LINES = re.compile(r"^[ \t]*[*(]{0,3}([A-Z])[.):]\**(?=\s)[ \t]*", re.MULTILINE)
+_INLINE = re.compile(r"(?:\A|(?<=\s))\(?([A-Z])[.)](?=\s)\s*")
+_LEADING = re.compile(r"([A-Z])[.)]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A row's text taken apart: what happens, what is asked, and the lettered options."""
+
+    story: str
+    question: str
+    options: dict[str, str] = field(default_factory=dict)
+
+
+class SocialR1(WorkedTask):
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        text = prompt_of(fields, reference=self.protocol == "reference")
+        if not text.strip():
+            raise DataError(
+                "A row of social_r1 holds no question.",
+                "It was looked for in prompt_text, in the first message of conversations, and in "
+                "prompt.",
+                "Fill one of them in, or leave the row out.",
+            )
+        scene = read_scene(text)
+        gold = fields.get("answer_text") or ""
+        rest = {"conversations": None, "prompt": None, "answer_text": led_text(gold) or None}
+        letter = self._gold(fields, scene)
+        return {**fields, **rest, "prompt_text": text, "answer_letter": letter,
+                "story": scene.story}  # fmt: skip
+
+    def _gold(self, fields: Mapping[str, Any], scene: Scene) -> str:
+        letter, text = (fields.get(name) or "" for name in ("answer_letter", "answer_text"))
+        if self.protocol == "reference":
+            return letter.strip().upper() or leading_letter(text)
+        found = [
+            letter_of(g, scene.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
+        ]
+        if len(set(found)) != 1 or not found[0]:
+            given = " / ".join(g for g in (letter, text) if g.strip())
+            raise bad_gold(given, "one option's letter, or its letter and text")
+        return found[0]
+
+    def options(self, example: Example) -> dict[str, str]:
+        return read_scene(str(example.fields["prompt_text"])).options
+
+    def gold_letter(self, example: Example) -> str:
+        return str(example.fields["answer_letter"])
+
+    def gold_text(self, example: Example) -> str:
+        letter = self.gold_letter(example)
+        told = str(example.fields.get("answer_text") or letter)
+        return self.options(example).get(letter, told)
+
+    def leak_view(self, example: Example) -> LeakView:
+        scene = read_scene(str(example.fields["prompt_text"]))
+        options = scene.options or {self.gold_letter(example): self.gold_text(example)}
+        gold = self.gold_text(example)
+        return LeakView(scene.question, tuple(options.values()), gold, tuple(options))
+
+    def parse(self, text: str) -> tuple[str, str]:
+        return tagged_letter(text, self.protocol)
+
+    def worked_example(self, example: Example) -> str:
+        why = example.fields.get("why") or f"What fits the scene: {self.gold_text(example)}"
+        return f"{str(why).rstrip('.')}. {self.gold_completion(example)}"
+
+    def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
+        lead = opening(
+            read_state(score), "That reading holds up.", "That reading does not hold up."
+        )
+        kind = str(example.fields.get("kind") or "")
+        yield from (f"{lead} {text}".strip() for text in (_ABOUT.get(kind, _STEPS), _STEPS, _SHORT))
+        yield CLOSE
+
+
+_STEPS = (
+    "Go through the scene person by person: what each one saw or was told, what they were after, "
+    "and what they would rather keep hidden; then ask which option needs nothing beyond that."
+)
+_SHORT = "Retrace who knew what when, person by person, before choosing."
+_ABOUT = {
+    "irony": (
+        "Hold the words against the situation they are spoken in. Where both cannot be meant at "
+        "once, the situation tells what the speaker means."
+    ),
+    "white_lie": (
+        "Compare what the speaker really thinks, which the scene tells, with what is said aloud, "
+        "and ask whom the difference protects."
+    ),
+    "hint": (
+        "Ask what the speaker could get from the listener right there, and why it might be "
+        "awkward to demand it openly."
+    ),
+    "hidden_feeling": (
+        "Tell what a face shows from what the person went through a moment before, and look for "
+        "the reason to keep the two apart."
+    ),
+    "careless_remark": (
+        "Check who was there, and what each of them knew, at the moment the remark was made."
+    ),
+    "false_belief": (
+        "Keep a list of what each person witnessed; people go by the last thing they witnessed, "
+        "not by how things are."
+    ),
+}
+"""Process advice by what a scene turns on."""
+
+
+# -- reading rows --------------------------------------------------------------------------------
+
+
+def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
+    """The text of a row from the first place that holds one; blank when none does.
+
+    `reference` takes the first message of `conversations` even when it is blank.
+    """
+    own = fields.get("prompt_text")
+    if isinstance(own, str) and own.strip():
+        return own
+    wrapped = _first_message(structure(fields.get("conversations")))
+    if wrapped is not None and (reference or wrapped.strip()):
+        return wrapped
+    return _spoken(structure(fields.get("prompt")))
+
+
+def _first_message(value: Any) -> str | None:
+    """`value[0]["messages"][0]["content"]`, None where there is no such thing."""
+    first = value[0] if isinstance(value, list | tuple) and value else None
+    messages = structure(first.get("messages")) if isinstance(first, Mapping) else None
+    if not isinstance(messages, list | tuple) or not messages:
+        return None
+    message = messages[0]
+    return str(message.get("content") or "") if isinstance(message, Mapping) else str(message)
+
+
+def _spoken(value: Any) -> str:
+    """A prompt as text: text itself, or what the user says in a list of messages."""
+    if isinstance(value, list | tuple):
+        said = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
+        return "\n\n".join(str(m.get("content") or "") for m in said)
+    return value if isinstance(value, str) else ""
+
+
+def leading_letter(text: str | None) -> str:
+    """The published reading of a gold text: its leading `X.` or `X)`, else its first character."""
+    said = (text or "").strip()
+    found = _LEADING.match(said)
+    return (found.group(1) if found else said[:1]).upper()
+
+
+def read_scene(text: str) -> Scene:
+    """Story, question (the last line before the options) and options of a prompt.
+
+    Options are the last run of marks A, B, ... on lines of their own, else within a line. Without
+    two of them the last line is the question and the options stay empty.
+    """
+    marks = _last_run(text, _ON_LINES) or _last_run(text, _INLINE)
+    head = text[: marks[0].start()] if marks else text
+    lines = [line.strip() for line in head.splitlines() if line.strip()]
+    ends = [mark.start() for mark in marks[1:]]
+    options = {
+        mark[1]: text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)
+    }
+    if marks:  # what follows the last option's line is no part of it
+        options[marks[-1][1]] = text[marks[-1].end() :].split("\n")[0].strip()
+    return Scene("\n".join(lines[:-1]), lines[-1] if lines else "", options)
+
+
+def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
+    """The last marks that go A, B, C, ...; empty when there are not two of them."""
+    best: list[re.Match[str]] = []
+    run: list[re.Match[str]] = []
+    for found in mark.finditer(text):
+        if found[1] == "A":
+            run = [found]
+        elif run and ord(found[1]) == ord(run[-1][1]) + 1:
+            run.append(found)
+            best = run
+    return best

@@ -1,0 +1,53 @@
+"""Original files against the scorers and the audit: $SOULKIT_TEST_DATA names the folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from road_support import task_of
+
+from soulkit.data.loading import examples_from
+from soulkit.tasks.audit import audit_rows
+from soulkit.tasks.selfcheck import check_task
+
+FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
+
+
+def original(name: str) -> str:
+    path = FOLDER / name
+    if not path.is_file():
+        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
+    return str(path)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+@pytest.mark.parametrize(
+    ("task", "name", "rows"),
+    [
+        ("hitom", "hitom/sample_cotp_200.jsonl", 200),
+        ("paratomi", "tomi/Percept-ToMi.csv", 600),
+        ("tomi", "tomi/fixedtomi_test_balanced.jsonl", 1000),
+    ],
+)
+def test_every_published_gold_passes_its_scorer(
+    task: str, name: str, rows: int, protocol: str
+) -> None:
+    live = task_of(task, protocol)
+    found = check_task(live, examples_from(live, original(name)))
+    assert (found.rows, found.gold_fails, found.wrong_passes, found.bad) == (rows, (), (), ())
+
+
+def test_some_rows_of_hitom_name_one_container_only() -> None:
+    task = task_of("hitom")
+    found = audit_rows(task, examples_from(task, original("hitom/Hi-ToM_data.json")))
+    assert found.rows == 1200 and found.count("leak") == 20
+    assert found.favourite == "L" and found.position is not None and found.position.hits == 205
+
+
+def test_the_letters_of_tombench_are_not_balanced() -> None:
+    task = task_of("tombench")
+    found = audit_rows(task, examples_from(task, original("tombench/Ambiguous Story Task.jsonl")))
+    assert found.positions == {"A": 92, "B": 128, "C": 136, "D": 44}
+    assert found.position is not None and found.position.notable

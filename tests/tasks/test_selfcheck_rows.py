@@ -1,0 +1,168 @@
+"""The check of a task's gold against its own scorer: what it names, and what it lets through."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from road_support import synth_examples, task_of
+
+from soulkit.data.files import RawRow
+from soulkit.data.loading import examples_from
+from soulkit.data.rows import to_examples
+from soulkit.data.synth import makeable
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.selfcheck import _nobody, check_task
+
+FLAWED = """\
+from soulkit.tasks.tomi import ToMi
+from soulkit.errors import CallError
+from soulkit.types import Failure, unscored
+
+
+class Flawed(ToMi):
+    def grade(self, example, answer):
+        if example.fields["question"] == "broken":
+            raise KeyError("no such column")
+        if example.fields["question"] == "generous":
+            return 1.0
+        return super().grade(example, answer.replace("jar", "can"))
+
+    def gold(self, example, feedback=None):
+        return None if example.fields["question"] == "goldless" else super().gold(example)
+
+
+class Judged(ToMi):
+    async def score(self, example, episode, cast):
+        player = cast.player("judge")
+        await player.complete((), self.call(example))
+        raise AssertionError("no model takes part")
+
+    def call(self, example):
+        from soulkit.types import Call
+
+        return Call(role="judge", example_id=example.id)
+"""
+DECLARED = """\
+tasks:
+  flawed: &entry
+    title: Flawed
+    summary: A scorer with faults.
+    module: flawed:Flawed
+    seats: {reader: actor}
+    columns:
+      story: {audience: [reader]}
+      question: {audience: [reader]}
+      answer: {audience: [gold]}
+      cands: {type: any, required: false, audience: [coach]}
+      question_type: {required: false, audience: []}
+  judged: {<<: *entry, module: "flawed:Judged"}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    (tmp_path / "flawed.py").write_text(FLAWED)
+    (tmp_path / "prompts").mkdir()
+    for name in ("flawed", "judged"):
+        folder = tmp_path / "prompts" / name
+        folder.mkdir()
+        (folder / "user.md").write_text("{{ story }} {{ question }}{% if feedback %}!{% endif %}")
+    path = tmp_path / "own.yaml"
+    path.write_text(DECLARED)
+    return load_registry(path)
+
+
+def row(question: str, answer: str = "box") -> RawRow:
+    fields = {"story": "Ada came.", "question": question, "answer": answer,
+              "cands": ["box", "bag"]}  # fmt: skip
+    return RawRow(fields, f"rows.jsonl:{question}")
+
+
+def check(task: Any, *rows: RawRow) -> Any:
+    return check_task(task, to_examples(task, rows))
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+@pytest.mark.parametrize("name", makeable())
+def test_every_row_made_here_passes(name: str, protocol: str) -> None:
+    task = task_of(name, protocol)
+    found = check_task(task, examples_from(task, "synth:15", 5))
+    assert found.rows > 0
+    assert (found.gold_fails, found.wrong_passes, found.wrong_unread, found.no_gold) == ((),) * 4
+
+
+def test_a_gold_that_its_scorer_refuses_is_named_with_its_row(own: Any) -> None:
+    found = check(own.task("flawed"), row("fine"), row("odd", "jar"))
+    (finding,) = found.gold_fails
+    assert finding.source == "rows.jsonl:odd" and "<answer>jar</answer>" in finding.played
+    assert "scored 0 of 1" in finding.why and "'jar'" in finding.why
+    assert found.wrong_passes == () and found.rows == 2
+
+
+def test_a_wrong_answer_that_passes_is_named(own: Any) -> None:
+    found = check(own.task("flawed"), row("generous"))
+    (finding,) = found.wrong_passes
+    assert "bag" in finding.played and found.gold_fails == ()
+
+
+def test_a_row_that_breaks_the_task_is_a_finding_and_ends_nothing(own: Any) -> None:
+    found = check(own.task("flawed"), row("broken"), row("fine"))
+    (finding,) = found.gold_fails
+    assert finding.source == "rows.jsonl:broken" and "KeyError" in finding.why
+    assert [f.source for f in found.no_wrong] == ["rows.jsonl:broken"]
+
+
+def test_rows_without_gold_are_counted(own: Any) -> None:
+    found = check(own.task("flawed"), row("goldless"))
+    assert [f.source for f in found.no_gold] == ["rows.jsonl:goldless"] and not found.gold_fails
+
+
+def test_what_needs_a_judge_is_unscored_and_no_failure(own: Any) -> None:
+    found = check(own.task("judged"), row("fine"))
+    assert len(found.unscored) == 1 and not found.gold_fails and not found.wrong_passes
+
+
+def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:
+    task = task_of("secret_keeper")
+    for example in synth_examples("secret_keeper", 5):
+        assert asyncio.run(task.score(example, task.wrong(example), _nobody())).value == 0
+
+
+def test_a_wrong_completion_is_the_same_at_every_call_and_never_the_gold() -> None:
+    task = task_of("hitom")
+    for example in synth_examples("hitom", 30):
+        said = task.wrong_completion(example)
+        assert said == task.wrong_completion(example) != task.gold_completion(example)
+
+
+def test_twins_of_the_gold_are_no_wrong_answer() -> None:
+    task = task_of("hitom")
+    twins = {"story": "1 Ada came.", "question": "Where?", "correct_answer": "red_box",
+             "choices": "A. red_box, B. Red Box"}  # fmt: skip
+    assert task.wrong_completion(task.example(twins)) is None
+
+
+def test_rows_come_from_makers_files_folders_and_originals(tmp_path: Path) -> None:
+    from soulkit.data.files import write_rows
+    from soulkit.data.synth import synth
+
+    task = task_of("paratomi")
+    made = examples_from(task, "synth:4", 3)
+    assert [e.source for e in made.examples] == [f"synth:4:{i}" for i in range(1, 5)]
+    write_rows(tmp_path / "paratomi_val.parquet", synth("paratomi", 4, 7))
+    assert [e.id for e in examples_from(task, str(tmp_path)).examples] == [
+        e.id for e in made.examples
+    ]
+    (tmp_path / "old.txt").write_text(
+        "1 Ada entered the attic.\n2 The pen is in the box.\n3 Where is the pen really?\tbox\t1\n"
+    )
+    (original,) = examples_from(task_of("tomi"), str(tmp_path / "old.txt")).examples
+    assert original.source == "old.txt, record 1"
+    with pytest.raises(DataError):
+        examples_from(task_of("hitom"), str(tmp_path))
+    with pytest.raises(ConfigError):
+        examples_from(task, "synth:none")

@@ -1,0 +1,63 @@
+"""Conformance: HumanLLM's rankings, ranks and rewards, and where the paper protocol departs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from road_support import score_text, task_of
+from vectors_support import Vector, assert_matches, load_vectors
+
+from soulkit.errors import DataError
+
+QUIRKS = {
+    "first-tag-wins": "the last tag is the actor's final word",
+    "unclosed-think-kept": "thinking that was never closed is no answer",
+}
+"""Quirk on which `paper` may depart from the published reading → why.
+
+It also reads tags that the reference does not: `<ANSWER>`, blanks, semicolons, small, bold or wide
+letters.
+"""
+
+
+def found(vector: Vector, protocol: str) -> dict[str, Any]:
+    task = task_of("humanllm", protocol)
+    output = vector.input["output_text"] or ""
+    example = task.example(vector.input["row"])
+    score = score_text(task, example, output)
+    return {
+        "predicted": list(task.ranking(example, score.words)) or None,
+        "reward": score.reward,
+        "metrics": {
+            "humanllm/reward": score.reward,
+            **{f"humanllm/{name}": value for name, value in score.metrics.items()},
+            "humanllm/response_length": len(output.split()),
+            "all/score": score.value,
+        },
+        "rank": task.rank(example, score.words) or -1,
+    }
+
+
+@pytest.mark.parametrize("vector", load_vectors("humanllm.choice"))
+def test_reference(vector: Vector) -> None:
+    if vector.raises:
+        with pytest.raises(DataError):
+            found(vector, "reference")
+        return
+    assert_matches(found(vector, "reference"), vector.expected)
+
+
+@pytest.mark.parametrize("vector", load_vectors("humanllm.choice"))
+def test_paper(vector: Vector) -> None:
+    if vector.raises:
+        with pytest.raises(DataError):
+            found(vector, "paper")
+        return
+    actual = found(vector, "paper")
+    departed = actual["predicted"] != vector.expected["predicted"]
+    if departed and not set(vector.quirks) & set(QUIRKS):
+        assert vector.expected["predicted"] is None, "without a quirk it only reads more"
+        assert "<answer>" in vector.input["output_text"].lower(), "and only from a tag"
+    if not departed:
+        assert_matches(actual, vector.expected)

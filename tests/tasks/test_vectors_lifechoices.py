@@ -1,0 +1,60 @@
+"""Conformance: LifeChoices' answers and rewards; every vector in both protocols.
+
+`paper` gives the same value unless one of DEPARTURES says why not, or the reference found the
+letter on its ladder below the tag.
+"""
+
+from __future__ import annotations
+
+import pytest
+from road_support import score_text, task_of
+from vectors_support import Vector, assert_matches, load_vectors
+
+from soulkit.errors import DataError
+from soulkit.judge.verdict import spoken
+from soulkit.tasks.lifechoices import climb
+
+DEPARTURES = {
+    "first-abcd-character-fallback": "prose is not searched for letters",
+    "first-tag-wins": "the last tag decides",
+    "letter-taken-from-a-word": "prose is not searched for letters",
+    "nested-think-tail-kept": "all thinking is removed",
+    "stray-think-close-kept": "all thinking is removed",
+    "think-tag-case-sensitive": "all thinking is removed",
+    "unclosed-think-kept": "all thinking is removed",
+}
+BAD_ROWS = ("gold missing", "fewer options")
+
+
+@pytest.mark.parametrize("vector", load_vectors("lifechoices.choice"))
+def test_reference(vector: Vector) -> None:
+    task = task_of("lifechoices", "reference")
+    output = vector.input["output_text"] or ""
+    example = task.example(vector.input["row"])
+    score = score_text(task, example, output)
+    metrics = {
+        "lifechoices/reward": score.reward,
+        "lifechoices/response_length": len(output.split()),
+        "all/score": score.value,
+        "all/score_v1": score.value,
+    }
+    actual = {"predicted": score.words or None, "reward": score.reward, "metrics": metrics,
+              "correct_answer": task.gold_letter(example)}  # fmt: skip
+    assert_matches(actual, vector.expected)
+
+
+@pytest.mark.parametrize("vector", load_vectors("lifechoices.choice"))
+def test_paper(vector: Vector) -> None:
+    task, output = task_of("lifechoices"), vector.input["output_text"] or ""
+    if vector.note in BAD_ROWS:
+        with pytest.raises(DataError):
+            task.example(vector.input["row"])
+        return
+    score = score_text(task, task.example(vector.input["row"]), output)
+    below_the_tag = climb(spoken(output, "reference"))[1] == "salvaged"
+    if set(vector.quirks) & set(DEPARTURES) or below_the_tag:
+        return  # the paper reading of these has tests of its own
+    assert (score.words or None, score.value) == (
+        vector.expected["predicted"],
+        vector.expected["reward"],
+    )
