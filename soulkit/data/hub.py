@@ -1,0 +1,414 @@
+"""`soul data pull`: the released files of tasks, at one commit, with a lock file beside them.
+
+    tasks.yaml names ──▶ what the lock has is checked on disk ──▶ one listing per data set
+      ──▶ nothing of the user's in the way, room on the disk ──▶ file by file ──▶ lock
+
+The lock file `soul-data.lock.json` says where every file came from:
+
+    {"version": 1,
+     "repos": {"owner/name": "4c1d…"},
+     "files": {"hitom_val.parquet": {"repo": "owner/name", "revision": "4c1d…",
+               "path": "hitom_val.parquet", "sha256": "3f2a…", "bytes": 51234}}}
+
+A data set stays at the commit of its first pull until `--revision` names another one, so a suite
+that is pulled in pieces is one release. Files that the lock vouches for cost no request, and a
+file that somebody else put there is never replaced.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from soulkit.data.files import unreadable
+from soulkit.data.transfer import Digests, Hub, Remote, digests, part_of, size_of
+from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.jsonl import write_json
+
+if TYPE_CHECKING:
+    from soulkit.tasks.registry import Registry
+
+Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = ("train", "eval")
+RELEASES: Mapping[Split, str] = {
+    "train": "sunweiwei/sim-rl-data",
+    "eval": "sunweiwei/sim-eval-data",
+}
+"""Where the files lie that tasks.yaml names."""
+CORPORA: Mapping[str, str] = {
+    "mid-training": "cmu-lti/osim-mid-training",
+    "post-training": "cmu-lti/osim-post-training",
+}
+"""Data sets that belong to no one task; pulled whole, each into a folder of its own."""
+ROW_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+
+LOCK = "soul-data.lock.json"
+_VERSION = 1
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+
+class Bar(Protocol):
+    """What shows how many bytes have come."""
+
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+
+
+Bars = Callable[[int], AbstractContextManager[Bar]]
+"""Makes a bar for so many bytes."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One file to have: its name in the data set, and below the folder."""
+
+    repo: str
+    path: str
+    name: str
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the lock says of one file."""
+
+    repo: str
+    revision: str
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """One file that is in its place now."""
+
+    name: str
+    file: str
+    entry: Entry
+    state: Literal["kept", "downloaded", "resumed"]
+
+
+# -- what is wanted ------------------------------------------------------------------------------
+
+
+def released(registry: Registry, tasks: Sequence[str], splits: Sequence[Split]) -> list[Wanted]:
+    """The files that `tasks.yaml` names for the tasks, each once; DataError when there are none."""
+    found: dict[tuple[str, str], Wanted] = {}
+    for task in tasks:
+        files = registry.spec(task).files
+        for split in splits:
+            for name in files.train if split == "train" else files.eval:
+                found.setdefault((split, name), Wanted(RELEASES[split], name, name, task))
+    if not found:
+        what = f"The task '{tasks[0]}' has" if len(tasks) == 1 else "These tasks have"
+        raise DataError(
+            f"{what} no released file for {' and '.join(splits)}.",
+            "tasks.yaml names none: the rows are made here, imported, or your own.",
+            "See: soul data synth, soul data import, and soul tasks show NAME",
+        )
+    return list(found.values())
+
+
+def corpus_repo(name: str) -> str:
+    """The data set of a corpus; ConfigError for a name that is none."""
+    if name not in CORPORA:
+        raise ConfigError(
+            f"There is no corpus named '{name}'.",
+            "A corpus is a released data set that belongs to no one task.",
+            did_you_mean(name, CORPORA),
+        )
+    return CORPORA[name]
+
+
+# -- the lock ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lock:
+    """The lock file of a folder, in memory."""
+
+    path: Path
+    repos: dict[str, str] = field(default_factory=dict)
+    files: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Lock:
+        """DataError when there is a lock file that cannot be read."""
+        path = folder / LOCK
+        if not path.is_file():
+            return cls(path)
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored["version"] != _VERSION:
+                raise ValueError(f"it has version {stored['version']}, this program {_VERSION}")
+            files = {name: Entry(**entry) for name, entry in stored["files"].items()}
+            return cls(path, {str(k): str(v) for k, v in stored["repos"].items()}, files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"The lock file '{path}' cannot be read.",
+                f"It was changed by hand or by another version: {type(error).__name__}: {error}.",
+                "Delete it: files with the right checksum are recognised without it.",
+            ) from error
+
+    def write(self) -> None:
+        files = {name: asdict(self.files[name]) for name in sorted(self.files)}
+        write_json(self.path, {"version": _VERSION, "repos": self.repos, "files": files})
+
+    def vouches(self, wanted: Wanted, revision: str | None, folder: Path) -> Entry | None:
+        """The entry of a file that is on disk as the lock says, at the revision asked for."""
+        entry = self.files.get(wanted.name)
+        if entry is None or entry.repo != wanted.repo:
+            return None
+        if entry.revision != (revision or self.repos.get(wanted.repo)):
+            return None
+        path = folder / wanted.name
+        same = size_of(path) == entry.bytes and path.is_file()
+        return entry if same and digests(path).sha256 == entry.sha256 else None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; DataError when another one is pulling into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows has no such locks
+        yield
+        return
+    with (folder / ".soul-data.pulling").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"Another process is downloading into '{folder}'.",
+                "Two at once would write the same files.",
+                "Wait until it ends, or give another folder with --out.",
+            ) from error
+        yield
+
+
+# -- pulling -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    wanted: Wanted
+    remote: Remote
+    target: Path
+    have: Digests | None
+    """What is on disk under the final name."""
+
+    @property
+    def done(self) -> bool:
+        return self.have is not None and self.have.match(self.remote)
+
+    @property
+    def left(self) -> int:
+        """Bytes still to come; those of an interrupted download are there."""
+        part = min(size_of(part_of(self.target, self.remote)), self.remote.bytes)
+        return 0 if self.done else self.remote.bytes - part
+
+
+def pull(
+    hub: Hub,
+    wanted: Sequence[Wanted],
+    folder: Path,
+    *,
+    revision: str | None = None,
+    bars: Bars | None = None,
+    say: Say | None = None,
+) -> list[Pulled]:
+    """Have every file of `wanted` in `folder`, as its data set has it at one commit.
+
+    `revision` is a commit, branch or tag; without it a data set stays at the commit of the lock
+    file, else the newest of its main branch is taken. A second call goes on where one was killed.
+    DataError when a file is missing (after all others were pulled), refused, damaged, or in the
+    way of one that the user put there.
+    """
+    _one_commit_one_repo(wanted, revision)
+    with _alone(folder):
+        lock = Lock.read(folder)
+        kept = _vouched(wanted, lock, folder, revision)
+        rest = [w for w in wanted if w.name not in kept]
+        jobs, missing = _planned(hub, rest, lock, folder, revision)
+        new = _downloaded(hub, jobs, lock, folder, bars, say)
+    if missing:
+        raise missing
+    both = {**kept, **new}
+    return [both[w.name] for w in wanted]
+
+
+def corpus_files(
+    hub: Hub, name: str, folder: Path, revision: str | None = None
+) -> tuple[list[Wanted], str]:
+    """Every row file of a corpus, for a folder of its own, and the commit that was listed.
+
+    ConfigError for a name that is no corpus, DataError when it cannot be listed or has no rows.
+    """
+    repo = corpus_repo(name)
+    own = repo.partition("/")[2]
+    pinned = revision or Lock.read(folder).repos.get(repo)
+    commit, files = hub.listing(repo, pinned, f"the corpus {name}")
+    found = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_FILES]
+    if not found:
+        raise DataError(
+            f"The data set {repo} holds no file of rows at {commit[:12]}.",
+            f"It holds {len(files)} files, none of them {', '.join(ROW_FILES)}.",
+            f"Look at {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
+        )
+    return [Wanted(repo, path, f"{own}/{_inside(path)}") for path in found], commit
+
+
+def _inside(path: str) -> str:
+    """`path`, refused when it leads out of its folder."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
+        raise DataError(
+            f"The data set names a file '{path}', which lies outside of its folder.",
+            "Writing there could replace a file of yours.",
+            "Do not use this data set; if HF_ENDPOINT is set, check the mirror it names.",
+        )
+    return path
+
+
+def _one_commit_one_repo(wanted: Sequence[Wanted], revision: str | None) -> None:
+    repos = sorted({w.repo for w in wanted})
+    if revision and _COMMIT.fullmatch(revision) and len(repos) > 1:
+        raise ConfigError(
+            f"The commit {revision[:12]} can belong to one data set only.",
+            f"The files asked for lie in {len(repos)}: {' and '.join(repos)}.",
+            "Add --split train or --split eval.",
+        )
+
+
+def _vouched(
+    wanted: Iterable[Wanted], lock: Lock, folder: Path, revision: str | None
+) -> dict[str, Pulled]:
+    found = {w.name: lock.vouches(w, revision, folder) for w in wanted}
+    return {
+        name: Pulled(name, str(folder / name), entry, "kept")
+        for name, entry in found.items()
+        if entry is not None
+    }
+
+
+def _planned(
+    hub: Hub, wanted: Sequence[Wanted], lock: Lock, folder: Path, revision: str | None
+) -> tuple[list[_Job], DataError | None]:
+    """What to download, and the error about names that the data sets do not have."""
+    by_repo: dict[str, list[Wanted]] = defaultdict(list)
+    for one in wanted:
+        by_repo[one.repo].append(one)
+    jobs: list[_Job] = []
+    missing: list[DataError] = []
+    for repo, group in by_repo.items():
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        pinned = revision or lock.repos.get(repo)
+        commit, files = hub.listing(repo, pinned, f"{group[0].path}{more}")
+        lock.repos[repo] = commit
+        places = {w: _place(w.path, files) for w in group}
+        if lacking := [w for w, place in places.items() if place is None]:
+            missing.append(_missing(hub, repo, commit, lacking, files))
+        jobs += [_job(hub, w, p, lock, folder) for w, p in places.items() if p is not None]
+    return jobs, missing[0] if missing else None
+
+
+def _place(path: str, files: Sequence[Remote]) -> Remote | None:
+    """The file of that path, or the only one of that name in any folder of the data set."""
+    exact = [f for f in files if f.path == path]
+    below = [f for f in files if PurePosixPath(f.path).name == path]
+    found = exact or below
+    return found[0] if len(found) == 1 else None
+
+
+def _job(hub: Hub, wanted: Wanted, place: Remote, lock: Lock, folder: Path) -> _Job:
+    target, remote = folder / _inside(wanted.name), hub.completed(place)
+    if target.is_dir():
+        raise unreadable(target, "a folder has the name of the file")
+    job = _Job(wanted, remote, target, digests(target) if target.is_file() else None)
+    entry = lock.files.get(wanted.name)
+    if job.have and not job.done and (entry is None or entry.sha256 != job.have.sha256):
+        raise DataError(
+            f"'{target}' is there already, and it is not the file of {remote.repo}.",
+            "It was changed, or it is your own; a download would replace it.",
+            f"Move it away, or give another folder with --out, then run: {hub.command}",
+        )
+    return job
+
+
+def _missing(
+    hub: Hub, repo: str, commit: str, lacking: Sequence[Wanted], files: Sequence[Remote]
+) -> DataError:
+    names = [f.path for f in files]
+    more = f" (and {len(lacking) - 1} more are missing)" if len(lacking) > 1 else ""
+    short = {PurePosixPath(name).name: name for name in names}
+    near = difflib.get_close_matches(lacking[0].path, short, n=3, cutoff=0.4)
+    nearest = ", ".join(f"'{short[name]}'" for name in near) or "none is near"
+    return DataError(
+        f"The data set {repo} has no file '{lacking[0].path}'{more}.",
+        f"At commit {commit[:12]} it holds {len(names)} files; the nearest names: {nearest}.",
+        "Name another commit with --revision, or correct `files` of the task "
+        f"'{lacking[0].task}' in your tasks file, then run: {hub.command}",
+    )
+
+
+# -- downloading ---------------------------------------------------------------------------------
+
+
+def _downloaded(
+    hub: Hub, jobs: Sequence[_Job], lock: Lock, folder: Path, bars: Bars | None, say: Say | None
+) -> dict[str, Pulled]:
+    if not jobs:
+        return {}
+    total = sum(job.left for job in jobs)
+    _room(folder, total)
+    lock.write()  # the commit is pinned before the first byte, for a second start
+    if say and total:
+        waiting = [job for job in jobs if not job.done]
+        for repo in dict.fromkeys(job.remote.repo for job in waiting):
+            count = sum(job.remote.repo == repo for job in waiting)
+            files = "1 file" if count == 1 else f"{count} files"
+            say(f"{repo} at {lock.repos[repo][:12]}: {files} to download")
+    found: dict[str, Pulled] = {}
+    with bars(total) if bars and total else nullcontext() as bar:
+        for job in jobs:
+            found[job.wanted.name] = _had(hub, job, lock, bar)
+    return found
+
+
+def _had(hub: Hub, job: _Job, lock: Lock, bar: Bar | None) -> Pulled:
+    resumed = job.left < job.remote.bytes
+
+    def advance(count: int) -> None:
+        if bar is not None:
+            bar.advance(count, job.target.name)
+
+    have = job.have
+    if have is None or not job.done:
+        have = hub.fetch(job.remote, job.target, advance)
+        for other in job.target.parent.glob(f".{glob.escape(job.target.name)}.*.part"):
+            other.unlink()  # begun at another commit
+    entry = Entry(job.remote.repo, job.remote.revision, job.remote.path, have.sha256, have.bytes)
+    lock.files[job.wanted.name] = entry
+    lock.write()
+    state: Literal["kept", "downloaded", "resumed"] = "resumed" if resumed else "downloaded"
+    return Pulled(job.wanted.name, str(job.target), entry, "kept" if job.done else state)
+
+
+def _room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"'{folder}' has no room for the files.",
+            f"They take {needed} bytes, and {free} are free.",
+            "Free some space, or give a folder on another disk with --out.",
+        )
