@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from soulkit.data.synth import synth
+from soulkit.errors import DataError
 from soulkit.models.base import Cast, Player
 from soulkit.models.endpoint import Endpoint
 from soulkit.tasks.base import ChoiceTask, Rollout
@@ -25,8 +26,15 @@ def task_of(name: str, protocol: str = "paper") -> Any:
 
 
 def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 5) -> list[Example]:
-    task = task_of(name, protocol)
-    return [task.example(row) for row in synth(name, n, seed)]
+    """Made rows as examples, without those that `reference` has no score for."""
+    task, found = task_of(name, protocol), []
+    for row in synth(name, n, seed):
+        try:
+            found.append(task.example(row))
+        except DataError:
+            if protocol == "paper":
+                raise
+    return found
 
 
 def episode_of(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Episode:

@@ -29,8 +29,8 @@ from soulkit.text import one_line
 
 COMMANDS = {
     "demo": "Try the whole road in minutes: no GPU, no key, no network.",
-    "tasks": "List the tasks and suites; show what one asks and scores.",
-    "data": "Make, import, check, show and audit the rows of a task.",
+    "tasks": "List tasks and suites; show one; check gold against scorer.",
+    "data": "Make, download, import, check, show and audit rows.",
     "eval": "Score a model: a local checkpoint or any API endpoint.",
     "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
     "report": "Show what runs recorded: tables, figures, one HTML page.",

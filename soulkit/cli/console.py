@@ -12,20 +12,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from soulkit.text import one_line, sanitise
 
 __all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
-__all__ += ["safe", "sanitise", "table"]
+__all__ += ["safe", "sanitise", "size", "table"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -43,7 +43,8 @@ def _make(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width of its own; 80 columns would wrap tables that no one resizes.
     piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return _Console(stderr=stderr, highlight=False, width=160 if piped else None)
+    # No emoji: ":100:" in a row's name or a model's text is no picture.
+    return _Console(stderr=stderr, highlight=False, emoji=False, width=160 if piped else None)
 
 
 out = _make(stderr=False)
@@ -87,6 +88,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def size(count: float) -> str:
+    """A number of bytes as `512 B`, `3.4 MB` or `1.2 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
 class Bar(Protocol):
     """What `progress` hands out."""
 
@@ -97,18 +107,25 @@ class Bar(Protocol):
 class _State:
     """Counts, and says rate and remaining time in words."""
 
-    def __init__(self, total: int | None) -> None:
-        self.total, self.done, self.note = total, 0, ""
+    def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
+        self.total, self.done, self.note, self.unit = total, 0, "", unit
         self.start = time.monotonic()
 
     def add(self, steps: int, note: str) -> None:
         self.done += steps
         self.note = one_line(note, 120) if note else self.note
 
+    def amount(self, unknown: str = "") -> str:
+        shown = self.unit or str
+        of = unknown if self.total is None else f"/{shown(self.total)}"
+        return f"{shown(self.done)}{of}"
+
     def words(self) -> str:
         seconds = time.monotonic() - self.start
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = [f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"]
+        if self.unit is not None:
+            parts = [f"{self.unit(rate)}/s"]
         if self.total is not None and 0 < self.done < self.total:
             parts.append(f"{duration((self.total - self.done) / rate)} left")
         return ", ".join([*parts, self.note] if self.note else parts)
@@ -117,12 +134,14 @@ class _State:
 class _LiveBar:
     def __init__(self, bars: Progress, state: _State, description: str) -> None:
         self.bars, self.state = bars, state
-        self.task = bars.add_task(escape(description), total=state.total, words="")
+        name, amount = escape(description), state.amount("/?")
+        self.task = bars.add_task(name, total=state.total, words="", amount=amount)
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.state.add(steps, note)
         words = escape(self.state.words())
-        self.bars.update(self.task, completed=self.state.done, words=words)
+        amount = self.state.amount("/?")
+        self.bars.update(self.task, completed=self.state.done, words=words, amount=amount)
 
 
 class _PlainBar:
@@ -139,15 +158,19 @@ class _PlainBar:
         if self.said == self.state.done:
             return
         self.said_at, self.said = time.monotonic(), self.state.done
-        of = "" if self.state.total is None else f"/{self.state.total}"
-        line = f"{self.description}: {self.state.done}{of} ({self.state.words()})"
+        line = f"{self.description}: {self.state.amount()} ({self.state.words()})"
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def progress(total: int | None, description: str) -> Iterator[Bar]:
-    """Show on stderr how far a loop is, with rate and time left; `total` None: unknown."""
-    state, name = _State(total), one_line(description, 60)
+def progress(
+    total: int | None, description: str, unit: Callable[[float], str] | None = None
+) -> Iterator[Bar]:
+    """Show on stderr how far a loop is, with rate and time left; `total` None: unknown.
+
+    `unit` writes the counts: `size` for bytes.
+    """
+    state, name = _State(total, unit), one_line(description, 60)
     if not err.is_terminal:
         plain = _PlainBar(state, name)
         try:
@@ -155,7 +178,7 @@ def progress(total: int | None, description: str) -> Iterator[Bar]:
         finally:
             plain.say()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     tail = (TimeElapsedColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, *tail, console=err) as bars:
         yield _LiveBar(bars, state, name)

@@ -1,8 +1,9 @@
-"""`soul data`: make, import, check, show and audit the rows of a task."""
+"""`soul data`: make, download, import, check, show and audit the rows of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import console, err, one_line, out, print_json, safe
+from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
 from soulkit.cli.console import table as new_table
+from soulkit.cli.data_audit import audit, contamination
+from soulkit.cli.options import Json, TaskFiles
 
 if TYPE_CHECKING:
-    from soulkit.data.audit import AuditReport
     from soulkit.data.check import Checked
     from soulkit.data.files import BadRow
+    from soulkit.data.hub import Pulled, Split
     from soulkit.tasks.registry import Registry
     from soulkit.types import Example, Segment
 
@@ -25,10 +28,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SHOWN_BAD = 50
 """Bad rows printed one by one; --json has all of them."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-TaskFiles = Annotated[
-    list[Path] | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
-]
 TaskName = Annotated[
     str | None,
     typer.Option("--task", help="The task of the rows, where they do not say so themselves."),
@@ -38,8 +37,14 @@ RowFile = Annotated[Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or 
 
 @app.command()
 def synth(
-    task: Annotated[str, typer.Argument(help="tomi, paratomi, hitom or secret_keeper.")],
-    n: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 100,
+    task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
+    n: Annotated[
+        int | None, typer.Option("-n", "--rows", help="How many rows; 100 without it.")
+    ] = None,
+    stories: Annotated[
+        int | None,
+        typer.Option("--stories", help="Story tasks: as many stories of every kind instead."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Default: TASK_synth_N_sSEED.jsonl.")
@@ -48,16 +53,63 @@ def synth(
 ) -> None:
     """Make rows; equal seeds make equal rows."""
     from soulkit.data.files import write_rows
+    from soulkit.data.synth import rows_wanted
     from soulkit.data.synth import synth as make
 
-    path = output or Path(f"{task}_synth_{n}_s{seed}.jsonl")
-    written = write_rows(path, make(task, n, seed), data_source=task)
+    count = rows_wanted(task, n, stories)
+    path = output or Path(f"{task}_synth_{count}_s{seed}.jsonl")
+    written = write_rows(path, make(task, count, seed), data_source=task)
     _say_written(task, path, written, (), (), as_json)
+
+
+@app.command()
+def pull(
+    task: Annotated[str | None, typer.Option("--task", help="Tasks: hitom,paratomi")] = None,
+    suite: Annotated[
+        str | None, typer.Option("--suite", help="A named list of tasks instead.")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option("--corpus", help="mid-training or post-training instead.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="train or eval; both without it.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Commit, branch or tag; else as before.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Default: SOULKIT_DATA, or the folder data.")
+    ] = None,
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Download released files from the Hugging Face hub.
+
+    Without --task, --suite and --corpus: the files of every task. The same command resumes.
+    """
+    from soulkit.data.folder import data_folder
+    from soulkit.data.hub import corpus_files, released
+    from soulkit.data.hub import pull as pull_files
+    from soulkit.data.transfer import Hub
+
+    splits = _splits(task, suite, corpus, split)
+    options = {"--task": task, "--suite": suite, "--corpus": corpus, "--split": split,
+               "--revision": revision, "--out": folder}  # fmt: skip
+    hub, where = Hub(_again("soul data pull", options)), folder or data_folder()
+    if corpus is not None:
+        wanted, revision = corpus_files(hub, corpus, where, revision)
+    else:
+        registry = _registry(tasks)
+        wanted = released(registry, _named(registry, task, suite), splits)
+    found = pull_files(
+        hub, wanted, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
+    )
+    _print_pulled(found, where, as_json)
 
 
 @app.command("import")
 def import_(
-    task: Annotated[str, typer.Argument(help="hitom, tomi or paratomi.")],
+    task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
     path: Annotated[Path, typer.Argument(help="A file of the original release.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.")
@@ -86,6 +138,36 @@ def import_(
 
 
 @app.command()
+def build(
+    task: Annotated[str, typer.Argument(help="mistakes.")],
+    path: Annotated[Path, typer.Argument(help="train.csv of the Eedi competition.")],
+    names: Annotated[
+        Path | None, typer.Option("--names", help="Default: misconception_mapping.csv beside it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put rows together from several original files.
+
+    The exit code is 2 when some records are malformed; the others are written.
+    """
+    from soulkit.data.files import refuse_same, write_rows
+    from soulkit.data.importers import build_rows
+
+    target = output or Path(f"{task}_{path.stem}.jsonl")
+    refuse_same(path, target)
+    found = build_rows(task, path, names)
+    if not found.rows:
+        _say_bad(found.bad)
+    written = write_rows(target, found.rows, data_source=task)
+    _say_written(task, target, written, found.bad, found.notes, as_json)
+    if found.bad:
+        raise typer.Exit(2)
+
+
+@app.command()
 def check(
     path: RowFile, task: TaskName = None, tasks: TaskFiles = None, as_json: Json = False
 ) -> None:
@@ -102,7 +184,7 @@ def check(
         checks = [check_rows(registry.task(task), rows, bad)]
         strays: list[BadRow] = []
     else:
-        groups, strays = by_task(rows, _task_of_source(registry))
+        groups, strays = by_task(rows, registry.by_source())
         strays = [*bad, *strays]
         checks = [check_rows(registry.task(name), group) for name, group in groups.items()]
     if as_json:
@@ -130,7 +212,7 @@ def show(
 
     registry = _registry(tasks)
     raw = nth_row(path, row)
-    name = task or next(iter(by_task([raw], _task_of_source(registry))[0]))
+    name = task or next(iter(by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     example = live.example(raw.fields, source=raw.source)
     prompt = live.preview(example)
@@ -140,64 +222,60 @@ def show(
         _print_example(example, prompt)
 
 
-@app.command()
-def audit(
-    task: Annotated[str, typer.Argument(help="hitom, tomi or paratomi.")],
-    path: Annotated[Path, typer.Argument(help="A file of the original release.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the disputed rows here (.jsonl).")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare published labels with a belief tracker.
-
-    With -o, the rows on which they differ are written with both answers.
-    """
-    from soulkit.data.audit import write_disputed
-    from soulkit.data.files import check_file, refuse_same
-
-    check_file(path)
-    report = _audit(task, path)
-    if output is not None:
-        refuse_same(path, output)
-        write_disputed(report, output)
-    if as_json:
-        print_json({**asdict(report), "file": str(path), "task": task})
-    else:
-        _print_audit(task, report, output)
+app.command()(audit)
+app.command()(contamination)
 
 
 # -- help for the commands -----------------------------------------------------------------------
+
+
+def _splits(
+    task: str | None, suite: str | None, corpus: str | None, split: str | None
+) -> Sequence[Split]:
+    from soulkit.data.hub import SPLITS
+    from soulkit.errors import ConfigError, did_you_mean
+
+    given = [f"--{n}" for n, v in (("task", task), ("suite", suite), ("corpus", corpus)) if v]
+    if len(given) > 1 or (corpus and split):
+        raise ConfigError(
+            f"{' and '.join([*given, *(['--split'] if split else [])])} do not go together.",
+            "Each of them says which files to download, and a corpus has no splits.",
+            "Keep one of --task, --suite and --corpus.",
+        )
+    if split is None:
+        return SPLITS
+    found = [known for known in SPLITS if known == split]
+    if not found:
+        raise ConfigError(
+            f"There is no split '{split}'.",
+            "Released files are for training or for evaluation.",
+            did_you_mean(split, SPLITS),
+        )
+    return found
+
+
+def _named(registry: Registry, task: str | None, suite: str | None) -> Sequence[str]:
+    if suite is not None:
+        return registry.suite(suite)
+    if task is None:
+        return tuple(registry.specs)
+    return tuple(filter(None, (name.strip() for name in task.split(","))))
+
+
+def _again(command: str, options: Mapping[str, object]) -> str:
+    """The command line to run again, as a shell reads it."""
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in given)])
+
+
+def _say(remark: str) -> None:
+    err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 def _registry(files: Sequence[Path] | None) -> Registry:
     from soulkit.tasks.registry import load_registry
 
     return load_registry(*(files or ()))
-
-
-def _task_of_source(registry: Registry) -> dict[str, str]:
-    named = {s: name for name, spec in registry.specs.items() for s in spec.files.data_source}
-    return {**{name: name for name in registry.specs}, **named}
-
-
-def _audit(task: str, path: Path) -> AuditReport:
-    from soulkit.data import audit as audits
-    from soulkit.errors import ConfigError, did_you_mean
-
-    trace = path.with_suffix(".trace")
-    beside = trace if trace.is_file() else None
-    if task == "hitom":
-        return audits.audit_hitom(path)
-    if task == "tomi":
-        return audits.audit_tomi(path, beside)
-    if task == "paratomi":
-        return audits.audit_paratomi(path, beside)
-    raise ConfigError(
-        f"The labels of '{task}' cannot be audited.",
-        "Only stories about who saw what have rules that a tracker can follow.",
-        did_you_mean(task, ("hitom", "tomi", "paratomi")),
-    )
 
 
 # -- printing ------------------------------------------------------------------------------------
@@ -214,6 +292,23 @@ def _say_written(
         return
     console().print(f"{rows} rows of {safe(task)} → {safe(str(path))}", soft_wrap=True)
     _say_bad(bad)
+
+
+def _print_pulled(found: Sequence[Pulled], folder: Path, as_json: bool) -> None:
+    from soulkit.data.hub import LOCK
+
+    if as_json:
+        files = [
+            {"name": f.name, "file": f.file, "state": f.state, **asdict(f.entry)} for f in found
+        ]
+        print_json({"folder": str(folder), "files": files})
+        return
+    table = new_table("file", ">size", "state", "data set")
+    for one in found:
+        cells = (one.name, size(one.entry.bytes), one.state, one.entry.repo)
+        table.add_row(*map(safe, cells))
+    out.print(table)
+    out.print(f"in {safe(str(folder))}; where from: {safe(str(folder / LOCK))}", soft_wrap=True)
 
 
 def _say_bad(bad: Sequence[BadRow]) -> None:
@@ -276,21 +371,3 @@ def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
     out.print(f"cluster {example.cluster}" + (f"; {safe(tags)}" if tags else ""))
     for segment in prompt:
         out.print(Panel(safe(segment.text), title=f"prompt: {segment.role}", title_align="left"))
-
-
-def _print_audit(task: str, report: AuditReport, output: Path | None) -> None:
-    table = new_table("group", "value", ">rows", ">agree", ">share")
-    overall = report.overall
-    lines = [("all", "", overall)]
-    lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]
-    for tag, value, agreement in lines:
-        share = "–" if agreement.share is None else f"{100 * agreement.share:.1f} %"
-        figures = (str(agreement.total), str(agreement.agreed), share)
-        table.add_row(safe(tag), safe(value), *figures)
-    out.print(table)
-    out.print(
-        f"{len(report.disputed)} disputed rows of {safe(task)}, {len(report.unread)} not read, "
-        f"{report.contradictions} questions with two golds in the file"
-    )
-    if output is not None:
-        out.print(f"disputed rows → {safe(str(output))}", soft_wrap=True)

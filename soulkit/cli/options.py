@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from soulkit.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+TaskFiles = Annotated[
+    list[Path] | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
+]
 
 
 def ratios(text: str) -> dict[str, float]:

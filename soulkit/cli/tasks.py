@@ -10,16 +10,13 @@ import typer
 
 from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
+from soulkit.cli.options import Json, TaskFiles
+from soulkit.cli.tasks_check import check
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry, TaskSpec
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-TaskFiles = Annotated[
-    list[Path] | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
-]
 
 
 @app.command("list")
@@ -58,6 +55,9 @@ def show(
         print_json({"name": name, **spec.model_dump(mode="json"), "suites": suites})
     else:
         _print_task(name, spec, suites)
+
+
+app.command()(check)
 
 
 def _registry(files: Sequence[Path] | None) -> Registry:

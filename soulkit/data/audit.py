@@ -12,17 +12,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from soulkit.data.stories.questions import solve
+from soulkit.data.stories.questions import read_question, solve
 from soulkit.data.stories.sources import (
     StoryItem,
+    events_of_row,
     read_fixed_tomi,
     read_hitom_json,
     read_paratomi_txt,
     read_percept_tomi,
     read_tomi_txt,
+    rules_of,
 )
 from soulkit.data.stories.tracker import Rules, Tracker
 from soulkit.errors import DataError
+from soulkit.types import Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,23 @@ def audit_tomi(path: Path | str, trace: Path | str | None = None) -> AuditReport
 def audit_paratomi(path: Path | str, trace: Path | str | None = None) -> AuditReport:
     """Audit ParaToMi; with a trace, only stories that agree with it count as read."""
     return audit_items(read_paratomi_txt(path, trace), "tomi")
+
+
+def audit_examples(task: str, examples: Iterable[Example]) -> AuditReport:
+    """Audit rows of `tomi`, `paratomi` or `hitom` in whatever file they were found."""
+    return audit_items((_item(task, example) for example in examples), rules_of(task))
+
+
+def _item(task: str, example: Example) -> StoryItem:
+    fields = {name: value for name, value in example.fields.items() if value is not None}
+    text = str(fields["question"])
+    question = read_question(text)
+    tags = dict(example.tags)
+    if question is not None:
+        tags.setdefault("order", str(question.order))
+    gold = str(fields["answer" if "answer" in fields else "correct_answer"])
+    story = events_of_row(task, fields)
+    return StoryItem(example.source, story, question, text, gold, tags)
 
 
 def audit_items(items: Iterable[StoryItem], rules: Rules) -> AuditReport:

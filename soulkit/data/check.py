@@ -64,13 +64,14 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
     return Checked(
         task=task.name,
         rows=len(own) + len(broken),
-        usable=len(loaded.examples),
+        # A row that is played in several forms is one row.
+        usable=len({example.source for example in loaded.examples}),
         clusters=len({example.cluster for example in loaded.examples}),
         duplicates=loaded.duplicates,
         columns=dict(columns),
         ignored=tuple(sorted(set(columns) - known - {"data_source"})),
         tags=_tags(loaded.examples),
-        words=_words(task, loaded.examples),
+        words=field_words(task, loaded.examples),
         skipped=loaded.skipped,
         bad=loaded.bad,
     )
@@ -109,14 +110,15 @@ def _tags(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
     return {tag: dict(sorted(values.items())) for tag, values in counts.items()}
 
 
-def _words(task: Task, examples: Sequence[Example]) -> dict[str, Words]:
+def field_words(task: Task, examples: Sequence[Example]) -> dict[str, Words]:
+    """Words of every field that holds text, over the examples that have it."""
     lengths: dict[str, list[int]] = {}
     for example in examples:
         for name, value in example.fields.items():
             if (count := count_words(value)) is not None:
                 lengths.setdefault(name, []).append(count)
     return {
-        name: _summary(sorted(values), task.spec.columns[name].max_words)
+        name: summary(sorted(values), task.spec.columns[name].max_words)
         for name, values in lengths.items()
     }
 
@@ -130,7 +132,9 @@ def count_words(value: Any) -> int | None:
     return None
 
 
-def _summary(values: Sequence[int], budget: int | None) -> Words:
+def summary(values: Sequence[int], budget: int | None) -> Words:
+    """Percentiles of sorted word counts, of which there is at least one."""
+
     def rank(share: float) -> int:
         return values[max(math.ceil(share * len(values)) - 1, 0)]
 

@@ -4,10 +4,10 @@ Every reader gives the same thing: good rows with their provenance, and bad ones
 that one broken line costs one row. Provenance is `file:number`; the number counts lines in .jsonl,
 .csv and .tsv, and rows in .json and .parquet. None, NaN and an empty CSV cell all mean *absent*.
 
-The released layout keeps the real row inside the struct `extra_info` (or its JSON, or a JSON
-string `raw` in it) beside a dummy `prompt`; here it is flattened: the keys of `extra_info` become
-the fields, and `data_source` stays. A struct column of several files joined has the keys of all of
-them, None where a file had none: another reason why None means absent.
+The released layout keeps the real row inside the struct `extra_info` (or its JSON, or under `raw`
+in it, as JSON or not) beside a dummy `prompt`; here it is flattened: the keys of `extra_info`
+become the fields, and `data_source` stays. A struct column of several files joined has the keys of
+all of them, None where a file had none: another reason why None means absent.
 """
 
 from __future__ import annotations
@@ -272,6 +272,8 @@ _READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
 }
+ROW_SUFFIXES = tuple(_READERS)
+"""What the name of a row file may end in."""
 
 
 # -- flattening ----------------------------------------------------------------------------------
@@ -295,7 +297,8 @@ def flatten(row: Any) -> dict[str, Any]:
 
 
 def _raw(inner: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = _packed(inner["raw"], must=False) if isinstance(inner.get("raw"), str) else None
+    given = inner.get("raw")
+    found = _packed(given, must=False) if isinstance(given, str) else given
     return found if isinstance(found, Mapping) else {}
 
 

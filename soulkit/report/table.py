@@ -99,8 +99,23 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         found.append(("steps", str(run.steps[-1]["step"] + 1)))
     found.append(("time", duration(summary["seconds"]) if "seconds" in summary else None))
     found.append(("cost", _cost(summary)))
+    found.append(("answers", answers_text(summary)))
     found.append(("feedback", feedback_text(summary)))
     return [(label, one_line(str(text), 200)) for label, text in found if text]
+
+
+def answers_text(summary: Mapping[str, Any]) -> str:
+    """`tomi 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
+
+    What is unscored is no answer; the table counts it by reason.
+    """
+    parts = []
+    for task, statuses in (summary.get("statuses") or {}).items():
+        read = {status: n for status, n in statuses.items() if status != "unscored"}
+        if set(read) - {"ok"}:
+            order = sorted(read, key=lambda status: (status != "ok", status))
+            parts.append(f"{task} {', '.join(f'{read[s]} {s}' for s in order)}")
+    return "; ".join(parts)
 
 
 def feedback_text(summary: Mapping[str, Any]) -> str:

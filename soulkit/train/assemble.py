@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from soulkit.data.folder import looked_for, released_files
 from soulkit.data.rows import dev_split, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -67,22 +68,33 @@ def has_tags(example: Example, where: Mapping[str, str]) -> bool:
 
 
 def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequence[Example]:
-    """The rows of `--data`; DataError when a task has none."""
+    """The rows of `--data`, else of the pulled training files; DataError when there are none."""
     given = config.data.get(task.name)
-    if given is None:
-        made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
-        raise DataError(
-            f"Task '{task.name}' has no training data here.",
-            "Training never reads evaluation files, so its rows must be named.",
-            f"Name a file: --data {task.name}=FILE{made}.",
-        )
-    if given.startswith(MADE):
+    if given is not None and given.startswith(MADE):
         raw = made_rows(task.name, given, config.seed, "train")
         return to_examples(task, raw, split="train").examples[: config.limit]
+    paths = training_files(task, given)
     loaded = load_examples(
-        task, [Path(given)], split="train", limit=config.limit, seed=config.seed, strict=True
+        task, paths, split="train", limit=config.limit, seed=config.seed, strict=True
     )
     return loaded.examples
+
+
+def training_files(task: Task, given: str | None) -> Sequence[Path]:
+    """The file given, or the released training files in a folder: never evaluation files."""
+    if given is not None and not Path(given).is_dir():
+        return [Path(given)]
+    names = task.spec.files.train
+    found = released_files(task.name, names, given)
+    if not found:
+        made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
+        pull = f", download them: soul data pull --task {task.name} --split train" if names else ""
+        raise DataError(
+            f"Task '{task.name}' has no training data here.",
+            f"Training never reads evaluation files, and {looked_for(names, given)}.",
+            f"Name a file: --data {task.name}=FILE{pull}{made}.",
+        )
+    return found
 
 
 def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:

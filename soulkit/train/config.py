@@ -41,7 +41,8 @@ class TrainConfig(Settings):
     """Task → mixing ratio: 0.5 takes half of its rows, 2.0 takes each twice."""
     tasks_file: str | None = None
     data: dict[str, str] = Field(default_factory=dict)
-    """Task → training file, or `synth:N` for N generated rows."""
+    """Task → training file, a folder with the released ones, or `synth:N` for N generated rows;
+    for tasks that are not named here, the pulled files are looked up."""
     limit: int | None = Field(default=None, gt=0)
     where: dict[str, str] = Field(default_factory=dict)
     """Train only on rows whose tags match: tag → regular expression."""
@@ -70,6 +71,8 @@ class TrainConfig(Settings):
     """A model that tries to answer from question, options and feedback alone, eight times per
     feedback; what leads it to the gold above chance leaks, too."""
     partner: PartnerSettings | None = None
+    worked_examples: bool = False
+    """Use feedback that shows how the row is solved, answer included, where a task gives such."""
     shuffle_feedback: bool = False
     """Control: every draft gets the feedback of another example's draft."""
 

@@ -86,11 +86,13 @@ def feedback_metrics(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _by_coach(given: Sequence[Feedback]) -> dict[str, dict[str, Any]]:
-    """Author → texts that were checked, and how many of them leak in which way (all dropped)."""
+    """Author → texts that were checked, how many leak in which way, and how many were dropped:
+    those that leak, but for worked examples, which are asked for knowing that."""
     found: dict[str, dict[str, Any]] = {}
     for feedback in given:
-        coach = found.setdefault(feedback.author, {"checked": 0, "leaks": {}})
+        coach = found.setdefault(feedback.author, {"checked": 0, "dropped": 0, "leaks": {}})
         coach["checked"] += 1
+        coach["dropped"] += not feedback.usable
         if feedback.leak:
             coach["leaks"][feedback.leak] = coach["leaks"].get(feedback.leak, 0) + 1
     return found
@@ -105,7 +107,7 @@ def feedback_totals(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for author, counts in line.get("coaches", {}).items():
             coach = coaches.setdefault(author, {"checked": 0, "dropped": 0, "leaks": {}})
             coach["checked"] += counts["checked"]
-            coach["dropped"] += sum(counts["leaks"].values())
+            coach["dropped"] += counts["dropped"]
             coach["leaks"] = dict(Counter(coach["leaks"]) + Counter(counts["leaks"]))
     return {
         "drafts": sum(line["n_draft"] for line in steps),

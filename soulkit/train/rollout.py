@@ -113,6 +113,7 @@ class RolloutStep:
                 terse=terse,
                 blind_reader=self.cast.judge,
                 show_draft=self.config.show_draft,
+                worked_examples=self.config.worked_examples,
             )
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
@@ -256,7 +257,7 @@ def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
     A rotation over examples in random order: everybody gives one and takes one, unless one example
     has more feedback than all others together and some must be given twice.
     """
-    usable = [i for i, d in enumerate(drafts) if d.received is not None and not d.received.leak]
+    usable = [i for i, d in enumerate(drafts) if d.received is not None and d.received.usable]
     by_example: dict[str, list[int]] = {}
     for i in usable:
         by_example.setdefault(drafts[i].example_id, []).append(i)

@@ -40,6 +40,8 @@ from soulkit.train.tracking import check_tracker, make_tracker
 from soulkit.types import Record
 
 TINY = "tiny"
+TINY_CONTEXT = 4096
+"""Tokens that a tiny model holds: positions cost it no weights."""
 SAMPLED = "sampled.jsonl"
 """What the sampler produced since the newest checkpoint: a killed step takes it up again."""
 SUMMARY_STEPS = 10
@@ -127,7 +129,8 @@ def base_model(config: TrainConfig, material: Material, out: Path) -> str:
 
 
 def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
-    build_tiny(folder, words_of(material.pool), seed=config.seed)
+    texts = words_of(material.pool)
+    build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
 def words_of(pool: Pool) -> list[str]:

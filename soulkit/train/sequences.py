@@ -179,7 +179,7 @@ def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[Tr
     A draft without usable feedback has the sequences of `sequences_of`, without a teacher.
     """
     said = record.received
-    if said is None or said.leak:
+    if said is None or not said.usable:
         yield from sequences_of(record, "draft", renderer)
         return
     for trace in record.episode.traces:

@@ -55,9 +55,11 @@ def feedback_for(
     always = config.sft_feedback_always
     if rng.random() >= config.sft_feedback and not (always and has_tags(example, always)):
         return None
+    if task.spec.feedback.kind == "worked_example" and not config.worked_examples:
+        return None
     plain = config.coach == "terse"
     text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
-    return Feedback(text=text, author="symbolic") if text else None
+    return task.symbolic(text) if text else None
 
 
 def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Policy) -> list[Span]:

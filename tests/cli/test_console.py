@@ -108,3 +108,9 @@ def test_a_run_of_one_step_shows_one_column() -> None:
         name="a", path=Path("a"), kind="train", summary=None, steps=({"step": 0, "loss": 1.5},)
     )
     assert terminal_text([run]).count("step 0") == 1
+
+
+def test_no_name_turns_into_a_picture() -> None:
+    with console.out.capture() as shown:
+        console.out.print("synth:100:3 and :smile:")
+    assert shown.get() == "synth:100:3 and :smile:\n"

@@ -137,6 +137,60 @@ def test_audit_lists_both_sides_of_a_dispute(soul, tmp_path: Path):
     assert soul("audit", "coser", path)[0] == 2
 
 
+def test_audit_says_of_any_task_where_the_gold_stands(soul, tmp_path: Path):
+    code, out, _ = soul("audit", "hitom", "synth:40")
+    assert code == 0 and "the gold's letter" in out and "belief tracker" in out
+    told = "1 Ada entered the loft.\n2 The pen is in the jar."
+    row = {"story": told, "question": "Where is the pen really?", "choices": "A. jar, B. box",
+           "correct_answer": "jar", "data_source": "hitom"}  # fmt: skip
+    path = jsonl(tmp_path / "rows.jsonl", row, row | {"correct_answer": "box"}, row)
+    found = json.loads(soul("audit", "hitom", path, "--json")[1])
+    assert (found["rows"]["rows"], found["rows"]["duplicates"]) == (2, 1)
+    assert [r["what"] for r in found["rows"]["remarks"]] == ["leak"] + 2 * ["contradiction"]
+    assert found["overall"] == {"agreed": 1, "total": 2}
+    code, out, _ = soul("audit", "secret_keeper", "synth:5", "-o", "remarks.jsonl")
+    assert code == 0 and "belief tracker" not in out and Path("remarks.jsonl").read_text() == ""
+
+
+def test_the_tracker_reads_rows_in_every_format(soul, tmp_path: Path):
+    for task in ("tomi", "paratomi", "hitom"):
+        soul("synth", task, "-n", "12", "-o", f"{task}.parquet")
+        found = json.loads(soul("audit", task, f"{task}.parquet", "--json")[1])
+        assert found["overall"] == {"agreed": 12, "total": 12}
+
+
+def test_contamination_counts_overlaps_and_writes_what_is_clean(soul, tmp_path: Path):
+    soul("synth", "tomi", "-n", "30", "--seed", "4", "-o", "train.jsonl")
+    lines = Path("train.jsonl").read_text().splitlines()
+    soul("synth", "tomi", "-n", "9", "--seed", "5", "-o", "eval.jsonl")
+    with Path("eval.jsonl").open("a") as file:
+        file.write(lines[3].replace("entered", "ENTERED") + "\n")
+    code, out, _ = soul("contamination", "train.jsonl", "eval.jsonl", "--exclude", "clean.jsonl",
+                        "--drop", "exact")  # fmt: skip
+    assert code == 0 and "exact train.jsonl:4 = eval.jsonl:10 (1.00)" in out
+    assert Path("clean.jsonl").read_text().splitlines() == lines[:3] + lines[4:]
+    found = json.loads(soul("contamination", "train.jsonl", "eval.jsonl", "--json")[1])
+    assert found["by_kind"]["exact"] == {"training_rows": 1, "evaluation_rows": 1}
+    assert (found["train_rows"], found["evaluation_rows"], found["written"]) == (30, 10, None)
+    assert soul("contamination", "clean.jsonl", "train.jsonl", "--exclude", "train.jsonl")[0] == 2
+    assert Path("train.jsonl").read_text().splitlines() == lines
+
+
+def test_contamination_names_rows_that_cannot_be_compared(soul, tmp_path: Path):
+    bare = {k: v for k, v in ROW.items() if k != "data_source"}
+    train = jsonl(tmp_path / "train.jsonl", ROW, ROW | {"data_source": "tommi"}, {"story": "x"})
+    bare_file = jsonl(tmp_path / "eval.jsonl", bare)
+    code, out, err = soul(
+        "contamination", train, bare_file, "--task", "tomi", "--exclude", "c.jsonl"
+    )
+    assert code == 2 and "train.jsonl:2" in err and "train.jsonl:3" in err
+    assert "exact" in out and not Path("c.jsonl").exists(), "the only usable row is not clean"
+    code, _, err = soul("contamination", train, bare_file)
+    assert code == 2 and "--task" in err
+    assert soul("contamination", train, bare_file, "--task", "tommi")[0] == 2
+    assert soul("contamination", train, train, "--drop", "exakt")[0] == 2
+
+
 @pytest.mark.parametrize("arguments", [
     ("check", "nowhere.jsonl"), ("synth", "nothing"), ("synth", "tomi", "-n", "0"),
     ("import", "hitom", "."), ("show", "nowhere.jsonl"), ("audit", "hitom", "nowhere.json"),

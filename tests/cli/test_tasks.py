@@ -69,3 +69,57 @@ def test_own_tasks_are_listed_beside_the_built_in_ones(soul, tmp_path: Path):
     assert code == 0 and "Is it [red] or green?" in out and "tomi" in out
     assert soul("show", "lights", "--tasks", str(path))[0] == 0
     assert soul("list", "--tasks", str(tmp_path / "no.yaml"))[0] == 2
+
+
+def jsonl(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+PEN = {"story": "1 Ada came.\n2 The pen is in the jar.", "question": "Where is the pen really?",
+       "answer": "jar", "cands": ["jar", "box"]}  # fmt: skip
+
+
+def test_check_passes_rows_made_here_and_says_what_it_could_not_check(soul):
+    code, out, _ = soul("check", "tomi", "hitom", "--data", "hitom=synth:7")
+    assert code == 0 and "synth:100" in out and "synth:7" in out
+    found = json.loads(soul("check", "tomi", "--data", "synth:5", "--json")[1])
+    assert found["passed"] and found["not_checked"] == []
+    (checked,) = found["tasks"]
+    assert (checked["task"], checked["rows"], checked["gold_fails"]) == ("tomi", 5, [])
+    code, out, _ = soul("check", "--suite", "small", "--protocol", "reference")
+    assert code == 0 and "secret_keeper" in out
+
+
+def test_check_exits_with_1_and_names_the_row_whose_gold_fails(soul, tmp_path: Path):
+    # By the reference, a candidate that stands inside the gold makes the gold unreachable.
+    broken = {**PEN, "answer": "tall jar", "cands": ["jar", "tall jar"]}
+    path = jsonl(tmp_path / "rows.jsonl", PEN, broken)
+    assert soul("check", "tomi", "--data", path)[0] == 0
+    code, out, _ = soul("check", "tomi", "--data", path, "--protocol", "reference")
+    assert code == 1 and "tomi: gold fails: rows.jsonl:2: <answer>tall jar</answer>" in out
+    code, out, _ = soul("check", "--data", f"tomi={path}", "--protocol", "reference", "--json")
+    (checked,) = json.loads(out)["tasks"]
+    assert code == 1 and [f["source"] for f in checked["gold_fails"]] == ["rows.jsonl:2"]
+
+
+def test_check_takes_the_released_files_where_they_lie(soul, tmp_path: Path, monkeypatch):
+    from soulkit.data.files import write_rows
+    from soulkit.data.synth import synth
+
+    write_rows(tmp_path / "hitom_val.parquet", synth("hitom", 3, 1))
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    (checked,) = json.loads(soul("check", "hitom", "--json")[1])["tasks"]
+    assert (checked["rows"], checked["data"]) == (3, str(tmp_path))
+
+
+@pytest.mark.parametrize("arguments", [
+    ("nothing",), ("--data", "rows.jsonl"), ("tomi", "--data", "hitom=synth:3"),
+    ("tomi", "--protocol", "papers"), ("tomi", "--data", "synth:0"), ("tomi", "--data", "no.jsonl"),
+    ("tomi", "--data", "tommi=synth:3"), ("lights",),
+])  # fmt: skip
+def test_mistakes_of_check_are_three_lines(soul, tmp_path: Path, arguments: tuple[str, ...]):
+    (tmp_path / "mine.yaml").write_text(OWN)
+    code, out, err = soul("check", *arguments, "--tasks", str(tmp_path / "mine.yaml"))
+    assert (code, out) == (2, "")
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error", "why", "fix"]

@@ -49,9 +49,14 @@ def test_the_deciding_tag(text: str, reference: str | None, paper: str | None) -
 
 
 @pytest.mark.parametrize(
-    "inside", ["B", "b", " B ", "B.", "(B)", "(b).", "B)", "B. red_box", "B: red box", "**B**"]
+    "inside", ["B.", "(B)", "(b).", "B)", "B. red_box", "B: red box", "**B**", "`b`"]
 )
-def test_ways_to_give_a_letter(inside: str) -> None:
+def test_a_letter_with_more_around_it_is_salvaged(inside: str) -> None:
+    assert tagged_letter(f"<answer>{inside}</answer>", "paper") == ("B", "salvaged")
+
+
+@pytest.mark.parametrize("inside", ["B", "b", " B ", "\nB\n"])
+def test_a_bare_letter_is_the_form_asked_for(inside: str) -> None:
     assert tagged_letter(f"<answer>{inside}</answer>", "paper") == ("B", "ok")
 
 
@@ -95,4 +100,4 @@ def test_any_text_can_be_read(text: str) -> None:
     assert named(text, (text,)) == ({plain(text)} - {""})
     for protocol in ("paper", "reference"):
         letter, status = tagged_letter(text, protocol)  # type: ignore[arg-type]
-        assert (status == "ok") == bool(letter)
+        assert (status in ("ok", "salvaged")) == bool(letter)

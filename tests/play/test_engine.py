@@ -272,6 +272,27 @@ def test_the_tasks_own_gate() -> None:
     assert not policy.wants(task, replace(record.score, reward=None), step=0)
 
 
+def worked(example: Example) -> Job:
+    """A job of the example's task as if its feedback were worked examples."""
+    task = load_registry().task(example.task)
+    kind = task.spec.feedback.model_copy(update={"kind": "worked_example"})
+    task.spec = task.spec.model_copy(update={"feedback": kind})
+    return Job(task, example)
+
+
+@pytest.mark.parametrize("coach", [None, "The gold is {gold}, since nobody moved anything."])
+def test_worked_examples_are_shown_only_where_asked_for(coach: str | None) -> None:
+    (example,) = examples("tomi", 1)
+    others = {"coach": voice(coach.format(gold=example.fields["answer"]))} if coach else {}
+    for asked in (False, True):
+        policy = FeedbackPolicy(worked_examples=asked)
+        records = run(Engine(cast(voice(WRONG), **others), feedback=policy), [worked(example)])
+        assert [r.kind for r in records] == ["draft", "refined"][: 1 + asked]
+    given = records[1].given
+    assert given is not None and (given.kind, given.usable) == ("worked_example", True)
+    assert given.leak == ("gold_text" if coach else ""), "what it gives away stays on record"
+
+
 def test_an_unscored_draft_gets_no_feedback() -> None:
     (example,) = examples("tomi", 1)
     coach = voice("Think again.")

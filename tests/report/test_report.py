@@ -165,6 +165,19 @@ def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
     assert "symbolic 512, 3 dropped" in table.markdown(runs)
 
 
+def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) -> None:
+    folder = story(tmp_path) / "before"
+    summary = json.loads((folder / "summary.json").read_text())
+    counts = {"salvaged": 2, "ok": 30, "no_tag": 1, "unscored": 4}
+    clean = {"tomi": {"ok": 5, "unscored": 2}}
+    assert table.answers_text({"statuses": clean}) == table.answers_text({}) == ""
+    summary["statuses"] = {"tomi": counts, "hitom": {"ok": 5, "unscored": 2}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    runs = load_runs([folder])
+    assert ("answers", "tomi 30 ok, 1 no_tag, 2 salvaged") in table.facts(runs[0])
+    assert "30 ok, 1 no_tag, 2 salvaged" in table.terminal_text(runs)
+
+
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RunError, match="no run"):

@@ -83,13 +83,22 @@ def test_feedback_is_counted_with_its_leaks() -> None:
     assert line == {
         "feedback_share": 0.5, "leak_share": 0.5, "leaks": {"symbolic/gold_text": 1},
         "blind_reader": 0.75, "blind_chance": 0.25, "coach_failures": 1,
-        "coaches": {"symbolic": {"checked": 2, "leaks": {"gold_text": 1}}},
+        "coaches": {"symbolic": {"checked": 2, "dropped": 1, "leaks": {"gold_text": 1}}},
     }  # fmt: skip
+
+
+def test_a_worked_example_leaks_and_is_not_dropped() -> None:
+    shown = Feedback(text="b", author="symbolic", leak="gold_text", kind="worked_example")
+    line = feedback_metrics([replace(SMALL[0], received=shown)])
+    assert line["coaches"]["symbolic"] == {"checked": 1, "dropped": 0, "leaks": {"gold_text": 1}}
 
 
 def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
     def step(**coaches: dict[str, int]) -> dict[str, object]:
-        counts = {name: {"checked": 4, "leaks": leaks} for name, leaks in coaches.items()}
+        counts = {
+            name: {"checked": 4, "dropped": sum(leaks.values()), "leaks": leaks}
+            for name, leaks in coaches.items()
+        }
         return {"step": 0, "n_draft": 8, "coach_failures": 1, "coaches": counts}
 
     lines = [step(a={"gold_text": 1}, b={}), {"step": 0, "eval": {"tomi": 0.5}},

@@ -58,6 +58,18 @@ def synth_rows(
     return islice(_endless(task, seed, world), n)
 
 
+def rows_of(task: StoryTask, stories: int) -> int:
+    """How many rows hold `stories` stories of every kind with all their questions.
+
+    Hi-ToM has six kinds (one to three chapters, with and without talk) and asks five orders: 200
+    stories of each, as many as its authors trained on, are 6,000 questions. ToMi and ParaToMi have
+    three story types and six questions. ValueError for another task.
+    """
+    if task not in _ROWS_PER_KIND:
+        raise ValueError(f"stories are made for {', '.join(_ROWS_PER_KIND)}, not for {task!r}")
+    return stories * _ROWS_PER_KIND[task]
+
+
 def _endless(task: StoryTask, seed: int, world: str) -> Iterator[Row]:
     for index in count():
         rng = random.Random(f"{task}/{world}/{seed}/{index}")
@@ -101,6 +113,8 @@ def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> It
         "cands": rng.sample(cands, len(cands)),
         "qType": kind,
         "qTypeRaw": raw,
+        "story_type": plan.story_type,
+        "order": question.order,
         "index": index,
         "story_id": story_id,
         "events": encode(plan.events),
@@ -134,6 +148,9 @@ _MAKERS: dict[str, Callable[[random.Random, int, str, World], Iterator[Row]]] = 
     "paratomi": _paratomi,
     "hitom": _hitom,
 }
+
+
+_ROWS_PER_KIND = {"tomi": 3 * 6, "paratomi": 3 * 6, "hitom": 6 * 5}
 
 
 def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:

@@ -1,0 +1,301 @@
+"""`soul data audit` and `soul data contamination`: what is wrong with rows that load all right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import table as new_table
+from soulkit.cli.options import Json, TaskFiles
+from soulkit.errors import DataError
+
+if TYPE_CHECKING:
+    from soulkit.data.audit import AuditReport
+    from soulkit.data.contamination import Overlap
+    from soulkit.data.files import BadRow, RawRow
+    from soulkit.tasks.audit import Bias, RowAudit
+    from soulkit.tasks.base import Task
+    from soulkit.tasks.registry import Registry
+    from soulkit.types import Example
+
+STORIES = ("hitom", "paratomi", "tomi")
+"""Tasks whose answers a belief tracker can work out."""
+
+SHOWN = 20
+"""Findings printed one by one; --json and -o have all of them."""
+
+
+def audit(
+    task: Annotated[str, typer.Argument(help="A task; see: soul tasks list")],
+    path: Annotated[str, typer.Argument(help="Rows, an original file, or synth:N.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the rows to look at here (.jsonl)."),
+    ] = None,
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Look for rows that are wrong, or right for a bad reason.
+
+    Duplicates, one question with two golds, golds that stand in the prompt or mostly at one place,
+    lengths; for stories also whether a belief tracker agrees with the published labels. With -o,
+    the rows to look at are written; those that the tracker disputes with both answers.
+    """
+    from soulkit.data.files import refuse_same
+    from soulkit.data.loading import examples_from
+    from soulkit.tasks.audit import audit_rows
+    from soulkit.tasks.registry import load_registry
+
+    live = load_registry(*(tasks or ())).task(task)
+    loaded = examples_from(live, path)
+    rows = audit_rows(live, loaded)
+    report = _tracked(task, path, loaded.examples) if task in STORIES else None
+    if output is not None:
+        refuse_same(Path(path), output)
+        _write_findings(rows, report, output)
+    if as_json:
+        tracker = {} if report is None else asdict(report)
+        print_json({**tracker, "rows": asdict(rows), "file": path, "task": task})
+    else:
+        _print_rows(rows)
+        if report is not None:
+            _print_tracker(task, report)
+        if output is not None:
+            out.print(f"rows to look at → {safe(str(output))}", soft_wrap=True)
+
+
+def contamination(
+    train: Annotated[Path, typer.Argument(help="Rows to train on.")],
+    evaluation: Annotated[Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL")],
+    task: Annotated[
+        str | None, typer.Option("--task", help="The task of rows that do not say so themselves.")
+    ] = None,
+    exclude: Annotated[
+        Path | None,
+        typer.Option("--exclude", metavar="OUT", help="Write the training rows that are clean."),
+    ] = None,
+    drop: Annotated[
+        str, typer.Option("--drop", help="Kinds that --exclude leaves out: exact,near,persona")
+    ] = "exact,near",
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Shared word triples of near-duplicates.")
+    ] = 0.8,
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Find training rows that give evaluation rows away.
+
+    The same row, nearly the same row, or the same persona, character or scenario. The exit code is
+    2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
+    """
+    from soulkit.data.contamination import clean_rows, compare, entity_kinds
+    from soulkit.data.files import refuse_same, write_rows
+    from soulkit.tasks.registry import load_registry
+
+    for path in (train, evaluation):
+        if exclude is not None:
+            refuse_same(path, exclude)
+    registry = load_registry(*(tasks or ()))
+    ours, theirs = (_Side(registry, path, task) for path in (train, evaluation))
+    live = {**ours.tasks, **theirs.tasks}
+    kinds = entity_kinds(live.values())
+    found = compare(ours.passages, theirs.passages, threshold=threshold, entities=kinds)
+    kept = clean_rows(ours.rows, found, [k.strip() for k in drop.split(",") if k.strip()])
+    if not as_json:
+        _print_overlap(found)
+        _say_bad([*ours.bad, *theirs.bad])
+    written = None
+    if exclude is not None:
+        written = write_rows(exclude, [row.fields for row in kept], data_source=task or "")
+    if as_json:
+        print_json(_overlap_dict(train, evaluation, found, ours, theirs, written))
+    elif exclude is not None:
+        out.print(f"{written} clean rows → {safe(str(exclude))}", soft_wrap=True)
+    if ours.bad or theirs.bad:
+        raise typer.Exit(2)
+
+
+# -- help for the commands -----------------------------------------------------------------------
+
+
+def _tracked(task: str, given: str, examples: Sequence[Example]) -> AuditReport:
+    """The tracker's view of labels; original files by their own readers, which know more of them.
+
+    They keep rows that the importer leaves out, and tags that are no column of the task.
+    """
+    from soulkit.data import audit as audits
+
+    path = Path(given)
+    trace = path.with_suffix(".trace")
+    beside = trace if trace.is_file() else None
+    if task == "hitom" and _has_halves(path):
+        return audits.audit_hitom(path)
+    if task == "tomi" and path.suffix in (".txt", ".csv"):
+        return audits.audit_tomi(path, beside)
+    if task == "paratomi" and path.suffix == ".txt":
+        return audits.audit_paratomi(path, beside)
+    return audits.audit_examples(task, examples)
+
+
+def _has_halves(path: Path) -> bool:
+    """Whether the file has the layout of the Hi-ToM release, with its two prompting types."""
+    from soulkit.data.files import read_rows
+
+    if path.suffix not in (".json", ".jsonl"):
+        return False
+    rows, _ = read_rows(path)
+    return any("prompting_type" in row.fields for row in rows)
+
+
+def _write_findings(rows: RowAudit, report: AuditReport | None, path: Path) -> None:
+    from soulkit.data.audit import write_disputed
+
+    if report is not None:
+        write_disputed(report, path)
+        return
+    lines = [json.dumps(asdict(remark), ensure_ascii=False) + "\n" for remark in rows.remarks]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+class _Side:
+    """The rows of one file as passages, and what could not be read."""
+
+    def __init__(self, registry: Registry, path: Path, task: str | None) -> None:
+        from soulkit.data.contamination import passages
+        from soulkit.data.files import read_rows
+        from soulkit.data.loading import marked
+
+        rows, broken = read_rows(path)
+        if task is not None:
+            registry.spec(task)
+        pairs, strays = marked(rows, registry.by_source(), task)
+        self.tasks: dict[str, Task] = {name: registry.task(name) for name, _ in pairs}
+        self.passages, unusable = passages(self.tasks, pairs)
+        self.bad: list[BadRow] = [*broken, *strays, *unusable]
+        if not self.passages:
+            raise DataError(
+                f"No row of '{path}' can be compared.",
+                f"{self.bad[0].source}: {self.bad[0].why.rstrip('.')}.",
+                "Name the task of the rows with --task, or see: soul data check FILE",
+            )
+        usable = {passage.source for passage in self.passages}
+        self.rows: list[RawRow] = [row for row in rows if row.source in usable]
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def _say_bad(bad: Sequence[BadRow]) -> None:
+    for found in bad[:SHOWN]:
+        err.print(f"bad row {safe(found.source)}: {safe(one_line(found.why, 400))}", soft_wrap=True)
+    if len(bad) > SHOWN:
+        err.print(f"… and {len(bad) - SHOWN} more bad rows; --json lists all")
+
+
+def _print_rows(rows: RowAudit) -> None:
+    out.print(
+        f"{rows.rows} rows of {safe(rows.task)}, {rows.duplicates} duplicates, {len(rows.bad)} bad"
+    )
+    table = new_table("field", ">words p50", ">p95", ">max", ">over budget")
+    for name, words in rows.words.items():
+        figures = (words.p50, words.p95, words.max, words.over_budget)
+        table.add_row(safe(name), *map(str, figures))
+    out.print(table)
+    for line in _remarks_on_options(rows):
+        out.print(safe(line), soft_wrap=True)
+    for remark in rows.remarks[:SHOWN]:
+        said = f"{remark.what} {remark.source}: {one_line(remark.detail, 200)}"
+        out.print(safe(said), soft_wrap=True)
+    if len(rows.remarks) > SHOWN:
+        out.print(f"… and {len(rows.remarks) - SHOWN} more; --json and -o list all")
+    _say_bad(rows.bad)
+
+
+def _remarks_on_options(rows: RowAudit) -> list[str]:
+    lines = []
+    if rows.positions:
+        counts = ", ".join(f"{letter} {count}" for letter, count in rows.positions.items())
+        lines.append(f"the gold's letter: {counts}")
+    if rows.position is not None:
+        lines.append(f"always answering {rows.favourite} is right in {_against(rows.position)}")
+    if rows.longest is not None:
+        lines.append(f"the longest option is right in {_against(rows.longest)}")
+    if rows.with_options:
+        lines.append(
+            f"the prompt holds the gold's words outside its options in {rows.gold_in_prompt} rows, "
+            f"and of all options only the gold's in {rows.count('leak')}"
+        )
+    lines.append(f"one question with several golds: {rows.count('contradiction')} rows")
+    if rows.count("twin_options"):
+        lines.append(f"two options that say the same: {rows.count('twin_options')} rows")
+    return lines
+
+
+def _against(bias: Bias) -> str:
+    chance = f"chance {100 * bias.chance:.1f} %, p {bias.p:.2g}"
+    mark = "  ← more than chance" if bias.notable else ""
+    return f"{bias.hits} of {bias.rows} rows ({100 * bias.share:.1f} %; {chance}){mark}"
+
+
+def _print_tracker(task: str, report: AuditReport) -> None:
+    table = new_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
+    lines = [("all", "", report.overall)]
+    lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]
+    for tag, value, agreement in lines:
+        share = "–" if agreement.share is None else f"{100 * agreement.share:.1f} %"
+        figures = (str(agreement.total), str(agreement.agreed), share)
+        table.add_row(safe(tag), safe(value), *figures)
+    out.print(table)
+    out.print(
+        f"{len(report.disputed)} disputed rows of {safe(task)}, {len(report.unread)} not read, "
+        f"{report.contradictions} questions with two golds in the file"
+    )
+
+
+def _print_overlap(found: Overlap) -> None:
+    table = new_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
+    for kind in found.kinds:
+        touched = len(found.touched(kind))
+        table.add_row(
+            safe(kind),
+            *_counted(touched, found.train_rows),
+            *_counted(found.reached[kind], found.evaluation_rows),
+        )
+    out.print(table)
+    out.print(f"{found.train_rows} training rows, {found.evaluation_rows} evaluation rows")
+    for match in sorted(found.matches, key=lambda m: -m.similarity)[:SHOWN]:
+        said = f"{match.kind} {match.train} = {match.evaluation} ({match.similarity:.2f})"
+        out.print(safe(said), soft_wrap=True)
+    for shared in found.shared[:SHOWN]:
+        rows = f"{len(shared.train)} training and {len(shared.evaluation)} evaluation rows"
+        out.print(safe(f"{shared.kind} in {rows}: {one_line(shared.value, 80)}"), soft_wrap=True)
+    more = max(len(found.matches) - SHOWN, 0) + max(len(found.shared) - SHOWN, 0)
+    if more:
+        out.print(f"… and {more} more; --json lists all")
+
+
+def _counted(rows: int, of: int) -> tuple[str, str]:
+    return str(rows), f"{100 * rows / of:.1f} %"
+
+
+def _overlap_dict(
+    train: Path, evaluation: Path, found: Overlap, ours: _Side, theirs: _Side, written: int | None
+) -> Mapping[str, Any]:
+    by_kind = {
+        kind: {"training_rows": len(found.touched(kind)), "evaluation_rows": found.reached[kind]}
+        for kind in found.kinds
+    }
+    return {
+        "train": str(train),
+        "evaluation": str(evaluation),
+        **{k: v for k, v in asdict(found).items() if k != "reached"},
+        "by_kind": by_kind,
+        "written": written,
+        "bad": [asdict(b) for b in (*ours.bad, *theirs.bad)],
+    }

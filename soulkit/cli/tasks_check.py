@@ -1,0 +1,179 @@
+"""`soul tasks check`: a task's gold against its own scorer, row by row, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import table as new_table
+from soulkit.cli.options import Json, TaskFiles
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.types import Protocol
+
+if TYPE_CHECKING:
+    from soulkit.tasks.registry import Registry
+    from soulkit.tasks.selfcheck import Finding, SelfCheck
+
+PROTOCOLS: tuple[Protocol, ...] = ("paper", "reference")
+
+MADE_ROWS = "synth:100"
+"""What is checked where no rows are given and they can be made."""
+
+SHOWN = 10
+"""Findings of one kind printed for a task; --json has all."""
+
+
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Tasks; default: all.", metavar="[TASK]...")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="[TASK=]FILE, FOLDER or synth:N; may be repeated."),
+    ] = None,
+    suite: Annotated[str | None, typer.Option("--suite", help="The tasks of a suite.")] = None,
+    protocol: Annotated[str, typer.Option("--protocol", help="paper or reference.")] = "paper",
+    seed: Annotated[int, typer.Option("--seed", help="Of made rows.")] = 0,
+    tasks: TaskFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Play gold and wrong answers through each task's scorer.
+
+    No model is asked. Without --data, the released files are checked where they lie, else 100 rows
+    made here. The exit code is 1 when a gold fails: no model can be right about such a row.
+    """
+    from soulkit.data.loading import examples_from
+    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.selfcheck import check_task
+
+    registry = load_registry(*(tasks or ()))
+    given = _data(data or (), names or (), suite, registry)
+    found: list[SelfCheck] = []
+    for name, where in given.items():
+        if where is not None:
+            live = registry.task(name, _protocol(protocol))
+            found.append(check_task(live, examples_from(live, where, seed), where))
+    unchecked = [name for name, where in given.items() if where is None]
+    failed = any(check.gold_fails for check in found)
+    if as_json:
+        checks = [asdict(check) for check in found]
+        print_json({"tasks": checks, "not_checked": unchecked, "passed": not failed})
+    else:
+        _print_checks(found, unchecked)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _data(
+    given: Sequence[str], names: Sequence[str], suite: str | None, registry: Registry
+) -> dict[str, str | None]:
+    """Task → its rows; None where none were given and none can be made."""
+    chosen = [*names, *(registry.suite(suite) if suite is not None else ())]
+    for name in chosen:
+        registry.spec(name)
+    rows, for_all = _named_rows(given, chosen, registry)
+    wanted = dict.fromkeys(chosen or rows or registry.specs)
+    found = {name: rows.get(name) or for_all or _at_hand(name, registry) for name in wanted}
+    lacking = [name for name in names if found[name] is None]
+    if lacking:
+        raise ConfigError(
+            f"There are no rows to check for {', '.join(lacking)}.",
+            "No released file was found, rows of it cannot be made here, and --data gives none.",
+            f"Give --data {lacking[0]}=FILE.",
+        )
+    return found
+
+
+def _at_hand(name: str, registry: Registry) -> str | None:
+    """Rows without --data: the released files where they lie, else rows made here."""
+    from soulkit.data.folder import data_folder, released_files
+    from soulkit.data.synth import makeable
+
+    if released_files(name, registry.spec(name).files.eval):
+        return str(data_folder())
+    return MADE_ROWS if name in makeable() else None
+
+
+def _named_rows(
+    given: Sequence[str], chosen: Sequence[str], registry: Registry
+) -> tuple[dict[str, str], str | None]:
+    """(task → rows, rows for every other chosen task) of the --data options."""
+    rows: dict[str, str] = {}
+    for_all: str | None = None
+    for text in given:
+        name, equals, where = text.partition("=")
+        if equals and (name in registry.specs or not Path(text).exists()):
+            _refuse_stray(name, chosen, registry)
+            rows[name] = where
+        elif chosen:
+            for_all = text
+        else:
+            raise ConfigError(
+                f"'{text}' does not say which task it is for.",
+                "No task is named on this line, and all of them cannot share one file.",
+                f"Write soul tasks check TASK --data {text}",
+            )
+    return rows, for_all
+
+
+def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
+    registry.spec(name)
+    if chosen and name not in chosen:
+        raise ConfigError(
+            f"--data has rows for '{name}', which is not checked here.",
+            "They would be ignored.",
+            did_you_mean(name, chosen),
+        )
+
+
+def _protocol(text: str) -> Protocol:
+    found = next((known for known in PROTOCOLS if known == text), None)
+    if found is None:
+        raise ConfigError(
+            f"There is no protocol '{text}'.",
+            "A task scores as its paper says, or as the reference implementation does.",
+            f"Give --protocol {' or --protocol '.join(PROTOCOLS)}.",
+        )
+    return found
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
+    table = new_table(
+        "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
+        ">needs a model", ">bad rows",
+    )  # fmt: skip
+    table.columns[1].no_wrap = True  # heads may break, what they are about may not
+    for check in found:
+        lists = (check.gold_fails, check.wrong_passes, check.no_gold,
+                 (*check.no_wrong, *check.wrong_unread), check.unscored, check.bad)  # fmt: skip
+        cells = (str(check.rows), *(str(len(items)) for items in lists))
+        table.add_row(safe(check.task), safe(check.data), *cells)
+    out.print(table)
+    for check in found:
+        _print_findings(check.task, "gold fails", check.gold_fails)
+        _print_findings(check.task, "wrong passes", check.wrong_passes)
+        _print_findings(check.task, "wrong answer not read", check.wrong_unread)
+        for bad in check.bad[:SHOWN]:
+            said = f"bad row {bad.source}: {one_line(bad.why, 300)}"
+            err.print(safe(said), soft_wrap=True)
+    if unchecked:
+        out.print(
+            f"not checked, as no rows are at hand: {safe(', '.join(unchecked))}", soft_wrap=True
+        )
+
+
+def _print_findings(task: str, what: str, found: Sequence[Finding]) -> None:
+    for finding in found[:SHOWN]:
+        played = f" {one_line(finding.played, 60)}" if finding.played else ""
+        said = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, 200)}"
+        out.print(safe(said), soft_wrap=True)
+    if len(found) > SHOWN:
+        out.print(f"{safe(task)}: {what}: … and {len(found) - SHOWN} more; --json lists all")

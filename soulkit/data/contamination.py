@@ -1,0 +1,299 @@
+"""Do rows to train on say what rows to evaluate on say?
+
+Three answers, each about what the seats of a task may read (the gold is no part of it):
+
+* `exact`: a training row and an evaluation row have the same words; case and punctuation aside.
+* `near`: at least `threshold` of their word triples are shared (Jaccard), in the whole text and in
+  the text without the columns that name an entity. So the same long persona with another question
+  is no near-duplicate, and neither is one question put to two personas.
+* an entity by its kind (`persona`, `character`, `scenario`): the rows share the value of a column
+  that `tasks.yaml` marks with `entity`. Such rows may differ in everything else, but a model that
+  has seen the person in training is no stranger to them.
+
+Example: {"persona": "A nurse from Leeds.", "question": "How do you take your tea?"} trained on, and
+the same with "Do you like tea?" evaluated: neither `exact` nor `near`, but one shared `persona`.
+
+Near pairs are proposed by MinHash LSH and confirmed by the true Jaccard index, so none is false;
+with 128 permutations weighted towards recall, one at the threshold is seldom missed.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from soulkit.data.files import BadRow, RawRow
+from soulkit.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from soulkit.tasks.base import Task
+
+THRESHOLD = 0.8
+SHINGLE = 3
+"""Words in a row that are compared as one; benchmark rows are too short for longer ones."""
+PERMUTATIONS = 128
+ROW_KINDS = ("exact", "near")
+"""The kinds of overlap that are about a row as a whole: what is excluded unless told otherwise."""
+
+# Scripts without blanks between words: each sign counts as a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
+
+Words = tuple[str, ...]
+Shingles = frozenset[Words]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What the seats may read of one row."""
+
+    source: str
+    """`file:number`, unique within a file."""
+    task: str
+    words: Words
+    core: Words
+    """The words outside entity columns; all words where nothing else is left."""
+    entities: frozenset[tuple[str, str]]
+    """(kind, value as words)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A training row with the evaluation row that is most like it."""
+
+    kind: str
+    """`exact` or `near`."""
+    train: str
+    evaluation: str
+    similarity: float
+    """Jaccard index of their word triples, 1 for `exact`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An entity that rows of both files name."""
+
+    kind: str
+    value: str
+    train: tuple[str, ...]
+    """Sources of the training rows that name it."""
+    evaluation: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What two files have in common."""
+
+    train_rows: int
+    evaluation_rows: int
+    threshold: float
+    kinds: tuple[str, ...]
+    """Every kind that was looked for: `exact`, `near` and the entities of the tasks."""
+    matches: tuple[Match, ...]
+    """One for each training row that has any."""
+    reached: Mapping[str, int]
+    """Kind → evaluation rows that some training row gives away."""
+    shared: tuple[Shared, ...]
+
+    def touched(self, kind: str) -> frozenset[str]:
+        """Sources of the training rows with an overlap of `kind`."""
+        if kind in ROW_KINDS:
+            return frozenset(m.train for m in self.matches if m.kind == kind)
+        return frozenset(source for s in self.shared if s.kind == kind for source in s.train)
+
+
+# -- rows as passages ----------------------------------------------------------------------------
+
+
+def passages(
+    tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
+) -> tuple[list[Passage], list[BadRow]]:
+    """(task name, row) pairs as passages, and the rows that their task cannot use."""
+    good: list[Passage] = []
+    bad: list[BadRow] = []
+    for name, row in rows:
+        try:
+            good.append(passage(tasks[name], row))
+        except DataError as error:
+            bad.append(BadRow(row.source, f"{error.what} {error.why}"))
+    return good, bad
+
+
+def passage(task: Task, row: RawRow) -> Passage:
+    """One row as a passage; DataError when the task cannot use it."""
+    example = task.example(row.fields, source=row.source)
+    columns = task.spec.columns
+    shown = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    texts = {name: words_of(shown[name]) for name in columns if name in shown}
+    entities = {
+        (column.entity, value)
+        for name, column in columns.items()
+        if column.entity
+        for value in _values(example.fields.get(name), task.name)
+    }
+    every = tuple(w for words in texts.values() for w in words)
+    core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
+    return Passage(row.source, task.name, every, core or every, frozenset(entities))
+
+
+def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The kinds of entity that the columns of `tasks` name."""
+    kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
+    return tuple(sorted(kinds))
+
+
+def words_of(value: Any) -> Words:
+    """The words of every text in a value, in one case, without punctuation."""
+    text = unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold()
+    return tuple(_WORD.findall(text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif value is not None:
+        yield str(value)
+
+
+def _values(value: Any, task: str) -> set[str]:
+    """The entities that one column names: each item of a list, else the value as a whole.
+
+    A value without letters is a number that only its own data set gives: the task stands before it.
+    """
+    items = value if isinstance(value, list | tuple) else [value]
+    texts = {" ".join(words_of(item)) for item in items} - {""}
+    return {text if re.search(r"[^\W\d]", text) else f"{task} {text}" for text in texts}
+
+
+# -- comparing -----------------------------------------------------------------------------------
+
+
+def compare(
+    train: Sequence[Passage],
+    evaluation: Sequence[Passage],
+    *,
+    threshold: float = THRESHOLD,
+    entities: Sequence[str] = (),
+) -> Overlap:
+    """What the rows of two files have in common; ConfigError unless 0 < threshold <= 1."""
+    if not 0 < threshold <= 1:
+        raise ConfigError(
+            f"A threshold of {threshold:g} is no share.",
+            "Near-duplicates share at least this part of their word triples.",
+            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
+        )
+    pairs = [*_exact(train, evaluation), *_near(train, evaluation, threshold)]
+    shared = _shared(train, evaluation)
+    reached = {k: len({p.evaluation for p in pairs if p.kind == k}) for k in ROW_KINDS}
+    for kind in entities:
+        reached[kind] = len({e for s in shared if s.kind == kind for e in s.evaluation})
+    return Overlap(
+        train_rows=len(train), evaluation_rows=len(evaluation), threshold=threshold,
+        kinds=(*ROW_KINDS, *entities), matches=_best(pairs), reached=reached, shared=shared,
+    )  # fmt: skip
+
+
+def _exact(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[Match]:
+    by_words: dict[Words, list[str]] = {}
+    for passage in evaluation:
+        by_words.setdefault(passage.words, []).append(passage.source)
+    for passage in train:
+        for source in by_words.get(passage.words, ()):
+            yield Match("exact", passage.source, source, 1.0)
+
+
+def _near(
+    train: Sequence[Passage], evaluation: Sequence[Passage], threshold: float
+) -> Iterator[Match]:
+    from datasketch import MinHashLSH
+
+    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
+    for number, passage in enumerate(evaluation):
+        index.insert(number, _signature(shingles(passage.words)))
+    for passage in train:
+        found = index.query(_signature(shingles(passage.words)))
+        for other in (evaluation[number] for number in sorted(found)):
+            similarity = _alike(passage, other, threshold)
+            if similarity is not None:
+                yield Match("near", passage.source, other.source, similarity)
+
+
+def _alike(one: Passage, other: Passage, threshold: float) -> float | None:
+    """How near two different passages are, None when they are not near enough or the same."""
+    if one.words == other.words:
+        return None
+    if jaccard(shingles(one.core), shingles(other.core)) < threshold:
+        return None
+    similarity = jaccard(shingles(one.words), shingles(other.words))
+    return similarity if similarity >= threshold else None
+
+
+def shingles(words: Words) -> Shingles:
+    """Every run of SHINGLE words; a shorter text is one shingle, an empty one has none."""
+    last = max(len(words) - SHINGLE + 1, min(len(words), 1))
+    return frozenset(words[i : i + SHINGLE] for i in range(last))
+
+
+def jaccard(one: Shingles, other: Shingles) -> float:
+    """Shared among all; 1 for two empty sets."""
+    every = len(one | other)
+    return len(one & other) / every if every else 1.0
+
+
+def _signature(found: Shingles) -> Any:
+    from datasketch import MinHash
+
+    made = MinHash(num_perm=PERMUTATIONS, seed=1)
+    made.update_batch([" ".join(words).encode("utf-8") for words in found])
+    return made
+
+
+def _best(pairs: Iterable[Match]) -> tuple[Match, ...]:
+    """The strongest match of each training row: `exact` before `near`, then the most alike."""
+    best: dict[str, Match] = {}
+    for pair in pairs:
+        held = best.get(pair.train)
+        if held is None or _strength(pair) > _strength(held):
+            best[pair.train] = pair
+    return tuple(best.values())
+
+
+def _strength(match: Match) -> tuple[bool, float]:
+    return match.kind == "exact", match.similarity
+
+
+def _shared(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
+    ours, theirs = _by_entity(train), _by_entity(evaluation)
+    common = sorted(ours.keys() & theirs.keys())
+    return tuple(Shared(*key, tuple(ours[key]), tuple(theirs[key])) for key in common)
+
+
+def _by_entity(found: Sequence[Passage]) -> dict[tuple[str, str], list[str]]:
+    sources: dict[tuple[str, str], list[str]] = {}
+    for passage in found:
+        for entity in passage.entities:
+            sources.setdefault(entity, []).append(passage.source)
+    return sources
+
+
+# -- the clean file ------------------------------------------------------------------------------
+
+
+def clean_rows(
+    rows: Sequence[RawRow], overlap: Overlap, drop: Collection[str] = ROW_KINDS
+) -> list[RawRow]:
+    """The training rows without an overlap of the kinds in `drop`; ConfigError for another kind."""
+    for kind in drop:
+        if kind not in overlap.kinds:
+            raise ConfigError(
+                f"'{kind}' is no kind of overlap here.",
+                f"The tasks of these rows know: {', '.join(overlap.kinds)}.",
+                did_you_mean(kind, overlap.kinds),
+            )
+    gone = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))
+    return [row for row in rows if row.source not in gone]

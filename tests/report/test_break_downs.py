@@ -1,0 +1,56 @@
+"""What a reader of `soul report` learns beside the headline, task by task, on the whole road."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from eval_support import api, oracle, soul, summary
+
+from tests.servers.openai_server import ScriptedServer
+
+TYPES = ("true_belief", "false_belief", "second_order_false_belief")
+EXPECTED = {
+    "hitom": (
+        *(f"value/order={order}" for order in range(5)),
+        *(f"joint_order_{order}" for order in range(5)),
+        *(f"value/length={length}" for length in (1, 2, 3)),
+        "value/deception=False",
+        "value/deception=True",
+    ),
+    "paratomi": (
+        *(f"value/story={kind}" for kind in TYPES),
+        *(f"value/order={order}" for order in range(3)),
+        "value/question=memory",
+        "value/question=reality",
+    ),
+    "tomi": (
+        *(f"value/story={kind}" for kind in TYPES),
+        *(f"value/order={order}" for order in range(3)),
+        "value/question=memory",
+        "value/question=reality",
+    ),
+    "mmtom": tuple(f"value/type={t}" for t in (1.1, 1.2, 1.3, 2.1, 2.2, 2.3, 2.4)),
+    "socsci210": (
+        *(f"value/type={kind}" for kind in ("binary", "categorical", "ordinal")),
+        *("exact", "shift", "study_macro", "constant_best", "constant_middle"),
+    ),
+}
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+def test_the_report_shows_every_break_down(
+    task: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run = tmp_path / "run"
+    with ScriptedServer(answer=oracle(task, 30)) as server:
+        assert api(server.base_url, run, task=task, n=30) == 0
+    cells = summary(run)["tasks"][task]
+    assert cells["value"]["mean"] == 1.0
+    capfd.readouterr()
+    assert soul("report", run) == 0
+    shown = capfd.readouterr().out
+    for name in EXPECTED[task]:
+        assert cells[name]["n_scored"] > 0, name
+        assert name.removeprefix("value/") in shown, name
