@@ -150,7 +150,8 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
         "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
         ">needs a model", ">bad rows",
     )  # fmt: skip
-    table.columns[1].no_wrap = True  # heads may break, what they are about may not
+    for column in table.columns[:2]:  # heads may break, what they are about may not
+        column.no_wrap = True
     for check in found:
         lists = (check.gold_fails, check.wrong_passes, check.no_gold,
                  (*check.no_wrong, *check.wrong_unread), check.unscored, check.bad)  # fmt: skip
