@@ -318,6 +318,8 @@ def _packed(text: str, must: bool) -> Mapping[str, Any] | None:
 
 def present(value: Any) -> Any:
     """`value` without what is None or NaN; inside lists those become None, so places stay."""
+    if isinstance(value, str):  # by far the most
+        return value
     if isinstance(value, Mapping):
         kept = {str(k): present(v) for k, v in value.items()}
         return {k: v for k, v in kept.items() if v is not None}

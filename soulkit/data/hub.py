@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from soulkit.data.files import unreadable
+from soulkit.data.files import ROW_SUFFIXES, unreadable
 from soulkit.data.transfer import Digests, Hub, Remote, digests, part_of, size_of
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.jsonl import write_json
@@ -49,7 +49,6 @@ CORPORA: Mapping[str, str] = {
     "post-training": "cmu-lti/osim-post-training",
 }
 """Data sets that belong to no one task; pulled whole, each into a folder of its own."""
-ROW_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 
 LOCK = "soul-data.lock.json"
 _VERSION = 1
@@ -259,11 +258,11 @@ def corpus_files(
     own = repo.partition("/")[2]
     pinned = revision or Lock.read(folder).repos.get(repo)
     commit, files = hub.listing(repo, pinned, f"the corpus {name}")
-    found = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_FILES]
+    found = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_SUFFIXES]
     if not found:
         raise DataError(
             f"The data set {repo} holds no file of rows at {commit[:12]}.",
-            f"It holds {len(files)} files, none of them {', '.join(ROW_FILES)}.",
+            f"It holds {len(files)} files, none of them {', '.join(ROW_SUFFIXES)}.",
             f"Look at {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
         )
     return [Wanted(repo, path, f"{own}/{_inside(path)}") for path in found], commit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from soulkit.types import Protocol
@@ -31,6 +31,30 @@ def read_literal(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("the literal is nested too deeply") from error
+
+
+def structure(value: Any) -> Any:
+    """`value`, or the list or mapping that its text spells as JSON or a literal."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return read_literal(value)
+        except ValueError:
+            return value  # a text that merely begins with a bracket
+    return value
+
+
+def first_message(conversations: Any) -> str | None:
+    """`conversations[0]["messages"][0]["content"]`, every level as such or as its literal.
+
+    None where there is no such message, "" for one without content.
+    """
+    found = structure(conversations)
+    for key in ("messages", "content"):
+        first = structure(found[0]) if isinstance(found, list | tuple) and found else None
+        if not isinstance(first, Mapping):
+            return None
+        found = structure(first.get(key)) if key == "messages" else first.get(key)
+    return str(found or "")
 
 
 def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:

@@ -1,11 +1,13 @@
 """What a run folder needs beside its records to be taken up again: who holds it, and for how long.
 
 A run may be started many times until all is scored. The clock adds the starts up; the lock keeps a
-second process out while one is at work, and is gone when that process is, however it ended.
+second process out while one is at work, and is gone when that process is, however it ended. The
+keeper puts records on disk without letting the players wait for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,9 @@ from typing import Any
 
 from soulkit.errors import RunError
 from soulkit.jsonl import write_json
+from soulkit.records import RecordWriter
 from soulkit.runs import Run, is_run, plain_config, read_config, read_environment
+from soulkit.types import Record
 
 CLOCK, LOCK = "clock.json", ".lock"
 _SAVE_EVERY = 5.0
@@ -74,6 +78,41 @@ def _seconds_in(path: Path) -> float:
             "The file was changed by hand or by another program.",
             "Delete it: only the time of the earlier starts is lost.",
         ) from error
+
+
+class Keeper:
+    """Writes records in groups: those that come while the disk is busy go together next.
+
+    A kill costs at most the group under way, and its replies are in the ledger. Belongs to one
+    event loop.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer = RecordWriter(path)
+        self._waiting: list[Record] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, record: Record) -> None:
+        """Have `record` written soon; raises what broke an earlier group."""
+        self._waiting.append(record)
+        if self._task is not None and self._task.done():
+            self._task.result()
+            self._task = None
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    async def close(self) -> None:
+        """Everything is on disk on return, or what prevented it is raised."""
+        try:
+            if self._task is not None:
+                await self._task
+        finally:
+            self._writer.close()
+
+    async def _write(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            await asyncio.to_thread(self._writer.write, *group)
 
 
 @contextmanager

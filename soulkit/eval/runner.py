@@ -4,9 +4,9 @@
 
 * Nothing is played, and no folder made, before tasks, rows, roles, keys and prompt lengths are
   known to be in order.
-* A record is on disk as soon as its episode is scored, and every paid reply is in the ledger before
-  that. So a run may die at any moment; the same command finishes it, plays unscored episodes again,
-  and pays for no reply twice.
+* A record goes to disk as soon as its episode is scored, together with those that came while the
+  disk was busy, and every paid reply is in the ledger before that. So a run may die at any moment;
+  the same command finishes it, plays unscored episodes again, and pays for no reply twice.
 * When nothing but failures comes back for a while (GIVE_UP), the run stops: a dead server would
   only cost hours.
 
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, PartnerSettings, load_work
-from soulkit.eval.keeping import CLOCK, Clock, alone, unfinished
+from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Plan, Work, plan
-from soulkit.records import RecordWriter, load_records
+from soulkit.records import load_records
 from soulkit.runs import Run, default_run_path, is_run, plain_config, refuse_secrets
 from soulkit.types import Record, Role, Sampling, record_key
 
@@ -306,10 +306,10 @@ async def evaluate(
     kept = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
     mean = _Mean(kept.values())
-    writer = RecordWriter(run.episodes)
+    keeper = Keeper(run.episodes)
 
     def sink(record: Record) -> None:
-        writer.write(record)
+        keeper.add(record)
         kept[record.key] = record
         mean.add(record)
         clock.tick()
@@ -320,8 +320,10 @@ async def evaluate(
     try:
         await gather(_played(part, jobs, players, config, sink) for part in work)
     finally:
-        writer.close()
-        seconds = clock.save()
+        try:
+            await keeper.close()
+        finally:
+            seconds = clock.save()
     records = [kept[key] for key in _keys(work, config.repeats)]
     summary = _summary(work, records, config, seconds, _cost(records, ledger))
     run.write_summary(summary)

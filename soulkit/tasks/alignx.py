@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.literals import read_literal
+from soulkit.data.literals import structure
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
@@ -79,12 +79,21 @@ class AlignX(ChoiceTask):
         return {
             **fields,
             **counts,
-            **{name: _items(fields, name, counts[n]) for name, n in _COUNTS.items()},
+            **{name: self._shown(fields, name, counts[n]) for name, n in _COUNTS.items()},
             "persona": describe(fields.get("demographic")) or describe(fields.get("profile")),
             "flip": flip,
             "response_a": replies[flip],
             "response_b": replies[not flip],
         }
+
+    def _shown(
+        self, fields: Mapping[str, Any], column: str, count: int
+    ) -> tuple[dict[str, str], ...]:
+        """The items to show; under `paper` without any that is the very question of the row."""
+        items = _items(fields, column, count)
+        if self.protocol == "reference":
+            return items
+        return tuple(item for item in items if not _answers(item, fields))
 
     def _flip(self, fields: Mapping[str, Any]) -> bool:
         """Whether the gold stands second."""
@@ -216,7 +225,7 @@ def _check(fields: Mapping[str, Any], protocol: Protocol) -> None:
 
 def describe(value: Any) -> str:
     """A description as text, from text, a list of statements, or traits by name ("" for None)."""
-    value = _spelled(value)
+    value = structure(value)
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {describe(v)}" for name, v in value.items() if v is not None)
     if isinstance(value, list | tuple):
@@ -224,22 +233,12 @@ def describe(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _spelled(value: Any) -> Any:
-    """The list or mapping that a text spells, else the value as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
-        return value
-    try:
-        return read_literal(value)
-    except ValueError:
-        return value  # prose may begin with a bracket
-
-
 def _items(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[str, str], ...]:
     """The first `count` items of a column as texts; one with a blank text is not replaced."""
-    value = _spelled(fields.get(column))
+    value = structure(fields.get(column))
     if value is None or value == "":
         return ()
-    given = [_spelled(item) for item in value] if isinstance(value, list | tuple) else [None]
+    given = [structure(item) for item in value] if isinstance(value, list | tuple) else [None]
     items = [item for item in given if isinstance(item, Mapping)]
     if len(items) < len(given):
         raise DataError(
@@ -251,6 +250,12 @@ def _items(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[str
         {k: describe(item.get(k)) for k in EVIDENCE[column]} for item in items[: max(count, 0)]
     ]
     return tuple(item for item in shown if all(item.values()))
+
+
+def _answers(item: Mapping[str, str], fields: Mapping[str, Any]) -> bool:
+    """Whether an item is on the row's own post and has one of its two replies."""
+    post, *replies = (str(fields[name]).strip() for name in _REPLIES)
+    return item["prompt"] == post and any(text in replies for text in item.values())
 
 
 def _pairs(records: Sequence[Record]) -> list[list[Record]]:

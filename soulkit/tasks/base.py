@@ -7,7 +7,6 @@ choice task overrides `parse` and `grade`; a dialogue overrides `play` and `scor
 from __future__ import annotations
 
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain
 from soulkit.models.base import Cast
+from soulkit.tasks.budgets import first_words
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.types import (
@@ -127,7 +127,7 @@ class Task(ABC):
             budget = self.spec.columns[name].max_words if name in self.spec.columns else None
             total = len(value.split()) if isinstance(value, str) else 0
             if budget and total > budget:
-                fitted[name] = _first_words(value, budget) + " [...]"
+                fitted[name] = first_words(value, budget)
                 cuts[name] = total - budget
         return fitted, cuts
 
@@ -339,13 +339,6 @@ class ChoiceTask(Task):
             protocol=self.protocol,
             prompts=self.prompts.hashes(self.template),
         )
-
-
-def _first_words(text: str, count: int) -> str:
-    """The first `count` words with the line breaks between them."""
-    words = re.finditer(r"\S+", text)
-    end = next(word.end() for index, word in enumerate(words, 1) if index == count)
-    return text[:end]
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:

@@ -187,10 +187,15 @@ class Fantom(ChoiceTask):
         form, wrong = example.fields["form"], example.fields.get("wrong_answer")
         if form in ("choice", "yes_no"):
             return super().wrong_completion(example)
-        names = ", ".join([*self._gold_names(example.fields["correct_answer"]), *name_list(wrong)])
         if form == "names":
-            return f"<answer>{names if name_list(wrong) else NOBODY}</answer>"
+            return f"<answer>{self._wrong_names(example.fields['correct_answer'], wrong)}</answer>"
         return f"<answer>{wrong or 'I cannot tell.'}</answer>"
+
+    def _wrong_names(self, gold: Any, wrong: Any) -> str:
+        """All the right names and the wrong ones; without wrong ones, the opposite of the gold."""
+        right = self._gold_names(gold)
+        others = [n for n in name_list(wrong) if plain(n) not in {plain(name) for name in right}]
+        return ", ".join([*right, *others]) if others else NOBODY if right else "everybody"
 
     # -- feedback -----------------------------------------------------------------------------
 
@@ -250,6 +255,8 @@ def _sets(records: Sequence[Record]) -> list[dict[str, bool]]:
         elif "set" in notes:
             group = notes["form"]
             near = score.metrics.get("nearer_gold") if group == "belief" else score.value
+            if near is None:  # a free belief without a wrong one beside it decides nothing
+                continue
             groups = found[*play, notes["set"]]
             groups[group] = groups.get(group, True) and near == 1
     return [groups for key, groups in found.items() if key[:-1] not in broken]
@@ -264,7 +271,7 @@ def name_list(value: Any) -> list[str]:
         return []
     if isinstance(value, str):
         return [name for part in value.split(",") if (name := part.strip(_MARKS))]
-    return [str(name) for name in value]
+    return [str(name) for name in (value if isinstance(value, list | tuple) else (value,))]
 
 
 def _options(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -296,7 +303,9 @@ def _polarity(answer: str) -> tuple[str, str]:
         sure = "knows" in words and not set(words) & set(_HEDGES)
         return ("yes", "salvaged") if sure else ("", "malformed")
     clear = _LEADING.match(answer) or words[-1] in (*_ASSENT, *_DENIAL)
-    hedged = set(words) & {"maybe", "perhaps", "or"}
+    # `That is not true` says the opposite of its last word; `She is not, no` does not.
+    denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
+    hedged = denied or set(words) & {"maybe", "perhaps", "or"}
     readable = len(said) == 1 and clear and not hedged
     return (said.pop(), "salvaged") if readable else ("", "malformed")
 

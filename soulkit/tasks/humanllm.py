@@ -1,10 +1,10 @@
 """HumanLLM: which of twenty things will this person buy next? Five letters, likeliest first.
 
-Example row: {"prompt_text": "A retired teacher who likes quiet mornings. History 1: tea strainer,
-History 2: slippers\\nCandidate 1: ceramic teapot Candidate 2: ...", "candidates":
-["ceramic teapot", "trail running shoes", ...], "answer_index": 0}. The list inside of the text is
-not used: candidates are shown once, with the letters that the answer is read by. The score is
-1/rank of what was bought if it is among the five, else 0: blind picks of 20 earn 0.114.
+Example row: {"prompt_text": "A ferryman who reads at night. History 1: clip-on lamp, History 2:
+wool cap\\nCandidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake",
+...], "answer_index": 0}. The list inside of the text is not used: candidates are shown once, with
+the letters that the answer is read by. What was bought earns 1/rank among the five, and nothing
+beyond them: blind picks of 20 earn 0.114.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soulkit.data.literals import read_literal
+from soulkit.data.literals import first_message
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
@@ -194,7 +194,7 @@ def _text(fields: Mapping[str, Any]) -> str:
     """The stored prompt, from `prompt_text` or the first message of `conversations`."""
     text = str(fields.get("prompt_text") or "")
     if not text.strip():
-        text = _first_message(fields.get("conversations"))
+        text = first_message(fields.get("conversations")) or ""
     if not text.strip():
         raise DataError(
             "The row has no prompt.",
@@ -203,25 +203,6 @@ def _text(fields: Mapping[str, Any]) -> str:
             "Mend the row, or leave it out.",
         )
     return text
-
-
-def _first_message(value: Any) -> str:
-    """`conversations[0].messages[0].content`, "" where there is no such thing."""
-    for key in (0, "messages", 0, "content"):
-        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-            value = _literal(value)
-        if isinstance(key, int):
-            value = value[key] if isinstance(value, list | tuple) and value else None
-        else:
-            value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else ""
-
-
-def _literal(text: str) -> Any:
-    try:
-        return read_literal(text)
-    except ValueError:
-        return None  # no structure in it: the row has no prompt, and that is said by the caller
 
 
 def split_history(text: str) -> tuple[str, list[str]]:

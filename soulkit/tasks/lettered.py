@@ -24,7 +24,7 @@ from soulkit.types import Episode, Example, Feedback, Record, Score
 
 LETTERS = ("A", "B", "C", "D")
 _TAGGED = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
-_ABSENT = ("", "nan")
+_ABSENT = ("", "nan", "NaN")  # `Nan` is a name
 
 
 class LetteredTask(ChoiceTask):
@@ -98,7 +98,7 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
         else list(zip(LETTERS, in_order or (), strict=False))
     )
     found = {k: str(v).strip() for k, v in sorted(pairs) if v is not None and k in LETTERS}
-    return {letter: text for letter, text in found.items() if text.lower() not in _ABSENT}
+    return {letter: text for letter, text in found.items() if text not in _ABSENT}
 
 
 def _opened(value: Any, kind: type[Any]) -> Any:

@@ -21,13 +21,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from soulkit.data.literals import literal_list
+from soulkit.data.literals import literal_list, structure
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken
 from soulkit.tasks.lettered import LetteredTask, opening, read_state
-from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of, structure
-from soulkit.types import Episode, Example, Score
+from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of
+from soulkit.types import Example, Score
 
 LETTERS = "ABCD"
 NESTED = "Multiple Choice Question"
@@ -102,10 +102,6 @@ class LifeChoices(LetteredTask):
         question = f"{fields['scenario']}\n{fields['question']}"
         gold = self.gold_text(example)
         return LeakView(question, tuple(options.values()), gold, tuple(options))
-
-    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        view, _ = self.within_budget(super().coach_view(example, episode, score))
-        return view
 
     def parse(self, text: str) -> tuple[str, str]:
         if self.protocol == "reference":

@@ -27,7 +27,7 @@ from soulkit.types import Example, Record, Score
 class Mistakes(WorkedTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         target = str(fields.get("TargetOption") or "").strip().upper()
-        right = str(fields.get("CorrectAnswer") or "").strip().upper()
+        right = led_letter(str(fields.get("CorrectAnswer") or ""), "ABCD")
         if self.protocol == "paper":
             target = self._checked(fields, target, right)
         return {**fields, "TargetOption": target, "CorrectAnswer": right or None}

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from soulkit.data.literals import first_message, structure
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.tasks.lettered import opening, read_state
-from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_text, letter_of, structure
+from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_text, letter_of
 from soulkit.types import Example, Score
 
 _ON_LINES = re.compile(r"^[ \t]*[*(]{0,3}([A-Z])[.):]\**(?=\s)[ \t]*", re.MULTILINE)
@@ -147,20 +148,10 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
     own = fields.get("prompt_text")
     if isinstance(own, str) and own.strip():
         return own
-    wrapped = _first_message(structure(fields.get("conversations")))
+    wrapped = first_message(fields.get("conversations"))
     if wrapped is not None and (reference or wrapped.strip()):
         return wrapped
     return _spoken(structure(fields.get("prompt")))
-
-
-def _first_message(value: Any) -> str | None:
-    """`value[0]["messages"][0]["content"]`, None where there is no such thing."""
-    first = value[0] if isinstance(value, list | tuple) and value else None
-    messages = structure(first.get("messages")) if isinstance(first, Mapping) else None
-    if not isinstance(messages, list | tuple) or not messages:
-        return None
-    message = messages[0]
-    return str(message.get("content") or "") if isinstance(message, Mapping) else str(message)
 
 
 def _spoken(value: Any) -> str:

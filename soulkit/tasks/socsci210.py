@@ -21,7 +21,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from soulkit.data.literals import read_literal
+from soulkit.data.literals import first_message, structure
 from soulkit.data.scales import read_scale
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
@@ -185,7 +185,7 @@ class SocSci210(ChoiceTask):
 
 
 def _prompt_of(fields: Mapping[str, Any]) -> str:
-    text = fields.get("prompt_text") or _first_message(fields.get("conversations"))
+    text = fields.get("prompt_text") or first_message(fields.get("conversations"))
     if text:
         return str(text)
     asked = fields.get("outcome_question")
@@ -199,29 +199,11 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
     return "\n\n".join(str(part) for part in parts if part)
 
 
-def _first_message(value: Any) -> str | None:
-    """The text of `conversations[0].messages[0]`, from the structure or the literal of it."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = read_literal(value)
-        except ValueError:
-            return None
-    try:
-        text = value[0]["messages"][0]["content"]
-    except (TypeError, KeyError, IndexError):
-        return None
-    return text if isinstance(text, str) else None
-
-
 def _profile(value: Any) -> str:
     """A respondent as text: `key: value; ...` from a mapping or the literal of one."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = read_literal(value)
-        except ValueError:
-            return str(value)
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {v}" for key, v in value.items() if v not in (None, ""))
+    traits = structure(value)
+    if isinstance(traits, Mapping):
+        return "; ".join(f"{key}: {v}" for key, v in traits.items() if v not in (None, ""))
     return "" if value is None else str(value)
 
 

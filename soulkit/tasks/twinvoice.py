@@ -17,6 +17,7 @@ from typing import Any
 
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
+from soulkit.tasks.budgets import keep_latest, words
 from soulkit.tasks.lettered import (
     LETTERS,
     LetteredTask,
@@ -88,9 +89,10 @@ class TwinVoice(LetteredTask):
         name = "conversation_history"
         entries = tuple(view.get(name) or ())
         most = int(self.spec.options.get("history_entries", len(entries)))
-        shown = _latest(entries, self.spec.columns[name].max_words, most)
-        if len(shown) < len(entries):
-            cuts[name] = sum(len(e.split()) for e in entries[: len(entries) - len(shown)])
+        old = max(len(entries) - most, 0)
+        shown, cut = keep_latest(entries[old:], self.spec.columns[name].max_words)
+        if cut := cut + words(entries[:old]):
+            cuts[name] = cut
         return ({**fitted, name: shown} if name in view else fitted), cuts
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
@@ -150,18 +152,6 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) else None
-
-
-def _latest(entries: Sequence[str], words: int | None, most: int) -> tuple[str, ...]:
-    """The last entries, at most `most` of them and at most `words` words; the last one always."""
-    kept: list[str] = []
-    total = 0
-    for entry in reversed(entries[len(entries) - min(most, len(entries)) :]):
-        total += len(entry.split())
-        if kept and words is not None and total > words:
-            break
-        kept.append(entry)
-    return tuple(reversed(kept))
 
 
 # -- voice ---------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from soulkit.data.literals import read_literal
 from soulkit.errors import DataError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.verdict import plain
@@ -64,10 +63,6 @@ class WorkedTask(LetteredTask):
         letter, text = self.gold_letter(example), self.gold_text(example)
         return {**view, "gold_letter": letter, "gold_text": text}
 
-    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        view, _ = self.within_budget(super().coach_view(example, episode, score))
-        return view
-
 
 # -- what rows say about their gold --------------------------------------------------------------
 
@@ -102,19 +97,6 @@ def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
     named = {key for key, text in options.items() if rest and plain(text) == rest}
     contradicts = bool(named) and letter not in named
     return "" if contradicts or (options and letter not in options) else letter
-
-
-def structure(value: Any) -> Any:
-    """`value`, or what its text spells as JSON or a literal; the text itself when it spells none.
-
-    Literals are read, never evaluated.
-    """
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return read_literal(value)
-        except ValueError:
-            return value  # a text that merely begins with a bracket
-    return value
 
 
 def bad_gold(gold: str, wanted: str) -> DataError:

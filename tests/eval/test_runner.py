@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,6 +133,39 @@ def test_the_clock_adds_up_over_starts(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(RunError):
         keeping.Clock(tmp_path / "c.json")
+
+
+def test_the_keeper_writes_in_groups_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(data={"*": "synth:40"})
+    work = load_work(settings)
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+    groups: list[int] = []
+    real = keeping.RecordWriter.write
+
+    def slow(writer: keeping.RecordWriter, *records: Record) -> None:
+        time.sleep(0.02)
+        groups.append(len(records))
+        real(writer, *records)
+
+    monkeypatch.setattr(keeping.RecordWriter, "write", slow)
+    play(run, work, settings)
+    assert sum(groups) == 40 > len(groups)
+    assert len({r.key for r in load(run)}) == 40
+
+
+def test_a_disk_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config()
+    run = Run.open(tmp_path / "r", settings.command, settings.identity())
+
+    def full(writer: keeping.RecordWriter, *records: Record) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(keeping.RecordWriter, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        play(run, load_work(settings), settings)
+    assert not run.summary_path.exists()
 
 
 def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:

@@ -236,6 +236,20 @@ def test_only_so_many_items_are_shown_and_blank_ones_are_not_replaced() -> None:
     assert "post 0" not in shown(icl_pairs=pairs, n_icl=0)
 
 
+def test_an_item_that_is_the_very_question_is_not_shown() -> None:
+    own = [
+        {"prompt": ROW["raw_prompt"], "chosen": ROW["chosen"], "rejected": "Sing."},
+        {"prompt": f" {ROW['raw_prompt']}", "chosen": "Sing.", "rejected": ROW["rejected"]},
+    ]
+    said = [{"prompt": ROW["raw_prompt"], "comment": ROW["chosen"]},
+            {"prompt": ROW["raw_prompt"], "comment": "Bikes!"}]  # fmt: skip
+    row = {**ROW, "icl_pairs": [*own, PAIR], "n_icl": 3, "ugc": said}
+    fields = task_of("alignx_pair").example(row).fields
+    assert fields["icl_pairs"] == (PAIR,) and fields["ugc"] == (said[1],)
+    published = task_of("alignx_pair", "reference").example(row).fields
+    assert len(published["icl_pairs"]) == 3 and len(published["ugc"]) == 2
+
+
 @pytest.mark.parametrize("bad", ["a text", [1, 2], {"prompt": "x"}, ["x"]])
 def test_evidence_that_is_no_list_of_objects_is_a_bad_row(bad: Any) -> None:
     with pytest.raises(DataError, match="no list of objects"):

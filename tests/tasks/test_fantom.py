@@ -100,6 +100,9 @@ def test_the_type_says_the_form(form: str) -> None:
         ("yes_no", "not sure", 0, "malformed"),
         ("yes_no", "yes and no", 0, "malformed"),
         ("yes_no", "maybe no", 0, "malformed"),
+        ("yes_no", "That is not true", 0, "malformed"),
+        ("yes_no", "That isn't false.", 0, "malformed"),
+        ("yes_no", "She could not hear it, so no.", 1, "salvaged"),
         ("yes_no", "none", 0, "malformed"),
         ("yes_no", "She knows no one", 0, "malformed"),
         ("fact", "Ben cooked paella", 1, "ok"),
@@ -136,6 +139,18 @@ def test_where_nobody_knows() -> None:
     assert score("names", "No one.", **one).value == 1
     assert score("names", "Ada", **one).value == 0
     assert score("names", "everybody", **one).value == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [(["Ben"], ["Ben"]), (["Ben"], 3), (["Ben"], None), ([], []), ([], ["Ada"]), ("['Ben']", "[]")],
+)
+def test_wrong_lists_of_names_are_wrong(gold: Any, wrong: Any) -> None:
+    one = example("names", correct_answer=gold, wrong_answer=wrong)
+    task = task_of("fantom")
+    assert score_text(task, one, task.gold_completion(one)).value == 1
+    worse = score_text(task, one, task.wrong_completion(one))
+    assert (worse.value, worse.status) == (0, "ok")
 
 
 @pytest.mark.parametrize(
@@ -249,6 +264,15 @@ def test_sets_with_gaps() -> None:
     alone = task.summarise([r for r in everything if r.cluster in others])
     assert found == alone, "the sets of a conversation with a gap are not counted"
     assert task.summarise([]) == {} and task.summarise(everything[:1]) == {}
+
+
+def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    bare = [{**row, "wrong_answer": ""} for row in rows
+            if form_of(row["question_type"]) == "belief"]  # fmt: skip
+    others = [row for row in rows if form_of(row["question_type"]) != "belief"]
+    found = task.summarise(records({}, [*others, *bare]))
+    assert found["set_all"] == 1 and "set_all_star" not in found
 
 
 def test_golds_of_the_whole_conversation_stay_out_of_sets() -> None:

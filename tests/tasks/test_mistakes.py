@@ -94,6 +94,7 @@ def test_the_names_of_columns_and_options_that_are_absent() -> None:
         ({"TargetOption": "2/5"}, "names none"),
         ({"AnswerAText": " "}, "names none"),
         ({"CorrectAnswer": "a"}, "target and right answer at once"),
+        ({"CorrectAnswer": "A)"}, "target and right answer at once"),
     ],
 )
 def test_rows_without_a_wrong_target_are_bad(changes: dict[str, Any], why: str) -> None:

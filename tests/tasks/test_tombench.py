@@ -48,6 +48,8 @@ def test_what_a_gap_left_behind_is_no_option() -> None:
     assert score_text(task, example, "<answer>b</answer>").value == 1
     padded = {**ROW, "options_dict": {"A": "x", "B": "y", "C": "nan", "D": " "}}
     assert list(task.example(padded).fields["options"]) == ["A", "B"]
+    named = {**ROW, "options_dict": {"A": "Nan", "B": "Ada", "C": "NaN"}}
+    assert task.example(named).fields["options"] == {"A": "Nan", "B": "Ada"}
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,9 @@ def test_of_a_long_history_the_latest_entries_are_shown_and_the_cut_is_noted() -
     text = task.preview(many)[0].text
     assert "- entry-10 is" in text and "entry-9 is" not in text and "- entry-39 is" in text
     assert draft_of(task, many, "B").notes["cut_words"] == {"conversation_history": 30}
+    endless = task.example({**ROW, "conversation_history": ["old", "word " * 3100]})
+    assert len(task.preview(endless)[0].text.split()) < 3200
+    assert draft_of(task, endless, "B").notes["cut_words"] == {"conversation_history": 101}
     long = task.example({**ROW, "history": [f"{i} " + "w " * 1000 for i in range(5)]})
     assert sum(f"- {i} w" in task.preview(long)[0].text for i in range(5)) == 2
     huge = task.example({**ROW, "history": ["w " * 5000]})
