@@ -5,7 +5,7 @@ Later lines with the same key replace earlier ones: an unscored episode that was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,3 +77,8 @@ def _unreadable(path: Path, number: int, error: ValidationError) -> DataError:
         "The file was edited, damaged, or written by another version of soulkit.",
         "Restore the file, or remove that line and run the same command again to replay it.",
     )
+
+
+def drafts(records: Sequence[Record]) -> list[Record]:
+    """The records that a headline is made of: the drafts, or all where there is none."""
+    return [r for r in records if r.kind == "draft"] or list(records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from soulkit.data.check import Checked
     from soulkit.data.files import BadRow
     from soulkit.data.hub import Pulled, Split
+    from soulkit.data.importers import Imported
     from soulkit.tasks.registry import Registry
     from soulkit.types import Example, Segment
 
@@ -123,18 +124,9 @@ def import_(
 
     The exit code is 2 when some records are malformed; the others are written.
     """
-    from soulkit.data.files import refuse_same, write_rows
     from soulkit.data.importers import import_rows
 
-    target = output or Path(f"{task}_{path.stem}.jsonl")
-    refuse_same(path, target)
-    found = import_rows(task, path, half)
-    if not found.rows:
-        _say_bad(found.bad)
-    written = write_rows(target, found.rows, data_source=task)
-    _say_written(task, target, written, found.bad, found.notes, as_json)
-    if found.bad:
-        raise typer.Exit(2)
+    _write_original(task, path, output, lambda: import_rows(task, path, half), as_json)
 
 
 @app.command()
@@ -153,18 +145,9 @@ def build(
 
     The exit code is 2 when some records are malformed; the others are written.
     """
-    from soulkit.data.files import refuse_same, write_rows
     from soulkit.data.importers import build_rows
 
-    target = output or Path(f"{task}_{path.stem}.jsonl")
-    refuse_same(path, target)
-    found = build_rows(task, path, names)
-    if not found.rows:
-        _say_bad(found.bad)
-    written = write_rows(target, found.rows, data_source=task)
-    _say_written(task, target, written, found.bad, found.notes, as_json)
-    if found.bad:
-        raise typer.Exit(2)
+    _write_original(task, path, output, lambda: build_rows(task, path, names), as_json)
 
 
 @app.command()
@@ -279,6 +262,23 @@ def _registry(files: Sequence[Path] | None) -> Registry:
 
 
 # -- printing ------------------------------------------------------------------------------------
+
+
+def _write_original(
+    task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
+) -> None:
+    """Write what `read` makes of original files beside what it left out; exit 2 for the latter."""
+    from soulkit.data.files import refuse_same, write_rows
+
+    target = output or Path(f"{task}_{path.stem}.jsonl")
+    refuse_same(path, target)
+    found = read()
+    if not found.rows:
+        _say_bad(found.bad)
+    written = write_rows(target, found.rows, data_source=task)
+    _say_written(task, target, written, found.bad, found.notes, as_json)
+    if found.bad:
+        raise typer.Exit(2)
 
 
 def _say_written(

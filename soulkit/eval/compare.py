@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError, RunError, did_you_mean
-from soulkit.eval.summary import by_task, cluster_of, headline, metric_values
+from soulkit.eval.summary import by_task, cluster_of, metric_values
 from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
-from soulkit.records import load_records
+from soulkit.records import drafts, load_records
 from soulkit.types import Record
 
 Key = tuple[int, str, int]
@@ -79,7 +79,7 @@ def compare_runs(
     shared = sorted(runs_a.keys() & runs_b.keys())
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
-    pairs = {task: (headline(runs_a[task]), headline(runs_b[task])) for task in shared}
+    pairs = {task: (drafts(runs_a[task]), drafts(runs_b[task])) for task in shared}
     mixed = tuple(line for task, (x, y) in pairs.items() for line in _mixed(task, x, y))
     if mixed and not allow_mixed:
         raise _refused(mixed)

@@ -20,6 +20,7 @@ from typing import Any
 
 from soulkit.errors import DataError
 from soulkit.metrics.statistics import Interval, bounds, estimate
+from soulkit.records import drafts
 from soulkit.types import Record
 
 UNDEFINED = "undefined"
@@ -60,7 +61,7 @@ def summarise(
     groups = by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, metrics in (extra or {}).items():
-        counted = headline(groups.get(name, []))
+        counted = drafts(groups.get(name, []))
         cells = tasks.setdefault(name, {})
         cells.update({metric: _given(value, counted) for metric, value in metrics.items()})
     return {
@@ -83,11 +84,6 @@ def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
-
-
-def headline(records: Sequence[Record]) -> list[Record]:
-    """The records a task's headline is made of: its drafts, or all when it has none."""
-    return [r for r in records if r.kind == "draft"] or list(records)
 
 
 def cluster_of(record: Record) -> str:
@@ -113,7 +109,7 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
-    main = headline(records)
+    main = drafts(records)
     cells = {"value": _cell(metric_values(main, "value"), scale.get(name))}
     for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
         cells[metric] = _cell(metric_values(main, metric), scale.get(f"{name}/{metric}"))
@@ -176,4 +172,4 @@ def _given(value: float | None, records: Sequence[Record]) -> Cell:
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:
-    return dict(sorted(Counter(r.score.status for r in headline(records)).items()))
+    return dict(sorted(Counter(r.score.status for r in drafts(records)).items()))

@@ -80,7 +80,7 @@ class LocalModel:
         """Wraps a loaded model and its tokenizer. ModelLoadError without a chat template."""
         self.model, self.tokenizer = model, tokenizer
         self.name, self.policy_version, self.batch_size = name, policy_version, batch_size
-        self.context_limit = _context_limit(model, max_context)
+        self.context_limit = context_limit(model, max_context)
         self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
         self.splice: SpliceReport = splice_report(self.renderer())
         self.end_ids = _end_ids(model, tokenizer, self.renderer())
@@ -418,7 +418,7 @@ def _pad_id(tokenizer: Any, end_ids: frozenset[int]) -> int:
     return min(end_ids, default=0)
 
 
-def _context_limit(model: Any, asked: int | None) -> int | None:
+def context_limit(model: Any, asked: int | None) -> int | None:
     config = model.config.get_text_config()
     known = [n for n in (asked, getattr(config, "max_position_embeddings", None)) if n]
     return min(known) if known else None

@@ -17,9 +17,9 @@ from typing import Any
 
 from soulkit.data.literals import literal_list
 from soulkit.errors import DataError
+from soulkit.records import drafts
 from soulkit.tasks.lettered import (
     LetteredTask,
-    drafts,
     gold_error,
     opening,
     read_options,

@@ -19,6 +19,7 @@ from soulkit.data.literals import read_literal
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView, check
 from soulkit.judge.verdict import spoken, tagged_letter
+from soulkit.records import drafts
 from soulkit.tasks.base import READABLE, ChoiceTask
 from soulkit.types import Episode, Example, Feedback, Record, Score
 
@@ -162,11 +163,6 @@ def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNRE
 
 
 # -- batches -------------------------------------------------------------------------------------
-
-
-def drafts(records: Sequence[Record]) -> list[Record]:
-    """The drafts among records, all of them where there is no draft."""
-    return [r for r in records if r.kind == "draft"] or list(records)
 
 
 def macro(records: Sequence[Record], tag: str) -> float | None:

@@ -15,7 +15,7 @@ from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
 from soulkit.models.journal import Journal
 from soulkit.models.ledger import Ledger
-from soulkit.models.local import LocalModel
+from soulkit.models.local import LocalModel, context_limit
 from soulkit.models.tiny import build_tiny
 from soulkit.records import load_records
 from soulkit.runs import Run, is_run, read_jsonl
@@ -75,7 +75,7 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
 
     The average is there before the loop resumes, which puts the kept one in its place.
     """
-    limit = policy.sampler(1).context_limit
+    limit = context_limit(policy.model, None)
     if config.method == "sft":
         check_lessons(policy, limit, material.pool)
         return None
