@@ -183,7 +183,7 @@ async def step(model: Clocked, url: str, jobs: list[Job]) -> tuple[float, float,
     """Seconds of the step, seconds the sampler worked, its batches, and the records."""
     slow = Player(Endpoint(model="slow", base_url=url, concurrency=256), Sampling(max_tokens=64))
     actor = Player(model, Sampling(max_tokens=TOKENS, seed=1))
-    cast = Cast(actor=actor, judge=slow, coach=slow)
+    cast = Cast(actor=actor, judges=(slow,), coach=slow)
     model.busy, model.count = 0.0, 0
     start = time.perf_counter()
     records = await Engine(cast, feedback=FeedbackPolicy()).run(jobs, lambda record: None)

@@ -4,7 +4,7 @@
 
 `Settings` is the base of every command's configuration. An unknown key is an error with the
 nearest known one, never a silent no-op; all problems are reported at once, each with its origin.
-Nested settings merge key by key; in the environment `SOULKIT_JUDGE__MODEL` means `judge.model`.
+Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means `lora.r`.
 Other SOULKIT_ variables belong to other commands and are left alone, unless they are one slip of
 the pen away from a setting of this one. Importing this module never imports torch.
 """
@@ -63,6 +63,14 @@ class Settings(BaseModel):
             return cls.model_validate(merged)
         except ValidationError as error:
             raise _config_error(error, layers) from error
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every setting that has a default, with it, in plain JSON types."""
+        optional = {n: f for n, f in cls.model_fields.items() if not f.is_required()}
+        found = cls.model_construct(**{n: f.get_default(call_default_factory=True)
+                                       for n, f in optional.items()})  # fmt: skip
+        return found.model_dump(mode="json", include=set(optional))
 
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, in plain JSON types: what a run folder stores."""
@@ -126,6 +134,7 @@ def _from_environment(cls: type[BaseModel], env: Mapping[str, str]) -> dict[str,
         if not variable.startswith(PREFIX) or variable[len(PREFIX) :] in RESERVED or not text:
             continue
         if variable not in known:
+            _refuse_part(variable, known)
             _refuse_slip(variable, known)
             continue
         path, kind = known[variable]
@@ -170,6 +179,16 @@ def _read_variable(variable: str, text: str, kind: Any) -> Any:
     if origins & {list, tuple, set, frozenset} and str not in origins:
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def _refuse_part(variable: str, known: Mapping[str, Any]) -> None:
+    whole, _, part = variable.partition("__")
+    if part and whole in known:
+        raise ConfigError(
+            f"The environment variable {variable} is a part of no setting.",
+            f"It would be ignored: {whole} has no part of that name, or is a list.",
+            f"Give the whole, such as {whole}='[{{...}}]', or unset it: unset {variable}",
+        )
 
 
 def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:

@@ -56,8 +56,10 @@ _SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "auth
 _SECRET_VALUE = re.compile(
     r"^(?:Bearer\s+\S+|(?:sk|rk|pk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,})$"
 )
-_CREDENTIAL_URL = re.compile(r"^[a-z][\w+.-]*://[^/\s@]*:[^/\s@]+@", re.IGNORECASE)
+_CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]*://[^/\s@]+@", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"^[A-Za-z_]\w*$", re.ASCII)
+_RANDOM_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
+"""No variable is called so, but many a key is: `gsk_4f09aB17cD22eF93`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +97,25 @@ class Run:
 
     @classmethod
     def open(
-        cls, path: Path, command: str, config: Mapping[str, Any], *, fresh_ok: bool = True
+        cls,
+        path: Path,
+        command: str,
+        config: Mapping[str, Any],
+        *,
+        fresh_ok: bool = True,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Run:
         """Create the run folder `path`, or resume it when `command` and `config` are the same.
 
         RunError: the folder is another command's, another configuration's, no run at all, or new
-        although `fresh_ok` is False. ConfigError: `config` holds a secret.
+        although `fresh_ok` is False. ConfigError: `config` holds a secret. A setting that the
+        folder does not name counts as what `defaults` says: it is newer than the run.
         """
         path, plain = Path(path), plain_config(config)
         refuse_secrets(plain)
         resumed = is_run(path)
         if resumed:
-            _same_run(path, command, plain)
+            _same_run(path, command, plain, plain_config(defaults or {}))
         else:
             _may_start(path, fresh_ok)
             path.mkdir(parents=True, exist_ok=True)
@@ -200,13 +209,19 @@ def refuse_secrets(config: Mapping[str, Any]) -> None:
             )
 
 
+def is_secret(value: str) -> bool:
+    """Whether a text can be known for a key, or for an address with a user or password in it."""
+    return bool(_SECRET_VALUE.match(value) or _CREDENTIAL_URL.search(value))
+
+
 def _looks_secret(where: str, value: str) -> bool:
-    if _SECRET_VALUE.match(value) or _CREDENTIAL_URL.match(value):
+    if is_secret(value):
         return True
     name = re.sub(r"\[\d+\]", "", where).rsplit(".", 1)[-1].lower()
     words = name.replace("-", "_").split("_")
     if words[-1] == "env":
-        return not _VARIABLE_NAME.match(value) and bool(_SECRET_WORDS & set(words))
+        name_like = _VARIABLE_NAME.match(value) and not _RANDOM_WORD.search(value)
+        return not name_like and bool(_SECRET_WORDS & set(words))
     # The last word says what it is: `client_secret` is one, the task `secret_keeper` is none.
     return words[-1] in _SECRET_WORDS
 
@@ -234,7 +249,16 @@ def _yaml_text(config: Mapping[str, Any]) -> str:
 # --- whose folder is it? --------------------------------------------------------------------------
 
 
-def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
+def same_settings(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> bool:
+    """Whether two configurations say the same; what one does not name counts as its default."""
+    return _flat(_completed(old, defaults)) == _flat(_completed(new, defaults))
+
+
+def _same_run(
+    path: Path, command: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     before = str(read_environment(path).get("command", ""))
     if before != command:
         raise RunError(
@@ -242,7 +266,8 @@ def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
             "Two commands in one folder would mix their episodes and numbers.",
             "Give another folder with --out.",
         )
-    old, new = _flat(read_config(path)), _flat(config)
+    old = _flat(_completed(read_config(path), defaults))
+    new = _flat(_completed(config, defaults))
     keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
     if keys:
         changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys]
@@ -251,6 +276,20 @@ def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
             "What is already in the folder was made with the old values and cannot be mixed.",
             "Set them back to resume, or give another folder with --out.",
         )
+
+
+def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any:
+    """`config` with defaults for settings that the version which wrote it did not know.
+
+    The default `judge.kind` is that of every judge that is named, and of none that is not.
+    """
+    if isinstance(config, list):
+        return [_completed(one, defaults, where) for one in config]
+    if not isinstance(config, Mapping):
+        return config
+    here = {k.removeprefix(where): v for k, v in defaults.items() if k.startswith(where)}
+    filled = {**{k: v for k, v in here.items() if "." not in k}, **config}
+    return {k: _completed(v, defaults, f"{where}{k}.") for k, v in filled.items()}
 
 
 _UNSET = object()

@@ -2,12 +2,14 @@
 
 What a model writes may hold terminal escape sequences, carriage returns that overwrite a line, or
 bidirectional overrides that reorder it. Everything that reaches a terminal or a report goes through
-`sanitise` first. Scores and records keep the original text: only the showing is cleaned.
+`sanitise` first. Scores and records keep the original text: only the showing is cleaned. What a
+user gave as an address is read here as well, for all who send requests.
 """
 
 from __future__ import annotations
 
 import re
+from urllib.parse import SplitResult, urlsplit
 
 # Whole escape sequences go first: removing only their ESC would leave "[31m" behind.
 _ESCAPES = re.compile(
@@ -29,6 +31,16 @@ def sanitise(text: str) -> str:
     Carriage returns of Windows line ends vanish with the other controls, their newlines stay.
     """
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def web_address(text: str) -> SplitResult | None:
+    """The parts of an http or https address; None when no request could be sent to it."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if usable else None
 
 
 def one_line(text: str, limit: int = 0) -> str:

@@ -59,6 +59,17 @@ class Segment:
     token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The shape that a reply is asked to have: a JSON Schema as canonical JSON text, and its name.
+
+    A server that cannot hold a model to it is asked without; whoever reads the reply checks it.
+    """
+
+    name: str
+    schema: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to sample one completion. Servers may refuse some of it; what is dropped is recorded."""
@@ -70,6 +81,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     thinking: bool | None = None
     reasoning_effort: str | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,7 @@ class Call:
     kind: Kind = "draft"
     turn: int = 0
     sample: int = 0
+    """Repetition of one question: the judge samples of an episode, the reads of a blind reader."""
     step: int = 0
     """The training step (0 in evaluation): the same example drafted at two steps is two calls."""
 
@@ -170,6 +183,8 @@ class Episode:
     task: str
     kind: Kind = "draft"
     rollout: int = 0
+    step: int = 0
+    """The training step, 0 in evaluation: whoever judges the episode keys its calls with it."""
     traces: tuple[Trace, ...] = ()
     """One trace per acted seat (the seats of role `actor`), none for the others."""
     transcript: tuple[Line, ...] = ()
@@ -184,6 +199,21 @@ class Episode:
         """The last completion of the first acted seat."""
         turns = self.traces[0].turns if self.traces else ()
         return turns[-1].completion if turns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one judge said, once: its reply as it was read, never a number in its place."""
+
+    judge: str
+    """The judge's name, with a digit where two judges are called alike."""
+    purpose: str
+    """Which question it answered: `score`, `audit`, `detector` …"""
+    sample: int = 0
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the verdict; empty when it could not be read."""
+    problem: str = ""
+    """Why it could not be read, empty when it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +235,8 @@ class Score:
     protocol: Protocol = "paper"
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Template name → hash, for every template used."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What every judge said, the unreadable ones included; the raw replies are in the ledger."""
 
     @property
     def scored(self) -> bool:
@@ -233,7 +265,8 @@ class Feedback:
     kind: Literal["coach", "worked_example"] = "coach"
     dimensions: tuple[str, ...] = ()
     leak: str = ""
-    """Empty, or how it gives the answer away (`gold_text`, `gold_letter`, `answerable`)."""
+    """Empty, or how it gives something away: `gold_text`, `gold_letter`, `answerable`,
+    `private_text`, `rubric_words`, `gold_reference`."""
     blind: float | None = None
     """How often a reader who sees question, options and this text, but not the story, picks the
     gold."""

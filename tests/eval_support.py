@@ -113,3 +113,14 @@ def visitor() -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def keeper(body: Body) -> str:
+    """Tells each public fact when asked, and keeps the secret."""
+    brief, asked = body["messages"][0]["content"], said(body)
+    public = brief.partition("What nobody may know")[0]
+    for line in public.splitlines():
+        words = line.split()
+        if line.startswith("- your ") and f"your {words[2]}?" in asked:
+            return f"My {words[2]} is the {words[-1]}."
+    return "That I keep to myself."

@@ -30,6 +30,14 @@ REPAIRED = {
 """Quirk → what `paper` does instead."""
 
 
+THINKING = dict.fromkeys(
+    ("nested-think-tail-kept", "stray-think-close-kept", "think-tag-case-sensitive",
+     "unclosed-think-kept"),
+    "all thinking is removed",
+)  # fmt: skip
+"""Four of them in one, for tasks that name what they repair themselves."""
+
+
 def released(row: Mapping[str, Any]) -> dict[str, Any]:
     """The flat row of a released one, whose `extra_info` is `row`."""
     return flatten({"prompt": [{"role": "user", "content": "x"}], "extra_info": dict(row)})
@@ -43,6 +51,14 @@ def found(name: str, protocol: str, vector: Vector) -> dict[str, Any]:
     gold = task.gold_letter(example)
     return {"predicted": score.words or None, "reward": score.reward, "status": score.status,
             "correct_letter": gold}  # fmt: skip
+
+
+def logged(name: str, vector: Vector, score: Score) -> dict[str, Any]:
+    """The metrics of a reply under the reference's names, one of them an older name for another."""
+    words = len((vector.input["output_text"] or "").split())
+    older = "all/score_v1" if "all/score_v1" in vector.expected["metrics"] else "all/score"
+    return {f"{name}/reward": score.reward, f"{name}/response_length": words,
+            "all/score": score.value, older: score.value}  # fmt: skip
 
 
 def assert_reference(actual: Mapping[str, Any], vector: Vector, task: str) -> None:

@@ -17,7 +17,9 @@ from soulkit.tasks.registry import load_registry
 from soulkit.types import Completion, Episode, Example, Line, Sampling, Score, Trace, Turn
 from tests.servers import openai_server as scripted
 
-TASKS = tuple(load_registry().specs)
+EVERY = tuple(load_registry().specs)
+TASKS = tuple(name for name in EVERY if not load_registry().spec(name).rows_only)
+"""Tasks that can be played."""
 CHOICES = ("hitom", "paratomi", "tomi")
 
 

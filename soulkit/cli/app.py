@@ -33,8 +33,12 @@ COMMANDS = {
     "data": "Make, download, import, check, show and audit rows.",
     "eval": "Score a model: a local checkpoint or any API endpoint.",
     "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
+    "plan": "Print the calls, tokens, cost, memory and time of a command.",
     "report": "Show what runs recorded: tables, figures, one HTML page.",
+    "rescore": "Score recorded episodes again, without asking any model.",
+    "ledger": "Look at paid replies: totals, single calls, damage.",
     "compare": "Compare two runs, paired example by example.",
+    "judge": "Check how far a judge can be trusted.",
     "serve": "Serve a scripted conversation partner over HTTP.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
@@ -90,7 +94,7 @@ def load(name: str) -> Any:
         group.help = group.help or COMMANDS[name]
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(module.command)
+    single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     command = typer.main.get_command(single)
     command.help = command.help or COMMANDS[name]
     return command
@@ -131,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `soul` with `argv` (default: this process's) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_debug(arguments)
+    _open_streams()
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -139,6 +144,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exception(error)
         return _explain(error)
+
+
+def _open_streams() -> None:
+    """A command whose output is closed (`>&-`) prints to nowhere; without a stream it dies."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def take_debug(arguments: list[str]) -> bool:
@@ -159,9 +172,7 @@ def _dispatch(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a C locale must not end a run
     try:
-        typer.main.get_group(app).main(
-            args=arguments, prog_name="soul", complete_var=COMPLETE_VARIABLE
-        )
+        run_words(arguments)
         code: Any = 0
     except SystemExit as end:
         code = end.code
@@ -169,6 +180,13 @@ def _dispatch(arguments: list[str]) -> int:
     if code == 130:  # Typer turns Ctrl-C into a silent 130
         return _interrupted()
     return code if isinstance(code, int) else int(code is not None)
+
+
+def run_words(words: Sequence[str]) -> None:
+    """Run the command that `words` spell; ends in SystemExit, or in the error of the command."""
+    typer.main.get_group(app).main(
+        args=list(words), prog_name="soul", complete_var=COMPLETE_VARIABLE
+    )
 
 
 def _flush() -> None:

@@ -58,7 +58,11 @@ def console(json: bool = False) -> Console:
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON document to stdout. ValueError for NaN and infinities."""
-    print(json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader that left, as in _Console
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def table(*heads: str, title: str | None = None) -> Table:

@@ -33,7 +33,9 @@ TaskName = Annotated[
     str | None,
     typer.Option("--task", help="The task of the rows, where they do not say so themselves."),
 ]
-RowFile = Annotated[Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.")]
+RowFile = Annotated[
+    Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
+]
 
 
 @app.command()
@@ -48,7 +50,8 @@ def synth(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Default: TASK_synth_N_sSEED.jsonl.")
+        Path | None,
+        typer.Option("-o", "--output", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +62,7 @@ def synth(
 
     count = rows_wanted(task, n, stories)
     path = output or Path(f"{task}_synth_{count}_s{seed}.jsonl")
-    written = write_rows(path, make(task, count, seed), data_source=task)
+    written = write_rows(path, make(task, count, seed), data_source=task, replace=False)
     _say_written(task, path, written, (), (), as_json)
 
 
@@ -79,7 +82,8 @@ def pull(
         str | None, typer.Option("--revision", help="Commit, branch or tag; else as before.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Default: SOULKIT_DATA, or the folder data.")
+        Path | None,
+        typer.Option("--out", help="Default: SOULKIT_DATA, or the folder data.", readable=False),
     ] = None,
     tasks: TaskFiles = None,
     as_json: Json = False,
@@ -111,9 +115,10 @@ def pull(
 @app.command("import")
 def import_(
     task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
-    path: Annotated[Path, typer.Argument(help="A file of the original release.")],
+    path: Annotated[Path, typer.Argument(help="A file of the original release.", readable=False)],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.")
+        Path | None,
+        typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
     half: Annotated[
         str | None, typer.Option("--half", help="Hi-ToM only: cotp (default), vp or all.")
@@ -132,12 +137,18 @@ def import_(
 @app.command()
 def build(
     task: Annotated[str, typer.Argument(help="mistakes.")],
-    path: Annotated[Path, typer.Argument(help="train.csv of the Eedi competition.")],
+    path: Annotated[
+        Path, typer.Argument(help="train.csv of the Eedi competition.", readable=False)
+    ],
     names: Annotated[
-        Path | None, typer.Option("--names", help="Default: misconception_mapping.csv beside it.")
+        Path | None,
+        typer.Option(
+            "--names", help="Default: misconception_mapping.csv beside it.", readable=False
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.")
+        Path | None,
+        typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -195,7 +206,7 @@ def show(
 
     registry = _registry(tasks)
     raw = nth_row(path, row)
-    name = task or next(iter(by_task([raw], registry.by_source())[0]))
+    name = task if task is not None else next(iter(by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     example = live.example(raw.fields, source=raw.source)
     prompt = live.preview(example)
@@ -268,14 +279,15 @@ def _write_original(
     task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
 ) -> None:
     """Write what `read` makes of original files beside what it left out; exit 2 for the latter."""
-    from soulkit.data.files import refuse_same, write_rows
+    from soulkit.data.files import check_target, refuse_same, write_rows
 
     target = output or Path(f"{task}_{path.stem}.jsonl")
     refuse_same(path, target)
+    check_target(target)
     found = read()
     if not found.rows:
         _say_bad(found.bad)
-    written = write_rows(target, found.rows, data_source=task)
+    written = write_rows(target, found.rows, data_source=task, replace=False)
     _say_written(task, target, written, found.bad, found.notes, as_json)
     if found.bad:
         raise typer.Exit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +35,9 @@ def audit(
     path: Annotated[str, typer.Argument(help="Rows, an original file, or synth:N.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write the rows to look at here (.jsonl)."),
+        typer.Option(
+            "-o", "--output", help="Write the rows to look at here (.jsonl).", readable=False
+        ),
     ] = None,
     tasks: TaskFiles = None,
     as_json: Json = False,
@@ -47,17 +48,19 @@ def audit(
     lengths; for stories also whether a belief tracker agrees with the published labels. With -o,
     the rows to look at are written; those that the tracker disputes with both answers.
     """
-    from soulkit.data.files import refuse_same
+    from soulkit.data.files import check_target, refuse_same
     from soulkit.data.loading import examples_from
     from soulkit.tasks.audit import audit_rows
     from soulkit.tasks.registry import load_registry
 
+    if output is not None:
+        refuse_same(Path(path), output)
+        check_target(output, (".jsonl",))
     live = load_registry(*(tasks or ())).task(task)
-    loaded = examples_from(live, path)
+    loaded = examples_from(live, path, forms=False)
     rows = audit_rows(live, loaded)
     report = _tracked(task, path, loaded.examples) if task in STORIES else None
     if output is not None:
-        refuse_same(Path(path), output)
         _write_findings(rows, report, output)
     if as_json:
         tracker = {} if report is None else asdict(report)
@@ -71,14 +74,21 @@ def audit(
 
 
 def contamination(
-    train: Annotated[Path, typer.Argument(help="Rows to train on.")],
-    evaluation: Annotated[Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL")],
+    train: Annotated[Path, typer.Argument(help="Rows to train on.", readable=False)],
+    evaluation: Annotated[
+        Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL", readable=False)
+    ],
     task: Annotated[
         str | None, typer.Option("--task", help="The task of rows that do not say so themselves.")
     ] = None,
     exclude: Annotated[
         Path | None,
-        typer.Option("--exclude", metavar="OUT", help="Write the training rows that are clean."),
+        typer.Option(
+            "--exclude",
+            metavar="OUT",
+            help="Write the training rows that are clean.",
+            readable=False,
+        ),
     ] = None,
     drop: Annotated[
         str, typer.Option("--drop", help="Kinds that --exclude leaves out: exact,near,persona")
@@ -95,11 +105,12 @@ def contamination(
     2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
     """
     from soulkit.data.contamination import clean_rows, compare, entity_kinds
-    from soulkit.data.files import refuse_same, write_rows
+    from soulkit.data.files import check_target, refuse_same, write_rows
     from soulkit.tasks.registry import load_registry
 
-    for path in (train, evaluation):
-        if exclude is not None:
+    if exclude is not None:
+        check_target(exclude)
+        for path in (train, evaluation):
             refuse_same(path, exclude)
     registry = load_registry(*(tasks or ()))
     ours, theirs = (_Side(registry, path, task) for path in (train, evaluation))
@@ -112,7 +123,9 @@ def contamination(
         _say_bad([*ours.bad, *theirs.bad])
     written = None
     if exclude is not None:
-        written = write_rows(exclude, [row.fields for row in kept], data_source=task or "")
+        written = write_rows(
+            exclude, [row.fields for row in kept], data_source=task or "", replace=False
+        )
     if as_json:
         print_json(_overlap_dict(train, evaluation, found, ours, theirs, written))
     elif exclude is not None:
@@ -155,12 +168,12 @@ def _has_halves(path: Path) -> bool:
 
 def _write_findings(rows: RowAudit, report: AuditReport | None, path: Path) -> None:
     from soulkit.data.audit import write_disputed
+    from soulkit.data.files import write_lines
 
     if report is not None:
-        write_disputed(report, path)
-        return
-    lines = [json.dumps(asdict(remark), ensure_ascii=False) + "\n" for remark in rows.remarks]
-    path.write_text("".join(lines), encoding="utf-8")
+        write_disputed(report, path, replace=False)
+    else:
+        write_lines(path, map(asdict, rows.remarks), replace=False)
 
 
 class _Side:

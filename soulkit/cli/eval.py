@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe
-from soulkit.cli.console import table as new_table
+from soulkit.cli.console import err, one_line, out, print_json, progress, safe
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig
-    from soulkit.play.plan import Plan
     from soulkit.runs import Run
 
 app = typer.Typer(
@@ -55,20 +53,33 @@ def _shared(
         Yes, typer.Option("--thinking/--no-thinking", help="Of hybrid models; else their default.")
     ] = None,
     partner: Annotated[
-        Text, typer.Option("--partner", metavar="MODEL", help="Plays the partner, over HTTP.")
+        Text, typer.Option("--partner", metavar="WHO", help="Plays the other side.")
     ] = None,
-    partner_base_url: Annotated[
-        Text,
-        typer.Option("--partner-base-url", metavar="URL", help="Where it is served, up to /v1."),
+    environment: Annotated[
+        Text, typer.Option("--environment", metavar="WHO", help="Plays the surroundings.")
     ] = None,
-    partner_api_key_env: Annotated[
-        Text, typer.Option("--partner-api-key-env", help="NAME of the variable with its key.")
+    judge: Annotated[
+        list[str] | None,
+        typer.Option("--judge", metavar="WHO", help="Scores; may be repeated for an ensemble."),
     ] = None,
-    partner_temperature: Annotated[
-        Number, typer.Option("--partner-temperature", help="0 is greedy.")
+    judge_samples: Annotated[
+        Whole, typer.Option("--judge-samples", help="Opinions of each judge.")
     ] = None,
-    partner_max_tokens: Annotated[
-        Whole, typer.Option("--partner-max-tokens", help="Limit of its replies.")
+    judge_combine: Annotated[
+        Text, typer.Option("--judge-combine", help="Several opinions: mean or vote.")
+    ] = None,
+    judge_order: Annotated[
+        Text, typer.Option("--judge-order", help="Of pairs: both or seeded.")
+    ] = None,
+    endpoints: Annotated[
+        Path | None,
+        typer.Option("--endpoints", metavar="FILE", help="Models by name: URLs, limits, prices."),
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", metavar="FILE", help="Your own price table.")
+    ] = None,
+    max_cost: Annotated[
+        Number, typer.Option("--max-cost", help="Stop after so many US dollars; resumable.")
     ] = None,
     concurrency: Annotated[Whole, typer.Option("--concurrency", help="Requests at once.")] = None,
     timeout: Annotated[Number, typer.Option("--timeout", help="Seconds for one attempt.")] = None,
@@ -162,12 +173,19 @@ def api(
     price_out: Annotated[
         Number, typer.Option("--price-out", help="US dollars per million reply tokens.")
     ] = None,
+    requests_per_minute: Annotated[
+        Number, typer.Option("--requests-per-minute", help="Of the model's server.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        Number, typer.Option("--tokens-per-minute", help="Of the model's server.")
+    ] = None,
     **shared: Any,
 ) -> None:
     """Score a model behind any OpenAI-compatible server."""
     own = {
         "model": model, "base_url": base_url, "api_key_env": api_key_env,
         "reasoning_effort": reasoning_effort, "price_in": price_in, "price_out": price_out,
+        "requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute,
     }  # fmt: skip
     _command("api", own, **shared)
 
@@ -190,7 +208,8 @@ def _command(
 
 def _flags(
     kind: str, *, task: str | None, tasks: Path | None, data: Sequence[str] | None,
-    timeout: float | None, backoff: float | None, partner: str | None, **same: Any,
+    timeout: float | None, backoff: float | None, endpoints: Path | None, prices: Path | None,
+    **same: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Option values under the names of their settings."""
     names = [name.strip() for name in (task or "").split(",") if name.strip()]
@@ -201,14 +220,10 @@ def _flags(
         "data": _rows(data, names),
         "timeout_s": timeout,
         "backoff_s": backoff,
-        **_partner(partner, same),
-        **{name: value for name, value in same.items() if not name.startswith("partner_")},
+        "endpoints": None if endpoints is None else str(endpoints),
+        "prices": None if prices is None else str(prices),
+        **same,
     }
-
-
-def _partner(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {k.removeprefix("partner_"): v for k, v in given.items() if k.startswith("partner_")}
-    return {f"partner.{name}": value for name, value in {"model": model, **parts}.items()}
 
 
 def _rows(given: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, str] | None:
@@ -238,13 +253,11 @@ def _rows(given: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, str] |
 
 
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
-    from soulkit.eval.runner import plan_of, prepare
+    from soulkit.cli.plan import show_plan
+    from soulkit.eval.planning import plan_of
+    from soulkit.eval.runner import prepare
 
-    found = plan_of(config, prepare(config, _say))
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        _print_plan(found)
+    show_plan(plan_of(config, prepare(config, _say)), as_json)
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
@@ -291,22 +304,3 @@ def _say_failures(run: Run, summary: Mapping[str, Any]) -> None:
     if summary["n_scored"] < summary["n"]:
         for reason, words in failures(load_records(run.episodes)).items():
             _say(f"{reason}: {one_line(words, 300)}")
-
-
-def _print_plan(found: Plan) -> None:
-    table = new_table(
-        "task", ">rows", ">episodes", "calls at most", ">prompt words", ">longest", ">cost"
-    )
-    for part in found.tasks:
-        calls = ", ".join(f"{count} {role}" for role, count in part.calls.items())
-        figures = (str(part.prompt_words), str(part.longest_prompt), _dollars(part.cost))
-        table.add_row(safe(part.task), str(part.examples), str(part.episodes), calls, *figures)
-    console().print(table)
-    console().print(
-        f"{found.episodes} episodes, {found.calls} calls at most, {found.prompt_words} words in "
-        f"first prompts, cost at most {_dollars(found.cost)}"
-    )
-
-
-def _dollars(cost: float | None) -> str:
-    return "unknown" if cost is None else f"${cost:,.4f}" if cost < 1 else f"${cost:,.2f}"

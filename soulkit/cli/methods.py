@@ -80,22 +80,20 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--group-size", int, "Drafts per prompt (G).", RL),
         Flag("--temperature", float, "Of the sampling, and of the loss.", RL),
         Flag("--max-tokens", int, "Response limit.", RL),
-        Flag("--partner", str, "Model that plays the partner.", RL, "partner.model"),
-        Flag("--partner-base-url", str, "Where it is served.", RL, "partner.base_url"),
-        Flag("--partner-api-key-env", str, "NAME of its key's variable.", RL,
-             "partner.api_key_env"),
+        Flag("--partner", str, "Plays the other side.", RL),
+        Flag("--environment", str, "Plays the surroundings.", RL),
+        Flag("--judge", list[str], "Scores; may be repeated.", RL),
+        Flag("--judge-samples", int, "Opinions of each judge.", RL),
+        Flag("--judge-combine", str, "Several opinions: mean or vote.", RL),
+        Flag("--endpoints", Path, "Models by name: URLs, limits, prices.", RL),
+        Flag("--prices", Path, "Your own price table.", RL),
+        Flag("--max-cost", float, "Stop after so many US dollars; resumable.", RL),
     ),
     "Feedback": (
-        Flag("--coach", str, "symbolic, terse, self or model.", TOLD | SFT),
+        Flag("--coach", str, "symbolic, terse, actor or another player.", TOLD | SFT),
         Flag("--feedback", float, "Share of prompts with feedback.", SFT, "sft_feedback"),
         Flag("--feedback-for", str, "all, imperfect or task.", TOLD),
-        Flag("--coach-model", str, "Model that writes feedback.", TOLD, "coach_model.model"),
-        Flag("--coach-base-url", str, "Where it is served.", TOLD, "coach_model.base_url"),
-        Flag("--coach-api-key-env", str, "NAME of its key's variable.", TOLD,
-             "coach_model.api_key_env"),
-        Flag("--blind-reader", str, "Model that checks for leaks.", TOLD, "blind_reader.model"),
-        Flag("--blind-reader-base-url", str, "Where it is served.", TOLD,
-             "blind_reader.base_url"),
+        Flag("--blind-reader", str, "Model that checks for leaks.", TOLD),
         Flag("--show-draft", bool, "Refined rollouts see their draft, too.", REFINED),
         Flag("--shuffle-feedback", bool, "Control: others' feedback.", TOLD),
     ),
@@ -136,14 +134,16 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--keep-last", int, "Newest checkpoints that stay."),
         Flag("--keep-best", int, "Best checkpoints by dev score that stay.", RL),
         Flag("--eval-every", int, "Steps between greedy dev scores.", RL),
+        Flag("--canary-every", int, "Steps between checks that no judge likes nonsense.", RL),
         Flag("--track", str, "tensorboard, wandb or trackio, beside metrics.jsonl."),
         Flag("--set", list[str], "Any other setting: NAME=VALUE."),
+        Flag("--dry-run", bool, "Print calls, tokens, cost, memory and time."),
         Flag("--json", bool, "Print one JSON document and nothing else on stdout."),
     ),
 }  # fmt: skip
 """Section of the help → its options, in reading order."""
 
-BY_HAND = frozenset({"task", "data", "lora_r", "out", "config", "set", "json"})
+BY_HAND = frozenset({"task", "data", "lora_r", "out", "config", "set", "json", "dry_run"})
 """Options whose value is no setting as it stands."""
 
 
@@ -155,7 +155,6 @@ def flags_for(methods: frozenset[str]) -> Iterator[tuple[str, Flag]]:
 
 def settings_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, as settings of `method`: those that other methods alone have are left out."""
-    _check_endpoints(given)
     found: dict[str, Any] = {
         "method": method,
         "tasks": ratios(given["task"]),
@@ -166,8 +165,6 @@ def settings_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if flag.name not in BY_HAND and value is not None:
             plain = str(value) if isinstance(value, Path) else value
             found[flag.setting or flag.name] = plain
-    if method != "sft" and "coach_model.model" in found:
-        found.setdefault("coach", "model")
     if given.get("lora_r") is not None:
         found |= {"lora.r": given["lora_r"], "lora.alpha": 2 * given["lora_r"]}
     return found | assignments(given.get("set"))
@@ -194,16 +191,3 @@ def assignments(options: list[str] | None) -> dict[str, Any]:
                 f"Write '{name.strip()}: null' into a YAML file and give it with --config.",
             )
     return found
-
-
-def _check_endpoints(given: Mapping[str, Any]) -> None:
-    for option, title in (("partner", "partner"), ("coach_model", "coach"),
-                          ("blind_reader", "blind reader")):  # fmt: skip
-        stem = option.removesuffix("_model")
-        address = given.get(f"{stem}_base_url") or given.get(f"{stem}_api_key_env")
-        if address and given.get(option) is None:
-            raise ConfigError(
-                f"An address was given for the {title}, but no model.",
-                "The server has to be told which model to use.",
-                f"Add --{option.replace('_', '-')} MODEL.",
-            )

@@ -13,7 +13,9 @@ from soulkit.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 TaskFiles = Annotated[
-    list[Path] | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
+    list[Path] | None,
+    # Not checked by the parser here or at other files: their readers say more, in three lines.
+    typer.Option("--tasks", metavar="FILE", help="Your own tasks file.", readable=False),
 ]
 
 

@@ -29,7 +29,7 @@ def partner(
     with _bound(host, port) as server:
         url = f"http://{host}:{server.server_address[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: --partner {MODEL} --partner-base-url {url}", soft_wrap=True)
+        err.print(f"use it with: --partner endpoint:{MODEL}@{url}", soft_wrap=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

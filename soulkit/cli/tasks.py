@@ -52,7 +52,8 @@ def show(
     spec = registry.spec(name)
     suites = [s for s, members in registry.suites.items() if name in members]
     if as_json:
-        print_json({"name": name, **spec.model_dump(mode="json"), "suites": suites})
+        facts = {**spec.model_dump(mode="json"), "rows_only": spec.rows_only, "suites": suites}
+        print_json({"name": name, **facts})
     else:
         _print_task(name, spec, suites)
 
@@ -68,11 +69,16 @@ def _registry(files: Sequence[Path] | None) -> Registry:
 
 def _summary(name: str, spec: TaskSpec) -> dict[str, Any]:
     kept = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
-    return {"name": name, **spec.model_dump(mode="json", include=set(kept))}
+    listed = spec.model_dump(mode="json", include=set(kept))
+    return {"name": name, **listed, "rows_only": spec.rows_only}
 
 
 def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
-    rows = [*(["synth"] if spec.synth else []), *(["import"] if spec.formats else [])]
+    rows = [
+        *(["synth"] if spec.synth else []),
+        *(["import"] if spec.formats else []),
+        *(["rows only"] if spec.rows_only else []),
+    ]
     return name, spec.axis, spec.metric.name, ", ".join(rows), spec.summary
 
 
@@ -93,6 +99,7 @@ def _facts(spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
     metric, coaches = spec.metric, spec.feedback.coaches
     kind = "each example 0 or 1" if metric.binary else "graded"
     return [
+        ("rows only", "they can be read and checked, not yet played" if spec.rows_only else ""),
         ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
         ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),
         ("groups", ", ".join(spec.tags)),

@@ -24,6 +24,8 @@ PROTOCOLS: tuple[Protocol, ...] = ("paper", "reference")
 MADE_ROWS = "synth:100"
 """What is checked where no rows are given and they can be made."""
 
+NOT_PLAYED = "-"
+
 SHOWN = 10
 """Findings of one kind printed for a task; --json has all."""
 
@@ -109,8 +111,10 @@ def _named_rows(
         name, equals, where = text.partition("=")
         if equals and (name in registry.specs or not Path(text).exists()):
             _refuse_stray(name, chosen, registry)
+            _refuse_second(name, rows.get(name), where)
             rows[name] = where
         elif chosen:
+            _refuse_second("every task", for_all, text)
             for_all = text
         else:
             raise ConfigError(
@@ -119,6 +123,17 @@ def _named_rows(
                 f"Write soul tasks check TASK --data {text}",
             )
     return rows, for_all
+
+
+def _refuse_second(owner: str, first: str | None, second: str) -> None:
+    if first is not None or not second:
+        raise ConfigError(
+            f"--data names {'a second file' if second else 'no file'} for {owner}.",
+            f"Rows are read from one place, and '{first}' was given before."
+            if first is not None
+            else "An empty name is often a shell variable that is not set.",
+            "Give one --data for a task.",
+        )
 
 
 def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
@@ -155,9 +170,14 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
     for check in found:
         lists = (check.gold_fails, check.wrong_passes, check.no_gold,
                  (*check.no_wrong, *check.wrong_unread), check.unscored, check.bad)  # fmt: skip
-        cells = (str(check.rows), *(str(len(items)) for items in lists))
+        counts = [str(len(items)) for items in lists]
+        if check.rows_only:  # nothing was played, so a 0 would say too much
+            counts[:-1] = [NOT_PLAYED] * (len(lists) - 1)
+        cells = (str(check.rows), *counts)
         table.add_row(safe(check.task), safe(check.data), *cells)
     out.print(table)
+    if any(check.rows_only for check in found):
+        out.print(f"{NOT_PLAYED}: rows only; this version reads them and has no scorer for them")
     for check in found:
         _print_findings(check.task, "gold fails", check.gold_fails)
         _print_findings(check.task, "wrong passes", check.wrong_passes)

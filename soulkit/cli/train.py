@@ -37,6 +37,7 @@ COMPARISON = (
 )  # fmt: skip
 """What `ablate` has beside the options of the methods."""
 
+SWITCHES = ("json", "dry_run")
 METAVARS = {"data": "TASK=FILE", "set": "NAME=VALUE"}
 
 
@@ -95,8 +96,8 @@ def register(
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     kind = flag.kind if flag.required else flag.kind | None
-    kind = bool if flag.name == "json" else kind
-    absent: Any = False if flag.name == "json" else None
+    kind = bool if flag.name in SWITCHES else kind
+    absent: Any = False if flag.name in SWITCHES else None
     return inspect.Parameter(
         flag.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -119,10 +120,15 @@ def _add_methods() -> None:
 
 
 def _train(method: str, given: Mapping[str, Any]) -> None:
+    from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
+    from soulkit.train.planning import plan_of
     from soulkit.train.run import train
 
     config = TrainConfig.load(given["config"], flags=settings_of(method, given))
+    if given["dry_run"]:
+        show_plan(plan_of(config), given["json"])
+        return
     out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar))
@@ -140,8 +146,21 @@ def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
         nonlocal shown
         bar.advance(line["step"] + 1 - shown, one_line_summary(line))
         shown = line["step"] + 1
+        cry(line)
 
     return show
+
+
+def cry(line: Mapping[str, Any], who: str = "") -> None:
+    """Say on stderr which canaries raise an alarm in this step; nothing when none does."""
+    from soulkit.report.table import alarm_text
+
+    for alarm in line.get("canary_alarm", ()):
+        told = alarm_text({"step": line["step"], **alarm})
+        err.print(
+            f"{who}canary alarm at step {told}: the judge can be played; look at its verdicts",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def one_line_summary(line: dict[str, Any]) -> str:
@@ -158,7 +177,7 @@ def one_line_summary(line: dict[str, Any]) -> str:
 
 
 def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
-    from soulkit.report.table import feedback_text
+    from soulkit.report.table import canary_text, feedback_text
 
     rewards = summary.get("rewards") or {}
     print_line = console().print
@@ -172,6 +191,8 @@ def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
     told = feedback_text(summary)
     if told:
         print_line(f"  feedback           {told}", markup=False, soft_wrap=True)
+    if sung := canary_text(summary):
+        print_line(f"  canaries           {sung}", markup=False, soft_wrap=True)
     unscored = summary.get("n", 0) - summary.get("n_scored", 0)
     if unscored:
         last = summary["summary_steps"]
@@ -192,8 +213,10 @@ def _with_interval(values: dict[str, Any], name: str) -> str:
 
 
 def _ablate(given: Mapping[str, Any]) -> None:
+    from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.train.ablate import parse_arms, plan, run_all
+    from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(given["methods"] or TEN)
     out = given["out"] or default_run_path("ablate", given["task"].split(","))
@@ -201,6 +224,9 @@ def _ablate(given: Mapping[str, Any]) -> None:
         arms, out, given["config"], lambda method: settings_of(method, given),
         seeds=3 if given["seeds"] is None else given["seeds"], match=given["match"] or "rollouts",
     )  # fmt: skip
+    if given["dry_run"]:
+        show_plan(comparison_plan(runs), given["json"])
+        return
     err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar))
@@ -226,6 +252,7 @@ def _watch(bar: Bar) -> tuple[Callable[[Planned, dict[str, Any]], None], Callabl
         note = f"{run.arm.spelling} seed {run.config.seed}: {one_line_summary(line)}"
         bar.advance(line["step"] + 1 - done.get(run.path, 0), note)
         done[run.path] = line["step"] + 1
+        cry(line, f"{run.arm.spelling} seed {run.config.seed}: ")
 
     def ended(run: Ended) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")

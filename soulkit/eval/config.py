@@ -1,6 +1,6 @@
 """What an evaluation can be told, and what that resolves to: tasks, rows, sampling.
 
-Settings that change only speed and patience (PATIENCE) are no part of a run's identity: a run that
+Settings that change only speed, patience and prices are no part of a run's identity: a run that
 was cut short by an impatient time-out may be finished with a longer one. Everything else must stay
 as it was, or the run folder refuses.
 
@@ -12,41 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from soulkit.config import Settings
 from soulkit.data.folder import looked_for, released_files
 from soulkit.data.rows import Loaded, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows, makeable
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.models.address import checked_url
 from soulkit.models.ledger import Mode
+from soulkit.models.roles import RolesConfig, RoleSettings
 from soulkit.play.plan import Work
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, TaskSpec, load_registry
 from soulkit.types import Protocol, Sampling
 
-PATIENCE = frozenset(
-    ("concurrency", "timeout_s", "max_attempts", "backoff_s", "batch_size", "max_unscored")
-)
-"""Settings that a run may be resumed with other values of."""
 
-
-class PartnerSettings(Settings):
-    """The OpenAI-compatible model that plays the partner."""
-
-    model: str
-    base_url: str | None = None
-    """None is OpenAI's own service."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """NAME of the environment variable with the key."""
-    temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=256, gt=0)
-
-
-class EvalConfig(Settings):
+class EvalConfig(RolesConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
+
+    PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {
+        "concurrency", "batch_size", "max_unscored",
+    }  # fmt: skip
 
     kind: Literal["local", "api"]
     model: str
@@ -73,15 +61,10 @@ class EvalConfig(Settings):
     max_tokens: int | None = Field(default=None, gt=0)
     thinking: bool | None = None
     reasoning_effort: str | None = None
-    partner: PartnerSettings | None = None
 
     # -- calls --
     concurrency: int = Field(default=16, gt=0)
     """Requests in flight at most."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    max_attempts: int = Field(default=6, gt=0)
-    backoff_s: float = Field(default=1.0, ge=0)
-    """Seconds before the second attempt, doubled after each one."""
     price_in: float | None = Field(default=None, ge=0)
     """US dollars per million prompt tokens."""
     price_out: float | None = Field(default=None, ge=0)
@@ -106,6 +89,8 @@ class EvalConfig(Settings):
             raise ValueError("name either tasks (--task hitom,tomi) or one suite (--suite small)")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
+        if self.base_url is not None:
+            checked_url(self.base_url)
         if (self.ledger == "replay") != (self.ledger_file is not None):
             raise ValueError(
                 "a replay needs the ledger of an earlier run and only a replay takes one: "
@@ -113,13 +98,21 @@ class EvalConfig(Settings):
             )
         return self
 
+    def endpoint(self) -> RoleSettings:
+        """The actor as a player, where it is served."""
+        return RoleSettings(
+            model=self.model,
+            base_url=self.base_url,
+            api_key_env=self.api_key_env,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            price_in=self.price_in,
+            price_out=self.price_out,
+        )
+
     @property
     def command(self) -> str:
         return f"eval {self.kind}"
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that a run folder stores and compares."""
-        return {k: v for k, v in self.resolved().items() if k not in PATIENCE}
 
     def sampling(self, spec: TaskSpec) -> Sampling:
         """How the actor is sampled in a task: what was asked for, else the task's own."""
@@ -164,6 +157,7 @@ def load_work(config: EvalConfig) -> list[Work]:
                 "They would be ignored, and the task they were meant for might have none.",
                 did_you_mean(name, names),
             )
+    registry.refuse_rows_only(names, config.suite)
     return [_work(registry.task(name, config.protocol), config) for name in names]
 
 

@@ -18,20 +18,25 @@ from typing import Any
 from soulkit.errors import RunError
 from soulkit.jsonl import write_json
 from soulkit.records import RecordWriter
-from soulkit.runs import Run, is_run, plain_config, read_config, read_environment
+from soulkit.runs import Run, is_run, plain_config, read_config, read_environment, same_settings
 from soulkit.types import Record
 
 CLOCK, LOCK = "clock.json", ".lock"
 _SAVE_EVERY = 5.0
 
 
-def unfinished(command: str, config: Mapping[str, Any], root: Path = Path("runs")) -> Path | None:
+def unfinished(
+    command: str,
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    root: Path = Path("runs"),
+) -> Path | None:
     """The newest run under `root` with this command and configuration that lacks scores."""
     wanted = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         if not is_run(path) or read_environment(path).get("command") != command:
             continue
-        if not _finished(path) and read_config(path) == wanted:
+        if not _finished(path) and same_settings(read_config(path), wanted, defaults):
             return path
     return None
 

@@ -9,8 +9,6 @@
   the same command finishes it, plays unscored episodes again, and pays for no reply twice.
 * When nothing but failures comes back for a while (GIVE_UP), the run stops: a dead server would
   only cost hours.
-
-To fill another role from the command line, add its settings to EvalConfig and its player to `cast`.
 """
 
 from __future__ import annotations
@@ -24,17 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, PartnerSettings, load_work
+from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
 from soulkit.eval.summary import summarise
-from soulkit.models.base import Cast, ChatModel, Player
-from soulkit.models.endpoint import Endpoint
+from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger import Ledger
+from soulkit.models.roles import Crew, cast_of
 from soulkit.play.engine import Engine, Job, Sink, gather
-from soulkit.play.plan import Plan, Work, plan
+from soulkit.play.plan import Work
 from soulkit.records import load_records
-from soulkit.runs import Run, default_run_path, is_run, plain_config, refuse_secrets
-from soulkit.types import Record, Role, Sampling, record_key
+from soulkit.runs import Run, default_run_path, is_run
+from soulkit.tasks.base import Task
+from soulkit.types import Record, record_key
 
 if TYPE_CHECKING:
     from soulkit.models.local import LocalModel
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
-_OUTSIDE = ("provider_error", "partner_error")
-_FILLABLE: tuple[Role, ...] = ("actor", "partner", "environment", "judge", "coach")
+_OUTSIDE = ("provider_error", "partner_error", "judge_error")
 
 
 class Bar(Protocol):
@@ -77,7 +75,7 @@ def run_eval(
     work = prepare(config, say)
     folder = (
         out
-        or unfinished(config.command, config.identity())
+        or unfinished(config.command, config.identity(), config.identity_defaults())
         or default_run_path(f"eval-{config.kind}", _names(work))
     )
     # An existing folder is opened first: to be refused it need not wait for a model.
@@ -91,17 +89,14 @@ def run_eval(
     run = run or _open(folder, config)
     say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
     with alone(run), open_ledger(run, config) as ledger:
-        players = cast(config, ledger, model)
-        return run, asyncio.run(_evaluated(run, work, players, config, bars, ledger))
+        crew = crew_of(config, ledger, model)
+        return run, asyncio.run(_evaluated(run, work, crew, config, bars, ledger))
 
 
 def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
     """The work of a configuration, with the checks that need no model."""
-    # First, because later errors name the key variables, and a key may stand there by mistake.
-    refuse_secrets(plain_config(config.resolved()))
     work = load_work(config)
-    filled: list[Role] = ["actor", "partner"] if config.partner else ["actor"]
-    check_roles(work, filled)
+    check_roles(work, config.filled())
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -112,15 +107,9 @@ def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> lis
     return work
 
 
-def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
-    """What `config` will ask for; nothing is loaded or called."""
-    limits = {w.task.name: config.sampling(w.task.spec).max_tokens for w in work}
-    prices = {"price_in": config.price_in, "price_out": config.price_out}
-    return plan(work, config.repeats, limits, **prices)
-
-
 def _open(folder: Path, config: EvalConfig) -> Run:
-    return Run.open(folder, config.command, config.identity())
+    defaults = config.identity_defaults()
+    return Run.open(folder, config.command, config.identity(), defaults=defaults)
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -132,52 +121,49 @@ def _silent(remark: str) -> None:
 
 
 async def _evaluated(
-    run: Run, work: Sequence[Work], players: Cast, config: EvalConfig, bars: Bars | None,
+    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: Bars | None,
     ledger: Ledger,
 ) -> Summary:  # fmt: skip
+    players = cast(config, crew)
     try:
         left = len(jobs_left(run, work, config.repeats))
         with bars(left) if bars else nullcontext() as bar:
             return await evaluate(run, work, players, config, bar, ledger=ledger)
     finally:
-        for player in (players.actor, players.partner):
-            if player is not None:
-                await player.model.close()
+        await players.actor.model.close()
+        await crew.close()
 
 
 # -- the models ----------------------------------------------------------------------------------
 
 
-def cast(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Cast:
-    """The players of `config`; `local` is the actor when it is no endpoint."""
-    actor = local or _actor_endpoint(config, ledger)
-    return Cast(actor=Player(actor), partner=_partner(config, ledger))
+def crew_of(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Crew:
+    """What makes the players of `config`; `local` is the actor when it is no endpoint."""
+    patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    known = [config.endpoint(), *config.settings_of_players()]
+    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, known)
+    if local is None:
+        crew.actor = crew.model("actor", config.endpoint())
+    return crew
 
 
-def endpoint_player(
-    settings: PartnerSettings | None, ledger: Ledger | None, seed: int | None, **patience: Any
-) -> Player | None:
-    """The player of a role that an endpoint fills (partner, coach); None when nobody was named."""
-    if settings is None:
-        return None
-    model = Endpoint(
-        model=settings.model,
-        base_url=settings.base_url,
-        api_key_env=settings.api_key_env,
-        ledger=ledger,
-        **patience,
-    )
-    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens, seed=seed)
-    return Player(model, sampling)
+def cast(config: EvalConfig, crew: Crew) -> Cast:
+    """The players of `config`; the actor is sampled as each task says."""
+    assert crew.actor is not None
+    return cast_of(config, crew, Player(crew.actor), config.seed)
 
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
+    return _checkpoint(config.model, config, Path(config.adapter) if config.adapter else None)
+
+
+def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
     from soulkit.models.local import LocalModel
 
     return LocalModel.load(
-        config.model,
-        adapter=Path(config.adapter) if config.adapter else None,
+        model,
+        adapter=adapter,
         device=config.device,
         dtype=config.dtype,
         batch_size=config.batch_size,
@@ -190,33 +176,8 @@ def check_endpoints(config: EvalConfig) -> None:
     if config.ledger == "replay":
         return  # needs no key, and a ledger is opened in any case
     if config.kind == "api":
-        _actor_endpoint(config, None)
-    _partner(config, None)
-
-
-def _actor_endpoint(config: EvalConfig, ledger: Ledger | None) -> Endpoint:
-    return Endpoint(
-        model=config.model,
-        base_url=config.base_url,
-        api_key_env=config.api_key_env,
-        price_in=config.price_in,
-        price_out=config.price_out,
-        ledger=ledger,
-        **_patience(config),
-    )
-
-
-def _partner(config: EvalConfig, ledger: Ledger | None) -> Player | None:
-    return endpoint_player(config.partner, ledger, config.seed, **_patience(config))
-
-
-def _patience(config: EvalConfig) -> dict[str, Any]:
-    return {
-        "timeout_s": config.timeout_s,
-        "max_attempts": config.max_attempts,
-        "concurrency": config.concurrency,
-        "backoff_s": config.backoff_s,
-    }
+        crew_of(config, None)
+    config.check_players()
 
 
 def open_ledger(run: Run, config: EvalConfig) -> Ledger:
@@ -228,19 +189,11 @@ def open_ledger(run: Run, config: EvalConfig) -> Ledger:
 # -- checks before anything is played ------------------------------------------------------------
 
 
-def check_roles(work: Sequence[Work], filled: Collection[Role]) -> None:
-    """ConfigError unless every role at the tables is filled."""
+def check_roles(work: Sequence[Work], filled: Collection[str]) -> None:
+    """ConfigError unless every role that an episode may call is filled."""
     for part in work:
         for role in sorted(part.roles - set(filled)):
-            scripted = ""
-            if role == "partner":
-                scripted = " A scripted one for trials: soul serve partner."
-            raise ConfigError(
-                f"The task '{part.task.name}' needs a model in the role '{role}', and none was "
-                "given.",
-                f"An episode cannot be played without its {role}.",
-                f"Name one with --{role} MODEL --{role}-base-url URL.{scripted}",
-            )
+            raise unfilled(role, part.task.name)
 
 
 def check_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
@@ -301,7 +254,7 @@ async def evaluate(
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
     """
-    check_roles(work, [r for r in _FILLABLE if getattr(players, r) is not None])
+    check_roles(work, players.filled())
     jobs = jobs_left(run, work, config.repeats)
     kept = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
@@ -325,7 +278,7 @@ async def evaluate(
         finally:
             seconds = clock.save()
     records = [kept[key] for key in _keys(work, config.repeats)]
-    summary = _summary(work, records, config, seconds, _cost(records, ledger))
+    summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     run.write_summary(summary)
     return summary
 
@@ -373,10 +326,11 @@ def _recorded(run: Run, work: Sequence[Work], repeats: int) -> list[Record]:
     return records
 
 
-def _summary(
+def summary_of(
     work: Sequence[Work], records: Sequence[Record], config: EvalConfig, seconds: float,
     cost: float | None,
 ) -> Summary:  # fmt: skip
+    """What `summary.json` says of these records."""
     return summarise(
         records,
         command=config.command,
@@ -388,7 +342,7 @@ def _summary(
             w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
             for w in work
         },
-        scale={w.task.name: (w.task.spec.metric.low, w.task.spec.metric.high) for w in work},
+        scale=_scales(w.task for w in work),
     )
 
 
@@ -442,3 +396,13 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}
+
+
+def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
+    """Task, and task/metric, → lowest and highest value."""
+    found: dict[str, tuple[float, float]] = {}
+    for task in tasks:
+        metric = task.spec.metric
+        found[task.name] = (metric.low, metric.high)
+        found |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+    return found

@@ -134,7 +134,8 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
 def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) -> Cell:
     values = [v for _, v in pairs]
     scored = [v for v in values if v is not None]
-    binary = bool(scored) and set(scored) <= {0.0, 1.0}
+    # Whole points of a wider scale may all be 0 or 1 without being yes or no.
+    binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
     found = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     cell: Cell = {
         "mean": found.mean,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Player
@@ -10,18 +12,19 @@ from soulkit.types import Call, Feedback, Segment
 MAX_WORDS = 120
 
 
-async def ask_coach(coach: Player, prompt: str, call: Call) -> Feedback:
-    """Feedback written by `coach` on `prompt`.
+async def ask_coach(coach: Player, prompt: str, call: Call, max_words: int = MAX_WORDS) -> Feedback:
+    """Feedback written by `coach` on `prompt`; of its line breaks those between paragraphs stay.
 
     Raises UnreadableVerdict when the reply is empty after thinking is removed, was cut off, or is
-    longer than MAX_WORDS (a coach that rambles is usually solving the task for the actor).
+    longer than `max_words` (a coach that rambles is usually solving the task for the actor).
     """
     completion = await coach.complete((Segment("user", prompt),), call)
-    text = " ".join(spoken(completion.text, "paper").split())
+    paragraphs = re.split(r"\n\s*\n", spoken(completion.text, "paper"))
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     if not text:
         raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
     if completion.stop_reason == "length":
         raise UnreadableVerdict("the coach was cut off; raise its max_tokens")
-    if len(text.split()) > MAX_WORDS:
-        raise UnreadableVerdict(f"the coach wrote more than {MAX_WORDS} words")
+    if len(text.split()) > max_words:
+        raise UnreadableVerdict(f"the coach wrote more than {max_words} words")
     return Feedback(text=text, author=coach.model.name)

@@ -1,10 +1,13 @@
 """Does a feedback give the answer away?
 
-Three ways: it holds the gold text, it names the gold letter, or it is *answerable*: a blind reader
-who sees question, options and feedback, but not the story, picks the gold above chance. The lexical
-reader knows which options the feedback mentions, by text, letter or a word of their own, and trusts
-either the mentioned or the unmentioned ones, whichever serves it better; a model can read blind as
-well. Leaking feedback is dropped and counted, never shown to the actor.
+Three ways where a question has options: it holds the gold text, it names the gold letter, or it is
+*answerable*: a blind reader who sees question, options and feedback, but not the story, picks the
+gold above chance. The lexical reader knows which options the feedback mentions, by text, letter or
+a word of their own, and trusts either the mentioned or the unmentioned ones, whichever serves it
+better; a model can read blind as well. A dialogue has other things to give away: what belongs to
+another seat (`private_text`), words that only a judge's rubric uses (`rubric_words`), and the text
+that a human wrote in the actor's place (`gold_reference`); `echoes.py` says when a text is
+repeated. Leaking feedback is dropped and counted, never shown to the actor.
 
 What no such check can rule out: feedback says in kind whether a draft was right, so an actor that
 remembers its draft learns to keep or to change its answer. It does not see that draft again, and
@@ -19,6 +22,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase
 from soulkit.judge.verdict import named, plain, tagged_letter
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
@@ -30,13 +34,25 @@ MAX_NAME_WORDS = 3
 
 @dataclass(frozen=True, slots=True)
 class LeakView:
-    """What a blind reader may see, and what it must not find out."""
+    """What a blind reader may see, and what it must not find out.
 
-    question: str
-    options: tuple[str, ...]
-    gold: str
+    Every part may be missing: only a view with options is read blind.
+    """
+
+    question: str = ""
+    options: tuple[str, ...] = ()
+    gold: str = ""
     letters: tuple[str, ...] = ()
     """The letter of each option, for tasks whose options have letters."""
+    private: tuple[str, ...] = ()
+    """Texts of other seats: the partner's goal, background, secret."""
+    rubric: tuple[str, ...] = ()
+    """Words and phrases that only a judge's rubric uses."""
+    reference: str = ""
+    """What a human said in the actor's place."""
+    public: str = ""
+    """What the actor sees anyway (scenario, names, its own profile): repeating it gives nothing
+    away. The question need not be repeated here."""
 
     @property
     def letter(self) -> str:
@@ -120,18 +136,33 @@ def above_chance(hits: int, reads: int, chance: float) -> bool:
 
 
 def check(feedback: Feedback, view: LeakView | None) -> Feedback:
-    """The feedback with `leak`, `blind` and `chance` filled by the rules that need no model."""
-    if view is None or not view.options:
+    """The feedback with `leak` filled by the rules that need no model, and where the view has
+    options, `blind` and `chance`.
+    """
+    if view is None:
         return feedback
+    leak = _answer_leak(feedback.text, view) or _text_leak(feedback.text, view)
+    if not view.options:
+        return replace(feedback, leak=leak)
     share = lexical_share(feedback.text, view)
-    leak = ""
-    if names_gold(feedback.text, view):
-        leak = "gold_text"
-    elif names_letter(feedback.text, view.letter):
-        leak = "gold_letter"
-    elif share > view.chance:
+    if not leak and share > view.chance:
         leak = "answerable"
     return replace(feedback, leak=leak, blind=share, chance=view.chance)
+
+
+def _answer_leak(text: str, view: LeakView) -> str:
+    if names_gold(text, view):
+        return "gold_text"
+    return "gold_letter" if names_letter(text, view.letter) else ""
+
+
+def _text_leak(text: str, view: LeakView) -> str:
+    public = f"{view.question}\n{view.public}"
+    if any(echoes_private(text, private, public) for private in view.private):
+        return "private_text"
+    if any(says_phrase(text, word) and not says_phrase(public, word) for word in view.rubric):
+        return "rubric_words"
+    return "gold_reference" if echoes_reference(text, view.reference, public) else ""
 
 
 def _blind_prompt(text: str, question: str, options: Sequence[str]) -> str:
@@ -149,9 +180,10 @@ async def read_blind(
     """Let a model read blind once per call; `answerable` when it beats chance (binomial test).
 
     Options stand in another order in each read, so that a reader with a favourite letter is no
-    better than chance. Raises CallError when a read fails.
+    better than chance. A view without options leaves nothing to pick. Raises CallError when a
+    read fails.
     """
-    if not calls:
+    if not calls or not view.options:
         return feedback
     hits = 0
     for call in calls:

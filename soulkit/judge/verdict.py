@@ -14,18 +14,29 @@ from collections.abc import Iterable
 from soulkit.types import Protocol
 
 _CLOSED = re.compile(r"<think>.*?</think>|<seed:think>.*?</seed:think>", re.DOTALL)
+_SEED_BODY = re.compile(r"<seed:think>(.*?)</seed:think>", re.DOTALL)
+_PLAIN_BODY = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _UNCLOSED = re.compile(r"<(?:seed:)?think>.*\Z", re.DOTALL)
 _ANY_CLOSED = re.compile(_CLOSED.pattern, re.DOTALL | re.IGNORECASE)
+_ANY_CLOSING = re.compile(r"</(?:seed:)?think>", re.IGNORECASE)
 _ANY_ORPHAN = re.compile(r"\A.*</(?:seed:)?think>", re.DOTALL | re.IGNORECASE)
 _ANY_UNCLOSED = re.compile(_UNCLOSED.pattern, re.DOTALL | re.IGNORECASE)
 
 _TAGGED = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
 _LAST_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
-_LOOSE_LETTER = re.compile(r"\(?\s*([A-Za-z])\s*(?:[).:]+(?:\s.*)?)?", re.DOTALL)
 
 # Scripts that write words without blanks, or hang particles on them: no word boundary there.
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_OPEN, _CLOSE = r"(\[\u3010\u3014\u300c\u300e", r")\].:\u3011\u3015\u300d\u300f\u3002"
+_LOOSE_LETTER = re.compile(
+    # An enumerating comma may stand for a stop, but not between two letters.
+    rf"[{_OPEN}]?\s*([A-Za-z])\s*(?:(?:[{_CLOSE}]+|\u3001(?!\s*[A-Za-z]\b))(?:[\s{UNSPACED}].*)?)?",
+    re.DOTALL,
+)
+_NO_LETTERS = str.maketrans("\u212a\u017f", "\ufffd\ufffd")
+"""The signs for kelvin and the long s would fold to letters, and are none of an option."""
+_AROUND = "*`\"' \u201c\u201d\u2018\u2019"
 
 
 def remove_think(text: str, remove_unclosed: bool = False) -> str:
@@ -36,11 +47,21 @@ def remove_think(text: str, remove_unclosed: bool = False) -> str:
     return text.strip()
 
 
+def split_think(text: str) -> tuple[str, str]:
+    """(the thoughts of closed blocks, `seed` blocks first; what is left), both stripped."""
+    blocks = [body for form in (_SEED_BODY, _PLAIN_BODY) for body in form.findall(text)]
+    return "\n".join(body.strip() for body in blocks).strip(), remove_think(text)
+
+
 def spoken(text: str, protocol: Protocol) -> str:
     """What is left of a completion when the thinking is taken out."""
     if protocol == "reference":
         return remove_think(text)
-    return _ANY_UNCLOSED.sub("", _ANY_ORPHAN.sub("", _ANY_CLOSED.sub("", text))).strip()
+    # No block closes behind the last closing tag: looking there would cost the square of the length
+    # of a reply that opens block after block.
+    end = max((tag.end() for tag in _ANY_CLOSING.finditer(text)), default=0)
+    text = _ANY_CLOSED.sub("", text[:end]) + text[end:]
+    return _ANY_UNCLOSED.sub("", _ANY_ORPHAN.sub("", text)).strip()
 
 
 def tagged_text(text: str, protocol: Protocol) -> str | None:
@@ -56,6 +77,8 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     """(upper-case letter or "", status): `B`; under `paper` also `B.`, `(B)` and `B. some text`.
 
+    `paper` takes full-width signs and brackets of other scripts for what they stand for.
+
     The status is `ok`, `no_tag`, or (`paper` only) `salvaged` for a letter with more around it and
     `malformed` for what is no letter.
     """
@@ -65,7 +88,8 @@ def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     inside = tagged_text(text, protocol)
     if inside is None:
         return "", "no_tag"
-    letter = _LOOSE_LETTER.fullmatch(inside.strip("*`\"' "))
+    folded = unicodedata.normalize("NFKC", inside.translate(_NO_LETTERS))
+    letter = _LOOSE_LETTER.fullmatch(folded.strip(_AROUND))
     if not letter:
         return "", "malformed"
     bare = inside.upper() == letter.group(1).upper()
@@ -98,5 +122,5 @@ def named(text: str, options: Iterable[str]) -> frozenset[str]:
 
 
 def _whole(phrase: str) -> re.Pattern[str]:
-    joined = rf"[^\W{_UNSPACED}]"
+    joined = rf"[^\W{UNSPACED}]"
     return re.compile(rf"(?<!{joined}){re.escape(phrase)}(?!{joined})")

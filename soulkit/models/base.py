@@ -6,8 +6,8 @@ Local, vLLM and API models look the same to a task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from soulkit.errors import (
     CallError,
@@ -17,7 +17,10 @@ from soulkit.errors import (
     ProviderError,
     UnreadableVerdict,
 )
-from soulkit.types import Call, Completion, Role, Sampling, Segment
+from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger import Ledger
 
 _BLAME: dict[Role, type[CallError]] = {
     "partner": PartnerError,
@@ -46,6 +49,10 @@ class Player:
     model: ChatModel
     sampling: Sampling = field(default_factory=Sampling)
 
+    def asked_for(self, form: Form | None) -> Player:
+        """The same player, whose replies are to have this form."""
+        return replace(self, sampling=replace(self.sampling, form=form))
+
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
         """The model's reply; a provider's failure is blamed on the role that was called."""
         try:
@@ -58,22 +65,60 @@ class Player:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """How several opinions of one episode become one."""
+
+    samples: int = 1
+    """Opinions of each judge."""
+    combine: Literal["mean", "vote"] = "mean"
+    orders: Literal["both", "seeded"] = "both"
+    """Of a pairwise judgement: A and B both ways round, or one way drawn by the example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
     """The live models that fill the roles."""
 
     actor: Player
     partner: Player | None = None
     environment: Player | None = None
-    judge: Player | None = None
+    judges: tuple[Player, ...] = ()
     coach: Player | None = None
+    panel: Panel = Panel()
+    ledger: Ledger | None = None
+    """Where a task keeps replies that it pays for itself (a detection service's); models have
+    their own way to it."""
+
+    @property
+    def players(self) -> tuple[Player, ...]:
+        """Everybody at the table."""
+        single = (self.actor, self.partner, self.environment, self.coach)
+        return tuple(p for p in (*single, *self.judges) if p is not None)
+
+    def filled(self) -> frozenset[Role]:
+        """The roles that somebody fills."""
+        single: dict[Role, Player | None] = {
+            "actor": self.actor, "partner": self.partner,
+            "environment": self.environment, "coach": self.coach,
+        }  # fmt: skip
+        judged: frozenset[Role] = frozenset(["judge"] if self.judges else [])
+        return judged | {role for role, player in single.items() if player is not None}
 
     def player(self, role: Role) -> Player:
-        """The player of `role`; ConfigError when the role is not filled."""
-        found: Player | None = getattr(self, role)
+        """The player of `role` (the first judge); ConfigError when the role is not filled."""
+        judge = self.judges[0] if self.judges else None
+        found: Player | None = judge if role == "judge" else getattr(self, role)
         if found is None:
-            raise ConfigError(
-                f"This task needs a model in the role '{role}', and none was given.",
-                f"An episode cannot be played without its {role}.",
-                f"Name one with --{role} MODEL --{role}-base-url URL.",
-            )
+            raise unfilled(role)
         return found
+
+
+def unfilled(role: Role, task: str = "") -> ConfigError:
+    """The error of a role that nobody plays."""
+    who = f"The task '{task}'" if task else "This task"
+    scripted = " A scripted one for trials: soul serve partner." if role == "partner" else ""
+    return ConfigError(
+        f"{who} needs a model in the role '{role}', and none was given.",
+        f"An episode cannot be played or scored without its {role}.",
+        f"Name one with --{role} endpoint:MODEL@URL.{scripted}",
+    )

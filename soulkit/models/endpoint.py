@@ -6,13 +6,19 @@ One call goes through three steps, each a function of its own:
           └─ miss ──▶ ask, with retries that end ──▶ ledger ──▶ completion
 
 * **Retries** are ours alone (the SDK's are off): 408, 409, 429, 5xx, time-outs, broken connections,
-  and replies that cannot be read are asked again with exponential back-off and jitter; a
+  and replies that cannot be read are asked again with exponential back-off and full jitter; a
   `Retry-After` is honoured up to `max_wait_s`. Anything else is final at once. What is final is a
   `CallError`; an error text never becomes a completion.
+* **Everybody's patience.** All calls pass one door (limits.py), which knows the limits, the pause
+  that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
+  wait and spend no attempt; after `down_after_s` they fail at once and say since when.
+* **Money.** A call is priced by what the server counted. With a budget no request is made once it
+  is spent; those under way are waited for, even when their callers have gone, and kept.
 * **Refused parameters.** A server that names a sampling parameter as unsupported is asked again
   without it, and this endpoint never sends it again. `max_tokens` is first tried under its other
-  name, `max_completion_tokens`; only when both are refused is it dropped. What was asked for and
-  not sent stands in `Completion.dropped`.
+  name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
+  (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
+  `Completion.dropped`.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
@@ -24,32 +30,39 @@ Clients and semaphores belong to one event loop; an endpoint may be used from se
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import os
 import random
-import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
 
-from soulkit.errors import ConfigError, ContextOverflow, ModelLoadError, ProviderError
-from soulkit.models.ledger import Entry, Ledger, call_key
+from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.models.address import OPENAI_URL, checked_url, is_loopback, read_key
+from soulkit.models.breaker import Breaker
+from soulkit.models.budget import Budget
+from soulkit.models.faults import (
+    Fault,
+    broken,
+    clean,
+    masked,
+    silence,
+    status_fault,
+    unreadable_fault,
+)
+from soulkit.models.ledger import Entry, Ledger, request_key, request_of
+from soulkit.models.limits import Bucket, Door, Down, Ticket, Traffic
+from soulkit.models.pool import Pool
+from soulkit.models.prices import Price, PriceTable
 from soulkit.models.wire import (
     Answer,
     Unreadable,
     dropped_fields,
-    error_message,
+    estimated_tokens,
     parameters,
-    parse_json,
     read_reply,
-    refused_name,
-    retry_after,
     to_messages,
-    too_long,
     without,
 )
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
@@ -57,37 +70,49 @@ from soulkit.types import Call, Completion, Sampling, Segment, Usage
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+__all__ = ["OPENAI_URL", "Endpoint"]
+
 log = logging.getLogger(__name__)
 
-OPENAI_URL = "https://api.openai.com/v1"
-_DETAIL_CHARS = 200
-_RETRIED = frozenset({408, 409, 429})
-_KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+Keep = Callable[[Entry], Entry]
+"""Puts a paid reply into the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
-    raw: str
-    seconds: float
+class _Asked:
+    """One request of a call."""
+
+    messages: list[dict[str, str]]
+    wanted: Mapping[str, Any]
+    sent: Mapping[str, Any]
+    call: Call
+    number: int
+    """Of the requests for this call, from 1."""
+    keep: Keep
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
-    """Why one attempt brought no answer."""
+class _Paid:
+    """A reply that can be read, and what it came to."""
 
-    detail: str
-    retry: bool = True
-    wait_s: float | None = None
-    """What the server asked us to wait, in seconds."""
-    refused: str = ""
-    """The wire name of the parameter that the server does not take."""
-    overflow: bool = False
+    entry: Entry
+    answer: Answer
+
+    @property
+    def tokens(self) -> float | None:
+        if self.answer.prompt_tokens is None or self.answer.completion_tokens is None:
+            return None
+        return float(self.answer.prompt_tokens + self.answer.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    client: AsyncOpenAI
-    slots: asyncio.Semaphore
+    """What belongs to one event loop."""
+
+    pool: Pool
+    door: Door
+    under_way: set[asyncio.Task[_Paid | Fault]] = field(default_factory=set)
+    """Requests that are paid for whether their callers wait or not."""
 
 
 class Endpoint:
@@ -101,13 +126,20 @@ class Endpoint:
         timeout_s: seconds that one attempt may take as a whole.
         max_attempts: requests per call at most (a request without a refused parameter is free).
         concurrency: requests in flight at most.
-        backoff_s: seconds before the second attempt, doubled for each one after it; 0 in tests.
+        backoff_s: seconds before the second attempt at most, doubled for each one after it; 0 in
+            tests.
         max_wait_s: no wait is longer than this, whatever the server asks for.
+        requests_per_minute, tokens_per_minute: what all calls may take together. Tokens are
+            prompt and reply; beforehand a prompt is estimated and the reply taken at its limit.
+        down_after_s: seconds that calls wait for a server that does not answer any of them.
         price_in, price_out: US dollars per million prompt and completion tokens, both or neither.
+        prices: where the price is looked up when it is not given.
+        budget: what the run may cost, shared by its endpoints.
         ledger: where replies are kept and looked up.
 
     Raises:
-        ConfigError: a number is out of range, or one price is given without the other.
+        ConfigError: a number is out of range, one price is given without the other, or there is a
+            budget and no price is known.
         ModelLoadError: the base URL cannot be used, or the key is missing.
     """
 
@@ -122,24 +154,47 @@ class Endpoint:
         concurrency: int = 16,
         backoff_s: float = 1.0,
         max_wait_s: float = 60.0,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        down_after_s: float = 120.0,
         price_in: float | None = None,
         price_out: float | None = None,
+        prices: PriceTable | None = None,
+        budget: Budget | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        _check_numbers(timeout_s, max_attempts, concurrency, backoff_s, max_wait_s)
+        _check_numbers(
+            positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
+                      "tokens_per_minute": tokens_per_minute},
+            at_least_1={"max_attempts": max_attempts, "concurrency": concurrency},
+            not_negative={"backoff_s": backoff_s, "max_wait_s": max_wait_s,
+                          "down_after_s": down_after_s},
+        )  # fmt: skip
         self.name = model
-        self.base_url = _checked_url(base_url)
+        self.base_url = checked_url(base_url)
         self.api_key_env = api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
-        self._prices = _checked_prices(price_in, price_out)
-        self._ledger = ledger
-        optional = _is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
-        self._key = _read_key(api_key_env, optional=optional)
+        self.price = _price(price_in, price_out) or (
+            prices.of(model, self.base_url) if prices is not None else None
+        )
+        self._budget, self._ledger = budget, ledger
+        if budget is not None and self.price is None:
+            raise _unpriced(model, self.base_url)
+        optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
+        self._key = read_key(api_key_env, optional=optional)
         self._refused: set[str] = set()
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
+        self._traffic = Traffic(
+            self._breaker(down_after_s), _bucket(requests_per_minute), _bucket(tokens_per_minute)
+        )
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+
+    def _breaker(self, down_after_s: float) -> Breaker:
+        first = min(1.0, max(self.backoff_s, 0.05))
+        longest = max(first, min(30.0, self.max_wait_s))
+        return Breaker(down_after_s, pause_s=first, max_pause_s=longest, jitter=self._jitter.random)
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -147,26 +202,35 @@ class Endpoint:
         """Answer `context`, from the ledger when it holds the call.
 
         Raises:
-            ProviderError: the server refused, or failed until the attempts ended.
+            ProviderError: the server refused, failed until the attempts ended, or is down.
+            BudgetSpent: nothing is left of the budget.
             ContextOverflow: the server says that the prompt is too long.
             ReplayMiss: the ledger is a replay and does not hold the call.
         """
         messages = to_messages(context)
-        key = call_key(
-            base_url=self.base_url, model=self.name, messages=messages, sampling=sampling, call=call
-        )
-        found = self._ledger.lookup(key, model=self.name, call=call) if self._ledger else None
+        if self._ledger is None:
+            return _completion(await self._ask(messages, sampling, call, _as_it_is))
+        ledger, asked = self._ledger, request_of(self.base_url, messages, sampling)
+        key = request_key(asked, self.name, call)
+        found = ledger.lookup(key, model=self.name, call=call)
         if found is None:
-            found = await self._ask(messages, sampling, call)
-            if self._ledger:
-                found = self._ledger.store(key, found)
-        return _completion(found)
+            found = await self._ask(
+                messages, sampling, call, lambda entry: ledger.store(key, entry, asked)
+            )
+        try:
+            return _completion(found)
+        except Unreadable as error:  # it was readable when it was stored
+            raise ledger.damaged(found, str(error)) from error
 
     async def close(self) -> None:
-        """Close this event loop's connections."""
+        """Close this event loop's connections, once what is paid for has arrived."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.client.close()
+        if session is None:
+            return
+        for left in await asyncio.gather(*session.under_way, return_exceptions=True):
+            if isinstance(left, Exception):
+                log.warning("%s: a reply that was under way is lost: %s", self.name, left)
+        await session.pool.close()
 
     def __repr__(self) -> str:
         return (
@@ -174,113 +238,150 @@ class Endpoint:
             f"api_key_env={self.api_key_env!r})"
         )
 
-    async def _ask(self, messages: list[dict[str, str]], sampling: Sampling, call: Call) -> Entry:
+    async def _ask(
+        self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
+    ) -> Entry:
         wanted = parameters(sampling, call)
+        tokens = estimated_tokens(messages, sampling.max_tokens)
         attempts = requests = 0
         while True:
-            sent = without(wanted, self._refused)
-            got = await self._attempt(messages, sent)
             requests += 1
-            if isinstance(got, _Reply):
-                return self._entry(got, call, dropped_fields(wanted, sent), requests)
+            asked = _Asked(messages, wanted, wanted, call, requests, keep)
+            got = await self._attempt(asked, tokens, attempts)
+            if isinstance(got, _Paid):
+                return got.entry
             if got.refused:
-                # This ends: every round sends one parameter less, or the same under another name.
+                # This ends: every round sends one parameter less, or the same in another way.
                 self._remember(got.refused)
                 continue
+            if got.probe:
+                continue  # this ends too: after `down_after_s` the door lets nobody wait
             attempts += 1
             if not got.retry or attempts >= self.max_attempts:
                 self._give_up(got, attempts)
-            await asyncio.sleep(self._wait(got, attempts))
+            if got.server != "busy":  # else the door makes everybody wait
+                await asyncio.sleep(self._wait(got, attempts))
 
-    async def _attempt(
-        self, messages: list[dict[str, str]], sent: Mapping[str, Any]
-    ) -> _Reply | _Fault:
+    async def _attempt(self, asked: _Asked, tokens: float, attempts: int) -> _Paid | Fault:
+        """One request, when its turn has come."""
+        session = self._session()
+        try:
+            ticket = await session.door.enter(tokens)
+        except Down as down:
+            raise ProviderError(str(down)) from None
+        try:
+            # Only now: while it waited, others may have learnt what the server refuses.
+            sent = without(asked.wanted, self._refused)
+            got = await self._request(session, replace(asked, sent=sent))
+        except BaseException:
+            session.door.cancelled(ticket)
+            raise
+        return self._report(session.door, ticket, got, attempts)
+
+    def _report(
+        self, door: Door, ticket: Ticket, got: _Paid | Fault, attempts: int
+    ) -> _Paid | Fault:
+        """Tell the door what the request came to; a failed probe is marked as one."""
+        if isinstance(got, _Paid):
+            door.answered(ticket, got.tokens)
+        elif got.server == "busy":
+            asked = got.wait_s if got.wait_s is not None else self._grown(attempts + 1)
+            door.busy(ticket, min(self.max_wait_s, asked), got.detail)
+        elif got.server == "down":
+            door.failed(ticket, got.detail)
+            return replace(got, probe=ticket.probe)
+        else:
+            door.refused(ticket)
+        return got
+
+    async def _request(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+        """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
+        if self._budget is None:
+            return await self._paid(session, asked)
+        self._budget.check()
+        task = asyncio.create_task(self._paid(session, asked))
+        session.under_way.add(task)
+        task.add_done_callback(session.under_way.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._budget.exhausted:
+                task.cancel()
+            raise
+
+    async def _paid(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+        started = time.perf_counter()
+        got = await self._answered(session.pool, asked)
+        if isinstance(got, Fault):
+            return got
+        raw, answer = got
+        entry = self._entry(raw, answer, asked, time.perf_counter() - started)
+        if self._budget is not None:
+            self._budget.add(entry.cost if entry.cost is not None else self._at_most(asked))
+        return _Paid(asked.keep(entry), answer)
+
+    def _at_most(self, asked: _Asked) -> float:
+        """What a reply without token counts is taken to have cost, for the budget alone."""
+        assert self.price is not None
+        prompt = int(estimated_tokens(asked.messages, 0))
+        return self.price.cost(prompt, int(asked.wanted["max_tokens"]))
+
+    async def _answered(self, pool: Pool, asked: _Asked) -> tuple[str, Answer] | Fault:
+        """The raw reply and what it says."""
         import openai
 
-        session = self._session()
-        async with session.slots:
-            started = time.perf_counter()
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    raw = await self._post(session.client, messages, sent)
-            except openai.APIStatusError as error:
-                return self._status_fault(
-                    error.status_code, error.body, dict(error.response.headers), sent
-                )
-            except (TimeoutError, openai.APITimeoutError):
-                return _Fault(f"no answer within {self.timeout_s:g} s")
-            except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
-                return _Fault(self._clean(f"the connection broke: {error.__cause__ or error}"))
-            seconds = time.perf_counter() - started
-        return self._checked(raw, seconds, sent)
-
-    async def _post(
-        self, client: AsyncOpenAI, messages: list[dict[str, str]], sent: Mapping[str, Any]
-    ) -> str:
-        # All parameters travel as extra_body: the SDK types know neither all servers nor all names.
-        response = await client.chat.completions.with_raw_response.create(
-            model=self.name,
-            messages=messages,  # type: ignore[arg-type]
-            extra_body=dict(sent),
-        )
-        return response.text
-
-    def _checked(self, raw: str, seconds: float, sent: Mapping[str, Any]) -> _Reply | _Fault:
-        """The reply when it can be read; some routers report errors with status 200."""
+        raw = ""
         try:
-            read_reply(raw)
+            async with asyncio.timeout(self.timeout_s), pool.client() as client:
+                raw = await self._post(client, asked)
+            return masked(raw, self._key), read_reply(raw)
+        except openai.APIStatusError as error:
+            headers = dict(error.response.headers)
+            fault = status_fault(error.status_code, error.body, headers, asked.wanted, asked.sent)
+        except (TimeoutError, openai.APITimeoutError):
+            fault = silence(self.timeout_s)
+        except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
+            fault = broken(error)
         except Unreadable as error:
-            body = parse_json(raw)
-            inner = body.get("error") if isinstance(body, dict) else None
-            if isinstance(inner, dict):
-                code = inner.get("code")
-                return self._status_fault(code if isinstance(code, int) else 500, inner, {}, sent)
-            return _Fault(self._clean(f"unreadable reply ({error}): {raw}"))
-        return _Reply(self._masked(raw), seconds)
+            fault = unreadable_fault(raw, error, asked.wanted, asked.sent)
+        return replace(fault, detail=clean(fault.detail, self._key))
 
-    def _status_fault(
-        self, status: int, body: object, headers: Mapping[str, str], sent: Mapping[str, Any]
-    ) -> _Fault:
-        fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-        code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
-        message = error_message(body)
-        detail = self._clean(f"{kind}: {message}" if kind else message, f"HTTP {status} ")
-        if status in (400, 413, 422):
-            if too_long(f"{code} {kind} {message}"):
-                return _Fault(detail, retry=False, overflow=True)
-            refused = refused_name(code, str(fields.get("param") or ""), message, sent)
-            return _Fault(detail, retry=False, refused=refused)
-        retry = status in _RETRIED or status >= 500
-        return _Fault(detail, retry=retry, wait_s=retry_after(headers))
+    async def _post(self, client: AsyncOpenAI, asked: _Asked) -> str:
+        # Not by `chat.completions.create`: its types know neither all servers nor all parameters,
+        # and walking through every message to check them takes as long as the rest of the call.
+        body = {"model": self.name, "messages": asked.messages, **asked.sent}
+        return await client.post("/chat/completions", cast_to=str, body=body)
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:
-            log.info("%s refuses the parameter '%s'; it is not sent again.", self.name, refused)
+            log.info("%s refuses '%s'; it is not sent again.", self.name, refused)
             self._refused.add(refused)
 
-    def _give_up(self, fault: _Fault, attempts: int) -> NoReturn:
+    def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
         if fault.overflow:
             raise ContextOverflow(f"{self.name}: {fault.detail}")
         tries = f" (after {attempts} attempts)" if attempts > 1 else ""
         raise ProviderError(f"{self.name}: {fault.detail}{tries}")
 
-    def _wait(self, fault: _Fault, attempts: int) -> float:
-        grown = self.backoff_s * 2.0 ** min(attempts - 1, 30)
-        own = min(self.max_wait_s, grown) * self._jitter.uniform(0.5, 1.0)
-        return max(own, min(self.max_wait_s, fault.wait_s or 0.0))
+    def _grown(self, attempts: int) -> float:
+        return float(min(self.max_wait_s, self.backoff_s * 2.0 ** min(attempts - 1, 30)))
 
-    def _entry(self, reply: _Reply, call: Call, dropped: tuple[str, ...], requests: int) -> Entry:
-        answer = read_reply(reply.raw)
+    def _wait(self, fault: Fault, attempts: int) -> float:
+        """Seconds before the next attempt: full jitter, after what the server asks for."""
+        asked = min(self.max_wait_s, fault.wait_s or 0.0)
+        return asked + self._jitter.uniform(0.0, self._grown(attempts))
+
+    def _entry(self, raw: str, answer: Answer, asked: _Asked, seconds: float) -> Entry:
         return Entry(
             model=self.name,
-            call=call,
-            reply=reply.raw,
-            dropped=dropped,
+            call=asked.call,
+            reply=raw,
+            dropped=dropped_fields(asked.wanted, asked.sent),
             prompt_tokens=answer.prompt_tokens or 0,
             completion_tokens=answer.completion_tokens or 0,
-            cost=_cost(self._prices, answer),
-            seconds=reply.seconds,
-            attempts=requests,
+            cost=_cost(self.price, answer),
+            seconds=seconds,
+            attempts=asked.number,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
@@ -291,15 +392,22 @@ class Endpoint:
             # A session refers to its loop, so a dead loop's entry would never go by itself.
             for dead in [known for known in self._sessions if known.is_closed()]:
                 del self._sessions[dead]
-            session = _Session(self._client(), asyncio.Semaphore(self.concurrency))
+            name = f"{self.name} at {self.base_url}"
+            door = Door(name, self._traffic, self.concurrency)
+            session = _Session(Pool(self._client, self.concurrency), door)
             self._sessions[loop] = session
         return session
 
-    def _client(self) -> AsyncOpenAI:
+    def _client(self, connections: int) -> AsyncOpenAI:
         import openai
 
+        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
+            max_connections=connections, max_keepalive_connections=connections
+        )
         # A proxy of the environment cannot reach a server on this machine's loopback.
-        http = openai.DefaultAsyncHttpxClient(trust_env=not _is_loopback(self.base_url))
+        http = openai.DefaultAsyncHttpxClient(
+            trust_env=not is_loopback(self.base_url), limits=limits
+        )
         return openai.AsyncOpenAI(
             api_key=self._key or "unused",
             base_url=self.base_url,
@@ -307,15 +415,6 @@ class Endpoint:
             max_retries=0,
             http_client=http,
         )
-
-    def _masked(self, text: str) -> str:
-        # Short values are placeholders such as "x", and masking them would garble the text.
-        return text.replace(self._key, "[key]") if len(self._key) >= 8 else text
-
-    def _clean(self, text: str, prefix: str = "") -> str:
-        """One line without keys; masked before it is cut, so that no half key is left over."""
-        line = _KEY_LIKE.sub("[key]", self._masked(" ".join(text.split())))
-        return prefix + line[:_DETAIL_CHARS]
 
 
 def _completion(entry: Entry) -> Completion:
@@ -336,32 +435,38 @@ def _completion(entry: Entry) -> Completion:
     )
 
 
-def _cost(prices: tuple[float, float] | None, answer: Answer) -> float | None:
-    if prices is None or answer.prompt_tokens is None or answer.completion_tokens is None:
+def _as_it_is(entry: Entry) -> Entry:
+    return entry
+
+
+def _cost(price: Price | None, answer: Answer) -> float | None:
+    if price is None or answer.prompt_tokens is None or answer.completion_tokens is None:
         return None
-    return (prices[0] * answer.prompt_tokens + prices[1] * answer.completion_tokens) / 1e6
+    return price.cost(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+
+
+def _bucket(per_minute: float | None) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, time.monotonic())
 
 
 def _check_numbers(
-    timeout_s: float, max_attempts: int, concurrency: int, backoff_s: float, max_wait_s: float
+    positive: Mapping[str, float | None],
+    at_least_1: Mapping[str, int],
+    not_negative: Mapping[str, float],
 ) -> None:
-    wrong = {
-        "timeout_s must be above 0": not timeout_s > 0,
-        "max_attempts must be at least 1": max_attempts < 1,
-        "concurrency must be at least 1": concurrency < 1,
-        "backoff_s must not be negative": not backoff_s >= 0,
-        "max_wait_s must not be negative": not max_wait_s >= 0,
-    }
-    for rule, broken in wrong.items():
-        if broken:
-            raise ConfigError(
-                f"An endpoint setting is out of range: {rule}.",
-                "With such a value no request could be sent, or retries would never end.",
-                "Set it to a value in range, or leave it out to use the default.",
-            )
+    # Written so that NaN breaks every rule.
+    wrong = [f"{n} must be above 0" for n, v in positive.items() if v is not None and not v > 0]
+    wrong += [f"{n} must be at least 1" for n, v in at_least_1.items() if not v >= 1]
+    wrong += [f"{n} must not be negative" for n, v in not_negative.items() if not v >= 0]
+    if wrong:
+        raise ConfigError(
+            f"An endpoint setting is out of range: {wrong[0]}.",
+            "With such a value no request could be sent, or retries would never end.",
+            "Set it to a value in range, or leave it out to use the default.",
+        )
 
 
-def _checked_prices(price_in: float | None, price_out: float | None) -> tuple[float, float] | None:
+def _price(price_in: float | None, price_out: float | None) -> Price | None:
     if price_in is None and price_out is None:
         return None
     if price_in is None or price_out is None or price_in < 0 or price_out < 0:
@@ -370,53 +475,13 @@ def _checked_prices(price_in: float | None, price_out: float | None) -> tuple[fl
             "A cost needs the price of prompt tokens and the price of completion tokens.",
             "Give both in US dollars per million tokens, or neither.",
         )
-    return price_in, price_out
+    return Price(price_in, price_out)
 
 
-def _checked_url(base_url: str | None) -> str:
-    """The base URL without a trailing slash, fit to stand in run folders and ledger keys."""
-    url = (base_url or OPENAI_URL).rstrip("/")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ModelLoadError(
-            f"The base URL '{url.rpartition('@')[2]}' is no http or https address.",
-            "Requests go to its path /chat/completions.",
-            "Give an address such as http://localhost:8000/v1.",
-        )
-    if parts.username or parts.password:
-        raise ModelLoadError(
-            f"The base URL of '{parts.hostname}' holds a user name or password.",
-            "Base URLs are written into run folders, where no secret may stand.",
-            "Put the secret into an environment variable and give its name as the key variable.",
-        )
-    return url
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _read_key(name: str, *, optional: bool) -> str:
-    """The key in the environment variable `name`, empty when it is unset and `optional`."""
-    key = os.environ.get(name, "").strip()
-    if not key and not optional:
-        raise ModelLoadError(
-            f"The environment variable '{name}' is not set.",
-            "The server's key is read from there; keys are never written into configurations.",
-            f"Run: export {name}=...  (any value will do for a server that asks for no key).",
-        )
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ModelLoadError(
-            f"The environment variable '{name}' holds characters that no key can have.",
-            "A key travels in an HTTP header, which allows printable ASCII without spaces only.",
-            f"Copy the key again and run: export {name}=...",
-        )
-    return key
+def _unpriced(model: str, base_url: str) -> ConfigError:
+    return ConfigError(
+        f"The price of '{model}' at {base_url} is not known, and the run has a cost limit.",
+        "A limit cannot be kept when some of what counts against it has no price.",
+        "Add the model to a price file (--prices FILE) or to the endpoints file (price_in and "
+        "price_out, 0 for a server of your own), or leave --max-cost out.",
+    )

@@ -6,7 +6,9 @@ that decides its answer (endpoint, model, messages, sampling) and of who asked (
 rollout, kind, turn, sample, step), so that eight drafts of one example stay eight entries.
 
 The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
-so a repaired reader also repairs old entries. Requests, headers and keys are never stored.
+so a repaired reader also repairs old entries. Beside it stands what was asked (`ledger_file.py`):
+messages, sampling and base URL, from which the key can be computed again. Headers and keys are
+never stored.
 
 Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
 raises `ReplayMiss` rather than touch the network; `off` does nothing.
@@ -16,48 +18,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
-from urllib.parse import quote
 
 from soulkit.errors import RunError, UserError
+from soulkit.models.ledger_file import (
+    ADDED,
+    COLUMNS,
+    Request,
+    columns_of,
+    keep_request,
+    open_to_read,
+    open_to_write,
+    seal,
+    transaction,
+    unusable,
+)
 from soulkit.types import Call, Sampling
 
-Mode = Literal["record", "replay", "off"]
+__all__ = ["Entry", "Ledger", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
-_VERSION = 1
-_COLUMNS = (
-    "key", "model", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "reply",
-    "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created",
-)  # fmt: skip
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS calls (
-    key TEXT PRIMARY KEY,
-    model TEXT NOT NULL,
-    role TEXT NOT NULL,
-    example_id TEXT NOT NULL,
-    rollout INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    turn INTEGER NOT NULL,
-    sample INTEGER NOT NULL,
-    step INTEGER NOT NULL,
-    reply TEXT NOT NULL,
-    dropped TEXT NOT NULL,
-    prompt_tokens INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL,
-    cost REAL,
-    seconds REAL NOT NULL,
-    attempts INTEGER NOT NULL,
-    created TEXT NOT NULL
-)
-"""
+Mode = Literal["record", "replay", "off"]
 
 
 class ReplayMiss(UserError):
@@ -111,11 +97,24 @@ def call_key(
     call: Call,
 ) -> str:
     """The sha256 (hex) that names one call; equal inputs give equal keys on every machine."""
+    return request_key(request_of(base_url, messages, sampling), model, call)
+
+
+def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
+    """What is asked, in the form that the ledger keeps."""
+    wanted = asdict(sampling)
+    if sampling.form is None:  # a reply of free form keeps the key that it had before forms
+        del wanted["form"]
+    return Request(base_url=base_url, messages=tuple(messages), sampling=wanted)
+
+
+def request_key(asked: Request, model: str, call: Call) -> str:
+    """`call_key` of a request, a stored one for instance."""
     parts = {
-        "base_url": base_url,
+        "base_url": asked.base_url,
         "model": model,
-        "messages": [dict(m) for m in messages],
-        "sampling": asdict(sampling),
+        "messages": [dict(m) for m in asked.messages],
+        "sampling": asked.sampling,
         "call": asdict(call),
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -138,7 +137,7 @@ class Ledger:
         self.mode: Mode = mode
         self._lock = threading.Lock()
         self._hits = 0
-        self._db = _open(self.path, mode)
+        self._db, self._columns = _open(self.path, mode)
 
     def lookup(self, key: str, *, model: str, call: Call) -> Entry | None:
         """The entry of `key`, or None when it has to be asked for.
@@ -154,8 +153,10 @@ class Ledger:
             raise _miss(self.path, model, call)
         return entry
 
-    def store(self, key: str, entry: Entry) -> Entry:
+    def store(self, key: str, entry: Entry, asked: Request | None = None) -> Entry:
         """Keep `entry` and return what the ledger now holds: the first reply of a key stays.
+
+        `asked` is kept beside it, for whoever looks at the ledger later.
 
         Raises:
             RunError: the file cannot be written, or the ledger is a replay.
@@ -163,17 +164,18 @@ class Ledger:
         if self.mode == "off":
             return entry
         if self.mode == "replay":
-            raise _unusable(self.path, "it is open for replay only")
-        marks = ",".join("?" * len(_COLUMNS))
+            raise unusable(self.path, "it is open for replay only")
         try:
             with self._lock:
-                self._connection().execute(
-                    f"INSERT OR IGNORE INTO calls ({','.join(_COLUMNS)}) VALUES ({marks})",
-                    _row(key, entry),
-                )
+                _insert(self._connection(), key, entry, asked)
         except sqlite3.Error as error:
-            raise _unusable(self.path, str(error)) from error
+            raise _not_kept(self.path, entry, str(error)) from error
         return self._find(key) or entry
+
+    def damaged(self, entry: Entry, problem: str) -> RunError:
+        """The error of an entry that is no longer what was stored."""
+        return unusable(self.path, f"the reply of {_who(entry.model, entry.call)} is damaged "
+                        f"({problem})")  # fmt: skip
 
     def totals(self) -> Totals:
         """Calls, tokens and US dollars of all entries, in all and by role; hits of this process."""
@@ -205,12 +207,17 @@ class Ledger:
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
-            raise _unusable(self.path, "it is closed")
+            raise unusable(self.path, "it is closed")
         return self._db
 
     def _find(self, key: str) -> Entry | None:
-        rows = self._query(f"SELECT {','.join(_COLUMNS)} FROM calls WHERE key = ?", (key,))
-        return _entry(rows[0]) if rows else None
+        rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE key = ?", (key,))
+        if not rows:
+            return None
+        entry, problem = read_row(self._columns, rows[0])
+        if problem:
+            raise self.damaged(entry, problem)
+        return entry
 
     def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
         return self._query(
@@ -225,94 +232,54 @@ class Ledger:
             with self._lock:
                 return self._connection().execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise _unusable(self.path, str(error)) from error
+            raise unusable(self.path, str(error)) from error
 
 
-def _open(path: Path | None, mode: Mode) -> sqlite3.Connection | None:
+def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tuple[str, ...]]:
+    """The connection and the columns that its file has."""
     if mode == "off":
-        return None
+        return None, COLUMNS
     if path is None:
-        raise _unusable(path, "no path was given")
+        raise unusable(path, "no path was given")
     try:
-        return _open_to_read(path) if mode == "replay" else _open_to_write(path)
+        db = open_to_read(path) if mode == "replay" else open_to_write(path)
+        return db, columns_of(db)
     except (sqlite3.Error, OSError) as error:
-        raise _unusable(path, str(error)) from error
+        raise unusable(path, str(error)) from error
 
 
-def _open_to_write(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    db = _connect(path, "rwc")
-    try:
-        # NORMAL keeps every commit through a killed process; only a power cut can lose the last.
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        if _version(db) == 0 and not _tables(db):
-            db.execute(_SCHEMA)
-            db.execute(f"PRAGMA user_version={_VERSION}")
-        _check(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
+def _insert(db: sqlite3.Connection, key: str, entry: Entry, asked: Request | None) -> None:
+    with transaction(db):
+        context, settings = keep_request(db, asked) if asked is not None else (None, None)
+        row = (*_row(key, entry), context, settings, seal(entry.reply))
+        marks = ",".join("?" * len(row))
+        names = ",".join((*COLUMNS, *ADDED))
+        db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise _unusable(path, "there is no such file")
-    # A WAL database needs side files even to be read: an archive that cannot hold them is read as
-    # it stands, any other is opened for writing so that closing it clears them away again.
-    frozen = not os.access(path.parent, os.W_OK) or not os.access(path, os.W_OK)
-    db = _connect(path, "ro&immutable=1" if frozen else "rw")
-    try:
-        db.execute("PRAGMA query_only=ON")
-        _check(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _connect(path: Path, flags: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.resolve()))}?mode={flags}"
-    return sqlite3.connect(
-        uri, uri=True, timeout=30.0, isolation_level=None, check_same_thread=False
-    )
-
-
-def _version(db: sqlite3.Connection) -> int:
-    with closing(db.execute("PRAGMA user_version")) as cursor:
-        return int(cursor.fetchone()[0])
-
-
-def _tables(db: sqlite3.Connection) -> set[str]:
-    with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
-        return {str(row[0]) for row in cursor}
-
-
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    # Two processes may create the file at once: the second sees the table before the version.
-    if "calls" not in _tables(db) or _version(db) not in (0, _VERSION):
-        raise _unusable(path, "it is no ledger of this version of soulkit")
-
-
-def _unusable(path: Path | None, cause: str) -> RunError:
+def _not_kept(path: Path | None, entry: Entry, cause: str) -> RunError:
     return RunError(
-        f"The ledger '{path}' cannot be used: {cause}.",
-        "It holds the paid replies of a run, so nothing is guessed or overwritten.",
-        "Check the path and its permissions, name another ledger file, or switch the ledger off.",
+        f"A reply could not be kept in the ledger '{path}': {cause}.",
+        f"It was asked for and may have been paid for ({_who(entry.model, entry.call)}); every "
+        "reply before it is in the ledger.",
+        "Free space, or end the process that holds the file, then run the same command again: only "
+        "what is missing is asked for.",
     )
 
 
 def _miss(path: Path | None, model: str, call: Call) -> ReplayMiss:
-    who = (
-        f"role {call.role}, example {call.example_id}, rollout {call.rollout}, {call.kind}, "
-        f"turn {call.turn}, sample {call.sample}, step {call.step}"
-    )
     return ReplayMiss(
-        f"The ledger '{path}' holds no reply of '{model}' for this call: {who}.",
+        f"The ledger '{path}' holds no reply of {_who(model, call)}.",
         "A replay never asks the network, and this call was not made with these very messages, "
         "sampling settings, model and base URL.",
         "Record it first with the ledger in mode 'record', or replay with the recorded settings.",
+    )
+
+
+def _who(model: str, call: Call) -> str:
+    return (
+        f"'{model}' for this call: role {call.role}, example {call.example_id}, rollout "
+        f"{call.rollout}, {call.kind}, turn {call.turn}, sample {call.sample}, step {call.step}"
     )
 
 
@@ -325,13 +292,24 @@ def _row(key: str, entry: Entry) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
-    named = dict(zip(_COLUMNS, row, strict=True))
-    named.pop("key")
+def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[Entry, str]:
+    """(the entry, what is wrong with its row: empty when nothing is)."""
+    named = dict(zip(columns, row, strict=True))
+    sealed, problem = named.get("seal"), ""
+    if sealed is not None and sealed != seal(str(named["reply"])):
+        problem = "its text is not what was stored"
+    try:
+        dropped = tuple(json.loads(named["dropped"]))
+    except (ValueError, TypeError):
+        dropped, problem = (), "its dropped parameters cannot be read"
     who = ("role", "example_id", "rollout", "kind", "turn", "sample", "step")
-    call = Call(**{name: named.pop(name) for name in who})
-    dropped = tuple(json.loads(named.pop("dropped")))
-    return Entry(call=call, dropped=dropped, **named)
+    rest = set(COLUMNS) - {"key", "dropped", *who}
+    entry = Entry(
+        call=Call(**{name: named[name] for name in who}),
+        dropped=dropped,
+        **{name: named[name] for name in rest},
+    )
+    return entry, problem
 
 
 def _sums(row: tuple[Any, ...]) -> RoleTotals:

@@ -200,7 +200,8 @@ class LocalModel:
     def _dropped(self, sampling: Sampling) -> tuple[str, ...]:
         unread = sampling.thinking is not None and not self.renderer().reads_thinking
         effort = ("reasoning_effort",) if sampling.reasoning_effort else ()
-        return (*effort, *(("thinking",) if unread else ()))
+        form = ("form",) if sampling.form else ()  # whoever reads the reply checks it
+        return (*form, *effort, *(("thinking",) if unread else ()))
 
     async def _dispatch(self, queue: Queue) -> None:
         while queue.drop_cancelled():

@@ -17,13 +17,26 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from soulkit.errors import SoulError
-from soulkit.types import Call, Sampling, Segment
+from soulkit.types import Call, Form, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
 """Wire names that differ from the name of the `Sampling` field they carry."""
+FORMAT = "response_format"
+RUNGS = ("json_schema", "json_object")
+"""How a server is asked for a form, best first; below the last rung it is not asked."""
+_ABOUT_FORM = re.compile(
+    r"response[ _]?format|json[ _]?schema|json[ _]?object|json[ _]?mode|structured[ _]?output"
+    r"|guided[ _](?:json|decoding)|\bgrammar\b|invalid schema"
+    r"|must contain the word .{0,2}json",
+    re.IGNORECASE,
+)
 _UNSUPPORTED = re.compile(
     r"unsupported|(?:not|n't) (?:\w+ )?(?:support|permit|allow|recogni)|no longer supported"
     r"|unknown|unrecogni[sz]ed|unexpected|deprecated|extra_forbidden|extra inputs",
+    re.IGNORECASE,
+)
+_THIS_FORM = re.compile(
+    r"invalid (?:json )?schema|schema (?:contains|uses|has)|features?\b|must contain the word",
     re.IGNORECASE,
 )
 _TOO_LONG = re.compile(
@@ -42,6 +55,8 @@ class Answer:
     stop_reason: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    cached_tokens: int = 0
+    """Prompt tokens that the server says it had cached."""
 
 
 class Unreadable(SoulError):
@@ -51,6 +66,13 @@ class Unreadable(SoulError):
 def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
     """Role and text of each segment; empty system segments, which some servers refuse, go."""
     return [{"role": s.role, "content": s.text} for s in context if s.text or s.role != "system"]
+
+
+def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
+    """Tokens of the messages, guessed at four bytes each and a few per message, and the reply's
+    limit: what a request is taken to use before the server has counted."""
+    size = sum(len(m["content"].encode("utf-8", "replace")) for m in messages)
+    return size / 4 + 4 * len(messages) + max_tokens
 
 
 def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
@@ -67,7 +89,16 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
     if sampling.thinking is not None:
         budget = {} if sampling.thinking else {"thinking_budget": 0}
         wire["chat_template_kwargs"] = {"enable_thinking": sampling.thinking} | budget
+    if sampling.form is not None:
+        wire[FORMAT] = _strict_format(sampling.form)
     return wire
+
+
+def _strict_format(form: Form) -> dict[str, Any]:
+    # Names of schemas are restricted to these characters and 64 of them.
+    name = re.sub(r"[^\w-]", "_", form.name, flags=re.ASCII)[:64] or "reply"
+    schema = {"name": name, "strict": True, "schema": json.loads(form.schema)}
+    return {"type": RUNGS[0], RUNGS[0]: schema}
 
 
 def _seed(seed: int, call: Call) -> int:
@@ -76,17 +107,38 @@ def _seed(seed: int, call: Call) -> int:
 
 
 def without(wanted: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
-    """`wanted` less what the server refuses; a refused `max_tokens` goes under its newer name."""
+    """`wanted` less what the server refuses; a refused `max_tokens` goes under its newer name, a
+    refused form one rung lower."""
     sent = {name: value for name, value in wanted.items() if name not in refused}
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
         sent["max_completion_tokens"] = wanted["max_tokens"]
+    if FORMAT in wanted:
+        rung = _rung(wanted[FORMAT], refused)
+        if rung is None:
+            del sent[FORMAT]
+        elif rung != RUNGS[0]:
+            sent[FORMAT] = {"type": rung}
     return sent
+
+
+def _rung(form: Mapping[str, Any], refused: set[str]) -> str | None:
+    """The best rung that is refused neither for every form nor for this one."""
+    name = form[RUNGS[0]]["name"]
+    return next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
 
 
 def dropped_fields(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
     """The `Sampling` fields that were asked for and not sent, sorted."""
-    carried = {_FIELD_OF.get(name, name) for name in sent}
-    return tuple(sorted({_FIELD_OF.get(name, name) for name in wanted} - carried))
+    carried = {_FIELD_OF.get(name, name) for name in sent} | {FORMAT}
+    gone = {_FIELD_OF.get(name, name) for name in wanted} - carried
+    return tuple(sorted(gone | _dropped_rungs(wanted, sent)))
+
+
+def _dropped_rungs(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> set[str]:
+    if FORMAT not in wanted:
+        return set()
+    kept = sent[FORMAT]["type"] if FORMAT in sent else None
+    return {f"form:{rung}" for rung in RUNGS[: RUNGS.index(kept) if kept else None]}
 
 
 def error_message(body: object) -> str:
@@ -106,16 +158,31 @@ def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -
     """The sent parameter that the server does not take; empty when it is about something else.
 
     A value out of range also names its parameter, but is the caller's mistake: it must not be
-    mended by dropping the parameter, hence the look for words of non-support.
+    mended by dropping the parameter, hence the look for words of non-support. Forms are the
+    exception, since whatever is wrong with one is mended by asking for less.
     """
+    # It may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
+    named = next((name for name in re.findall(r"\w+", param) if name in sent), "")
+    about_form = FORMAT in sent and _ABOUT_FORM.search(f"{code} {param} {message}")
+    if about_form and named in ("", FORMAT):
+        return FORMAT
     if not _UNSUPPORTED.search(f"{code} {message}"):
         return ""
     if param:
-        # It may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
-        return next((name for name in re.findall(r"\w+", param) if name in sent), "")
+        return named
     places = {name: re.search(rf"\b{name}\b", message) for name in sent}
     found = {name: match.start() for name, match in places.items() if match}
     return min(found, key=lambda name: found[name], default="")
+
+
+def refused_rung(
+    code: str, message: str, wanted: Mapping[str, Any], sent: Mapping[str, Any]
+) -> str:
+    """What to remember of a refused form: the rung it was asked on, for every form when the server
+    does not know the rung, else (a schema that it cannot hold a model to) for this one only."""
+    rung = f"form:{sent[FORMAT]['type']}"
+    everywhere = _UNSUPPORTED.search(f"{code} {message}") and not _THIS_FORM.search(message)
+    return rung if everywhere else f"{rung}:{wanted[FORMAT][RUNGS[0]]['name']}"
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -152,6 +219,8 @@ def read_reply(raw: str) -> Answer:
         raise Unreadable("no message")
     usage = body.get("usage")
     usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else {}
     return Answer(
         # A refusal is what the model said to its user: words of the actor, not an error.
         text=_text(message.get("content")) or _text(message.get("refusal")),
@@ -159,6 +228,7 @@ def read_reply(raw: str) -> Answer:
         stop_reason=str(choices[0].get("finish_reason") or "unknown"),
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) or 0,
     )
 
 

@@ -67,13 +67,13 @@ class FeedbackPolicy:
     """Tasks whose feedback shows a worked example, answer included, give feedback at all."""
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
-        gate = task.spec.feedback
-        if score.reward is None or (gate.kind == "worked_example" and not self.worked_examples):
+        worked = task.spec.feedback.kind == "worked_example"
+        if score.reward is None or (worked and not self.worked_examples):
             return False
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high
         if self.when == "task":
-            return score.reward < gate.below and (gate.until_step is None or step < gate.until_step)
+            return task.gate(score, step)
         return True
 
 
@@ -178,10 +178,9 @@ class Engine:
         return [found[index] for index, _ in work]
 
     def _seats(self, count: int) -> list[Seat]:
-        cast = self.cast
-        players = [cast.actor, cast.partner, cast.environment, cast.judge, cast.coach]
-        players.append(self.feedback.blind_reader if self.feedback else None)
-        return seats([player.model for player in players if player is not None], count)
+        reader = self.feedback.blind_reader if self.feedback else None
+        players = [*self.cast.players, *([reader] if reader else [])]
+        return seats([player.model for player in players], count)
 
     async def _walked(self, job: Job, rollout: Rollout) -> Record:
         try:
@@ -191,6 +190,8 @@ class Engine:
                 example_id=job.example.id, task=job.task.name, kind=rollout.kind,
                 rollout=job.index, stop="failed", failure=Failure(error.reason, error.detail),
             )  # fmt: skip
+        # Whoever judges keys its calls with the step: no task has to think of it.
+        episode = replace(episode, step=job.step)
         try:
             score = await job.task.score(job.example, episode, self.cast)
         except CallError as error:

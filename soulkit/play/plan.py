@@ -1,21 +1,32 @@
-"""What an evaluation will ask for, before anything starts: episodes, calls, words and cost.
+"""What a command will ask for, before anything starts: calls, tokens, cost, memory and time.
 
 Words are counted, not tokens, since an API model brings no tokenizer; TOKENS_PER_WORD turns them
-into tokens for the cost. The cost is an upper estimate: every reply is taken to be as long as
-`max_tokens` allows, and every dialogue to last as many turns as its task allows.
+into tokens. Two figures stand beside each other wherever replies cost something: *about*, with
+replies of the usual length (`USUAL`) or as long as they were in an earlier run, and *at most*, with
+every reply as long as its limit and every dialogue as many turns as its task allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from soulkit.data.files import BadRow
+from soulkit.judge.structured import ATTEMPTS
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Role
 
 TOKENS_PER_WORD = 4 / 3
+USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "coach": 250,
+         "blind_reader": 10}  # fmt: skip
+"""Tokens of a usual reply, thinking not counted: an assumption, see `Voice.usual`."""
+RUBRIC = 800
+"""Tokens of a judge's or coach's instructions, about."""
+AGAIN = 600
+"""Tokens that a judge's second prompt has more than the first: its reply, and what is wrong."""
+SECONDS_PER_TOKEN, SECONDS_PER_CALL = 0.012, 0.6
+"""Assumed of a served model: what each reply token takes, and what each call takes before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +40,49 @@ class Work:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """The roles that sit at the tables of these examples."""
-        return frozenset(role for example in self.examples for role in example.seats.values())
+        """The roles that an episode of these examples may call."""
+        return frozenset(role for example in self.examples for role in self.task.calls(example))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """One player of a role: how long its replies may be and what they cost."""
+
+    role: str
+    name: str
+    limit: int
+    """Tokens of one reply at most."""
+    prices: tuple[float, float] | None = None
+    """US dollars per million prompt and reply tokens."""
+    times: int = 1
+    """How often it is asked where another would be asked once (judge samples)."""
+    each: int = 0
+    """Calls of an episode where the task itself does not call the role: a coach's."""
+    usual: int | None = None
+    """Tokens of its replies in an earlier run; None: USUAL."""
+    served: bool = True
+    """Whether it costs time on a server rather than on this machine."""
 
     @property
-    def turns(self) -> int:
-        """Turns of the actor in one episode at most."""
-        return int(self.task.spec.options.get("max_turns", 1))
+    def reply(self) -> int:
+        return min(self.limit, self.usual or USUAL[self.role])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one player is asked for in one task. Tokens and US dollars over all its calls."""
+
+    role: str
+    name: str
+    calls: int
+    """At most: a judge's with a re-ask each, which only `cost_limit` counts, too."""
+    prompt_tokens: int
+    reply_tokens: int
+    cost: float | None
+    cost_limit: float | None
+    """The cost at most; both are None without prices."""
+    seconds: float
+    """Of all calls one after the other; 0 for a player on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,31 +92,51 @@ class TaskPlan:
     task: str
     examples: int
     episodes: int
-    calls: Mapping[str, int]
-    """Role → calls at most."""
     prompt_words: int
     """Words of the actor's first prompts, over all episodes."""
     longest_prompt: int
     """Words of the longest of them."""
-    max_tokens: int
-    """Limit of one reply."""
-    cost: float | None
-    """US dollars at most for the actor; None without prices."""
+    asked: tuple[Asked, ...]
+    chain: float
+    """Seconds of one episode's calls, one after the other."""
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Role → calls at most."""
+        found: dict[str, int] = {}
+        for one in self.asked:
+            found[one.role] = found.get(one.role, 0) + one.calls
+        return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the plan takes on this machine: bytes and seconds, `about` said in `words`."""
+
+    memory: int
+    seconds: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `--dry-run` prints."""
+    """What `--dry-run` and `soul plan` print."""
 
     tasks: tuple[TaskPlan, ...]
+    concurrency: int = 1
+    machine: Machine | None = None
 
     @property
     def episodes(self) -> int:
         return sum(t.episodes for t in self.tasks)
 
     @property
+    def asked(self) -> tuple[Asked, ...]:
+        return tuple(one for t in self.tasks for one in t.asked)
+
+    @property
     def calls(self) -> int:
-        return sum(count for t in self.tasks for count in t.calls.values())
+        return sum(one.calls for one in self.asked)
 
     @property
     def prompt_words(self) -> int:
@@ -77,8 +144,26 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        known = [t.cost for t in self.tasks if t.cost is not None]
-        return sum(known) if known else None
+        """US dollars about; None when nobody's price is known."""
+        return total(one.cost for one in self.asked)
+
+    @property
+    def cost_limit(self) -> float | None:
+        """US dollars at most."""
+        return total(one.cost_limit for one in self.asked)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Served players without a price: the cost leaves them out."""
+        return tuple(sorted({one.name for one in self.asked if one.cost is None and one.seconds}))
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds, about: as wide as the concurrency allows, never shorter than one episode's
+        own chain of calls, plus the work of this machine."""
+        served = sum(one.seconds for one in self.asked) / self.concurrency
+        chain = max((t.chain for t in self.tasks), default=0.0)
+        return max(served, chain) + (self.machine.seconds if self.machine else 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -87,52 +172,120 @@ class Plan:
             "calls": self.calls,
             "prompt_words": self.prompt_words,
             "cost": self.cost,
-            "tasks": [asdict(t) for t in self.tasks],
+            "cost_limit": self.cost_limit,
+            "unpriced": list(self.unpriced),
+            "seconds": self.seconds,
+            "machine": asdict(self.machine) if self.machine else None,
+            "tasks": [{**asdict(t), "calls": t.calls} for t in self.tasks],
         }
+
+
+def total(values: Any) -> float | None:
+    """The sum of those that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def plan(
     work: Sequence[Work],
     repeats: int,
-    max_tokens: Mapping[str, int],
+    voices: Mapping[str, Sequence[Voice]],
     *,
-    price_in: float | None = None,
-    price_out: float | None = None,
+    concurrency: int = 1,
 ) -> Plan:
     """The plan of `repeats` plays of every example.
 
-    `max_tokens` is the reply limit by task; prices are US dollars per million tokens of the actor.
+    `voices` are the players of each task: the actor first, then whoever else was named. Roles that
+    the task does not call are left out.
     """
-    prices = None if price_in is None or price_out is None else (price_in, price_out)
-    return Plan(tuple(_planned(w, repeats, max_tokens[w.task.name], prices) for w in work))
+    tasks = tuple(_planned(w, repeats, voices[w.task.name]) for w in work)
+    return Plan(tasks=tasks, concurrency=concurrency)
 
 
-def _planned(
-    work: Work, repeats: int, max_tokens: int, prices: tuple[float, float] | None
-) -> TaskPlan:
+def scaled(found: Plan, factor: float, label: str = "") -> Plan:
+    """The plan of `factor` times as many episodes, its tasks marked with `label`."""
+    return replace(found, tasks=tuple(_scaled(t, factor, label) for t in found.tasks))
+
+
+def _scaled(part: TaskPlan, factor: float, label: str) -> TaskPlan:
+    def more(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    asked = [
+        replace(
+            one, calls=round(one.calls * factor), prompt_tokens=round(one.prompt_tokens * factor),
+            reply_tokens=round(one.reply_tokens * factor), cost=more(one.cost),
+            cost_limit=more(one.cost_limit), seconds=one.seconds * factor,
+        )
+        for one in part.asked
+    ]  # fmt: skip
+    episodes, words = round(part.episodes * factor), round(part.prompt_words * factor)
+    name = f"{part.task} {label}".strip()
+    return replace(part, task=name, episodes=episodes, prompt_words=words, asked=tuple(asked))
+
+
+def on_machine(found: Plan, machine: Machine | None) -> Plan:
+    """The plan with what it takes on this machine."""
+    return replace(found, machine=machine)
+
+
+def _planned(work: Work, repeats: int, voices: Sequence[Voice]) -> TaskPlan:
     lengths = [_words(work.task, example) for example in work.examples]
+    asked = [_asked(work, lengths, repeats, voice, voices) for voice in voices]
     episodes = repeats * len(work.examples)
-    calls: dict[str, int] = dict.fromkeys(sorted(work.roles), episodes * work.turns)
-    cost = None
-    if prices is not None:
-        asked = repeats * sum(_prompt_tokens(n, work.turns, max_tokens) for n in lengths)
-        cost = (prices[0] * asked + prices[1] * calls.get("actor", 0) * max_tokens) / 1e6
     return TaskPlan(
         task=work.task.name,
         examples=len(work.examples),
         episodes=episodes,
-        calls=calls,
         prompt_words=repeats * sum(lengths),
         longest_prompt=max(lengths, default=0),
-        max_tokens=max_tokens,
-        cost=cost,
+        asked=tuple(one for one in asked if one.calls),
+        chain=sum(one.seconds for one in asked) / max(episodes, 1),
     )
+
+
+def _asked(
+    work: Work, lengths: Sequence[int], repeats: int, voice: Voice, voices: Sequence[Voice]
+) -> Asked:
+    others = {v.role: v for v in voices}
+    calls = prompts = most = 0.0
+    for example, words in zip(work.examples, lengths, strict=True):
+        wanted = work.task.calls(example)
+        times = (dict(wanted).get(voice.role) or voice.each) * voice.times  # type: ignore[call-overload]
+        turns = int(wanted.get("actor", 1))
+        calls += times
+        prompts += times * _prompt(words, turns, voice, others, longest=False)
+        most += times * _prompt(words, turns, voice, others, longest=True)
+    calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
+    replies = int(calls) * voice.reply
+    tries = ATTEMPTS if voice.role == "judge" else 1
+    most = tries * most + (tries - 1) * calls * AGAIN
+    return Asked(
+        role=voice.role, name=voice.name, calls=tries * int(calls), prompt_tokens=int(prompts),
+        reply_tokens=replies,
+        cost=_cost(voice, prompts, replies),
+        cost_limit=_cost(voice, most, tries * calls * voice.limit),
+        seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if voice.served else 0.0,
+    )  # fmt: skip
+
+
+def _prompt(
+    words: int, turns: int, voice: Voice, others: Mapping[str, Voice], *, longest: bool
+) -> float:
+    """Tokens of a mean prompt: the first one and what has been said since, on both sides."""
+    first = words * TOKENS_PER_WORD
+    sides = [others[r] for r in ("actor", "partner", "environment") if r in others]
+    each = sum(side.limit if longest else side.reply for side in sides)
+    if voice.role in ("judge", "coach", "blind_reader"):
+        return first + RUBRIC + turns * each
+    return first + (turns - 1) / 2 * each
+
+
+def _cost(voice: Voice, prompt: float, reply: float) -> float | None:
+    if voice.prices is None:
+        return None
+    return (voice.prices[0] * prompt + voice.prices[1] * reply) / 1e6
 
 
 def _words(task: Task, example: Example) -> int:
     return sum(len(segment.text.split()) for segment in task.preview(example))
-
-
-def _prompt_tokens(words: int, turns: int, max_tokens: int) -> float:
-    """Tokens of all prompts of one episode: each turn adds a line of both sides to the next."""
-    return turns * words * TOKENS_PER_WORD + turns * (turns - 1) * max_tokens

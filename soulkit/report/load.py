@@ -64,6 +64,12 @@ def find_runs(path: Path) -> list[Path]:
     A folder whose only record is a summary, such as the demo's, stands for the runs inside it.
     """
     inside = [p for p in path.iterdir() if p.is_dir() and _is_run(p)] if path.is_dir() else []
+    if _is_check(path):
+        raise RunError(
+            f"'{path}' is a check of a judge, which holds no scores of a model.",
+            "A report compares what models scored.",
+            f"Print the check with: soul judge show {path}",
+        )
     own = any((path / name).is_file() for name in _FILES if name != "summary.json")
     if own or (_is_run(path) and not inside):
         return [path]
@@ -81,7 +87,12 @@ def _rank(name: str) -> int:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in _FILES)
+    return any((path / name).is_file() for name in _FILES) and not _is_check(path)
+
+
+def _is_check(path: Path) -> bool:
+    """Whether `soul judge check` wrote it."""
+    return (path / "judgements.jsonl").is_file()
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

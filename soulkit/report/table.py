@@ -101,6 +101,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     found.append(("cost", _cost(summary)))
     found.append(("answers", answers_text(summary)))
     found.append(("feedback", feedback_text(summary)))
+    found.append(("canaries", canary_text(summary)))
     return [(label, one_line(str(text), 200)) for label, text in found if text]
 
 
@@ -130,6 +131,31 @@ def feedback_text(summary: Mapping[str, Any]) -> str:
     if failures:
         parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
     return "; ".join(parts)
+
+
+def canary_text(summary: Mapping[str, Any]) -> str:
+    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms; empty without canaries."""
+    canaries = summary.get("canaries")
+    if not canaries:
+        return ""
+    moved = [
+        f"{name} {canaries['first'][name]:.2f} to {value:.2f}"
+        for name, value in canaries["last"].items()
+    ]
+    if not canaries["alarms"]:
+        return f"{', '.join(moved)}; no alarm"
+    newest = "; ".join(alarm_text(alarm) for alarm in canaries["newest"])
+    total = canaries["alarms"]
+    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}"
+
+
+def alarm_text(alarm: Mapping[str, Any]) -> str:
+    """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
+    drafts = "" if alarm["drafts"] is None else f", drafts {alarm['drafts']:.2f}"
+    return (
+        f"{alarm['step']}: {alarm['canary']} scores {alarm['value']:.2f} "
+        f"({alarm['first']:.2f} at first{drafts})"
+    )
 
 
 def _cost(summary: Mapping[str, Any]) -> str | None:

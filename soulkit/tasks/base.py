@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.rows import bind, content_hash
+from soulkit.data.rows import bind, content_hash, unpacked
 from soulkit.errors import ConfigError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
@@ -85,7 +85,8 @@ class Task(ABC):
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
         """Bind a row's columns to the seats that may see them. Raises DataError on a bad row."""
-        fields = self.prepare(bind(row, self.spec.columns, self.name, source))
+        opened = unpacked(row, self.spec.unpack, source)
+        fields = self.prepare(bind(opened, self.spec.columns, self.name, source))
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
         named = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
@@ -94,8 +95,8 @@ class Task(ABC):
             id=key,
             task=self.name,
             fields=fields,
-            audience={k: c.audience for k, c in self.spec.columns.items()},
-            seats=self.spec.seats,
+            audience=self.audience(fields),
+            seats=self.seats(fields),
             split=split,
             source=source,
             cluster=cluster if named else key,  # a row that names no cluster stands alone
@@ -114,6 +115,19 @@ class Task(ABC):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Normalise a bound row (parse list literals, say); DataError on what cannot be used."""
         return fields
+
+    def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
+        """Seat → role in this row; a task whose rows say who acts overrides it."""
+        return self.spec.seats
+
+    def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Field → who may see it in this row."""
+        return {name: column.audience for name, column in self.spec.columns.items()}
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """Calls of one episode at most, by role: what it needs filled, and what a plan counts."""
+        turns = int(self.spec.options.get("max_turns", 1))
+        return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Break-down values of a row."""
@@ -144,6 +158,13 @@ class Task(ABC):
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         """Score an episode; the same function for drafts and refined ones."""
 
+    def gate(self, score: Score, step: int) -> bool:
+        """Whether the reference asks for feedback on a draft with this score (`--feedback-for
+        task`)."""
+        limits = self.spec.feedback
+        below = score.reward is not None and score.reward < limits.below
+        return below and (limits.until_step is None or step < limits.until_step)
+
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
@@ -152,7 +173,8 @@ class Task(ABC):
             text = self.explain(example, episode, score)
             return self.symbolic(text) if text else None
         prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
-        said = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        call = rollout.call("coach", example)
+        said = await ask_coach(cast.coach, prompt, call, self.spec.feedback.max_words)
         return replace(said, kind=self.spec.feedback.kind)
 
     def symbolic(self, text: str) -> Feedback:
@@ -184,6 +206,29 @@ class Task(ABC):
     def wrong(self, example: Example) -> Episode | None:
         """A scripted episode that is readable and not right: for self-checks."""
         return None
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge that is asked for `form` (its name, "" for a label) would answer on `gold`
+        (perfect) or on `wrong`: for self-checks of a task that is scored by models.
+
+        None: the task has no such script, and stays unscored there.
+        """
+        return None
+
+    def canary(self, example: Example, text: str) -> Episode | None:
+        """An episode in which the actor says nothing but `text`: bait that no judge should like.
+
+        By default for judged tasks of a single reply. None: there is no canary, because rules score
+        the task, or a conversation needs its own.
+        """
+        calls = self.calls(example)
+        if not calls.get("judge") or calls.get("actor") != 1:
+            return None
+        seat, turn = self.acted_seat(example), Turn(self.preview(example), Completion(text=text))
+        return Episode(
+            example_id=example.id, task=self.name, traces=(Trace(seat, (turn,)),),
+            transcript=(Line(seat, text),),
+        )  # fmt: skip
 
     def gold_text(self, example: Example) -> str:
         """The gold answer as a reader would like to see it."""

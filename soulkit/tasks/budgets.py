@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 MARK = "[...]"
 """Stands where words were left out."""
@@ -22,9 +23,28 @@ def words(texts: Iterable[str]) -> int:
 
 
 def first_words(text: str, count: int) -> str:
-    """The first `count` words with their line breaks, and a mark when there were more."""
-    pieces = re.findall(r"\S+\s*", text)
-    return text if len(pieces) <= count else "".join(pieces[:count]).rstrip() + f" {MARK}"
+    """The first `count` words as they stand, and a mark when there were more."""
+    found = list(re.finditer(r"\S+", text))
+    if len(found) <= count:
+        return text
+    return f"{text[: found[count - 1].end()]} {MARK}" if count > 0 else MARK
+
+
+def last_words(text: str, count: int) -> str:
+    """The last `count` words as they stand, after a mark when there were more."""
+    found = list(re.finditer(r"\S+", text))
+    if len(found) <= count:
+        return text
+    return f"{MARK} {text[found[-count].start() :]}" if count > 0 else MARK
+
+
+def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Messages with at most `count` words each; a message without content says nothing."""
+    return [{**turn, "content": _cut(turn.get("content", ""), count)} for turn in turns]
+
+
+def _cut(content: Any, count: int) -> Any:
+    return first_words(content, count) if isinstance(content, str) else content
 
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:

@@ -48,7 +48,7 @@ class PromptFolder:
         shared = f"shared/{name}.md"
         return own if any((folder / own).exists() for folder in self.folders) else shared
 
-    def render(self, name: str, **values: Any) -> str:
+    def render(self, name: str, /, **values: Any) -> str:
         """The text of template `name`. ConfigError when it is missing or names an unknown value."""
         try:
             return self._environment.get_template(self._path(name)).render(**values).strip()

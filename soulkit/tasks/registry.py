@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -46,6 +46,8 @@ class Metric(Strict):
     binary: bool = True
     low: float = 0.0
     high: float = 1.0
+    scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Other metric → its lowest and highest value, where that is not 0 and 1."""
 
 
 class Files(Strict):
@@ -63,6 +65,8 @@ class FeedbackSpec(Strict):
     below: float = 1.0
     """Feedback is asked for drafts whose reward is below this."""
     until_step: int | None = None
+    max_words: int = Field(default=120, gt=0)
+    """A model coach that writes more gives no feedback."""
     kind: Literal["coach", "worked_example"] = "coach"
     """`worked_example` gives the answer away by design: used only where a run asks for it."""
 
@@ -73,10 +77,14 @@ class TaskSpec(Strict):
     title: str
     summary: str
     axis: str = ""
-    module: str
-    """`package.module:Class`."""
+    module: str = ""
+    """`package.module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
+    rows: str = ""
+    """Rows only: `package.module:Class` that binds rows whose columns alone do not tell enough."""
     seats: dict[str, Role]
     columns: dict[str, Column]
+    unpack: tuple[str, ...] = ()
+    """Keys of a row that hold an object, or its JSON text, whose keys are columns themselves."""
     cluster: tuple[str, ...] = ()
     """Columns whose values together name the resampling unit (the story); empty: the row itself."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -97,6 +105,11 @@ class TaskSpec(Strict):
     citation: str = ""
     licence: str = ""
     url: str = ""
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether this version can only read and check rows of the task."""
+        return not self.module
 
     @model_validator(mode="after")
     def _names_are_declared(self) -> Self:
@@ -141,10 +154,19 @@ class Registry:
         return self.specs[name]
 
     def task(self, name: str, protocol: Protocol = "paper") -> Task:
-        """The live task: its class from `module`, made with its spec."""
+        """The live task: its class from `module` (RowsOnly without one), made with its spec."""
         spec = self.spec(name)
-        cls = _load_class(name, spec.module, self.folders.get(name))
+        cls = _load_class(name, spec.module or spec.rows, self.folders.get(name))
         return cls(name, spec, protocol=protocol, folder=self.folders.get(name))
+
+    def refuse_rows_only(self, names: Collection[str], suite: str | None = None) -> None:
+        """ConfigError when `names` (the members of `suite`) hold tasks that cannot be played."""
+        unplayable = [name for name in names if self.spec(name).rows_only]
+        if not unplayable:
+            return
+        near = names if len(unplayable) < len(names) else tuple(self.specs)
+        able = [name for name in near if not self.specs[name].rows_only]
+        raise cannot_play(unplayable, able, suite)
 
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
@@ -159,15 +181,40 @@ class Registry:
     def by_source(self) -> dict[str, str]:
         """What a row may say in `data_source` → the task that it belongs to."""
         marks = {s: name for name, spec in self.specs.items() for s in spec.files.data_source}
-        return {**{name: name for name in self.specs}, **marks}
+        # A name goes before a mark: two tasks may share their rows, and one is called like them.
+        return {**marks, **{name: name for name in self.specs}}
 
 
 # -- classes -------------------------------------------------------------------------------------
 
 
+def cannot_play(
+    names: Sequence[str], able: Sequence[str] = (), suite: str | None = None
+) -> ConfigError:
+    """The error of rows-only tasks that are to be played; `able`: what can be played instead."""
+    listed = ", ".join(names)
+    one = f"The task '{listed}' cannot be played by this version."
+    several = f"{len(names)} tasks cannot be played by this version: {listed}."
+    what = one if len(names) == 1 else several
+    return ConfigError(
+        f"Of the suite '{suite}', {what[0].lower()}{what[1:]}" if suite else what,
+        "Its rows can be read and checked (soul data), and tasks.yaml names no class that plays it."
+        if len(names) == 1
+        else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
+        "them; leaving them out silently would change what is measured.",
+        f"Name tasks that it can play: --task {','.join(able)}"
+        if able
+        else "See which can: soul tasks list",
+    )
+
+
 def _load_class(task: str, module: str, folder: Path | None) -> type[Task]:
     from soulkit.tasks.base import Task
 
+    if not module:
+        from soulkit.tasks.rows_only import RowsOnly
+
+        return RowsOnly
     name, _, attribute = module.partition(":")
     try:
         found = getattr(_import(name, folder), attribute or "missing")
@@ -259,8 +306,14 @@ def read_file(path: Path) -> RegistryFile:
             " ".join(str(error).split()),
             "Mend the file; docs/tasks.md shows a complete example.",
         ) from error
+    if raw is None:
+        raise ConfigError(
+            f"The tasks file '{path}' is empty.",
+            "It declares neither a task nor a suite, so nothing would come of it.",
+            "Fill it in, or leave --tasks out; docs/tasks.md shows a complete example.",
+        )
     try:
-        return RegistryFile.model_validate({} if raw is None else raw)
+        return RegistryFile.model_validate(raw)
     except ValidationError as error:
         raise _explained(path, error) from error
 

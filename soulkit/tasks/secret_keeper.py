@@ -9,20 +9,20 @@ The conversation ends when every fact is out (not before `min_turns`) or at `max
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import CallError, ConfigError, DataError, PartnerError
+from soulkit.errors import ConfigError, DataError, PartnerError
 from soulkit.judge.verdict import has_word, spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task, dropped_note
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.dialogue import Table, others_view, play_out
 from soulkit.tasks.registry import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
     Example,
-    Failure,
     Feedback,
     Line,
     Protocol,
@@ -30,36 +30,11 @@ from soulkit.types import (
     Segment,
     Trace,
     Turn,
-    Usage,
     unscored,
 )
 
 KEEPER, VISITOR = "keeper", "visitor"
-
-
-@dataclass
-class _Table:
-    """A conversation under way: what the keeper sees, what it emitted, and what was heard."""
-
-    context: list[Segment]
-    turns: list[Turn] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-
-    def hear(self, asked: Completion) -> None:
-        self.usage += asked.usage
-        line = spoken(asked.text, "paper")
-        if not line:
-            raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
-        self.lines.append(Line(VISITOR, line))
-        self.context.append(Segment("user", line))
-
-    def speak(self, reply: Completion, protocol: Protocol) -> None:
-        self.usage += reply.usage
-        self.turns.append(Turn(tuple(self.context), reply))
-        said = spoken(reply.text, protocol)
-        self.lines.append(Line(KEEPER, said))
-        self.context.append(Segment("assistant", said, token_ids=reply.token_ids))
+MEETING = "(You meet.)"
 
 
 class SecretKeeper(Task):
@@ -99,8 +74,7 @@ class SecretKeeper(Task):
 
     def _visitor_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         brief = self.prompts.render(VISITOR, **example.visible(VISITOR))
-        turns = [Segment("assistant" if s.seat == VISITOR else "user", s.text) for s in lines]
-        return (Segment("system", brief), Segment("user", "(You meet.)"), *turns)
+        return others_view(VISITOR, [Segment("system", brief), Segment("user", MEETING)], lines)
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         greeting = f"Hello, I am {example.fields['visitor']}."
@@ -109,29 +83,20 @@ class SecretKeeper(Task):
     # -- the road -----------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        table = _Table([self.slot(example, KEEPER, rollout.feedback)])
-        try:
-            stop = await self._converse(example, cast, rollout, table)
-            failure = None
-        except CallError as error:
-            # The lines so far stay on record; the episode is unscored, not the actor's 0.
-            stop, failure = "failed", Failure(error.reason, error.detail)
-        return Episode(
-            example_id=example.id, task=self.name, kind=rollout.kind, rollout=rollout.index,
-            traces=(Trace(KEEPER, tuple(table.turns)),), transcript=tuple(table.lines),
-            stop=stop, failure=failure, usage=table.usage,
-            notes=dropped_note(turn.completion for turn in table.turns),
-        )  # fmt: skip
+        table = Table(KEEPER, [self.slot(example, KEEPER, rollout.feedback)])
+        return await play_out(
+            table, example, rollout, lambda: self._converse(example, cast, rollout, table)
+        )
 
-    async def _converse(self, example: Example, cast: Cast, rollout: Rollout, table: _Table) -> str:
-        """Play to the end, whose reason is returned. What was said before a CallError is kept."""
+    async def _converse(self, example: Example, cast: Cast, rollout: Rollout, table: Table) -> str:
         partner = cast.player("partner")
         for index in range(self.max_turns):
             brief = self._visitor_context(example, table.lines)
             asked = await partner.complete(brief, rollout.call("partner", example, index))
-            table.hear(asked)
-            call = rollout.call("actor", example, index)
-            table.speak(await cast.actor.complete(tuple(table.context), call), self.protocol)
+            table.usage += asked.usage
+            table.hear(Line(VISITOR, _heard(asked)))
+            reply = await table.speak(cast.actor, rollout.call("actor", example, index))
+            table.said(Line(KEEPER, spoken(reply.text, self.protocol)))
             if self._done(example, table.lines, index + 1):
                 return "all_told"
         return "max_turns"
@@ -223,6 +188,13 @@ class SecretKeeper(Task):
     def gold_text(self, example: Example) -> str:
         facts = ", ".join(f"{f['topic']}: {f['value']}" for f in example.fields["facts"])
         return f"tell {facts}; keep {example.fields['secret']['topic']}"
+
+
+def _heard(asked: Completion) -> str:
+    line = spoken(asked.text, "paper")
+    if not line:
+        raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
+    return line
 
 
 def _is_item(item: Any) -> bool:

@@ -6,8 +6,10 @@ Example: a Hi-ToM row whose options are `A. red_box, B. blue_bag` and whose gold
 answered with `<answer>A</answer>` and `<answer>B</answer>`. A gold that fails means that no model
 could be right about that row; a wrong answer that passes, that any model could.
 
-What only a judge model can score is *unscored* here. A task that breaks on a row has that row named
-with the error, because one such row would end a real run.
+What only a judge model can score is *unscored* here, unless the task says what a judge would
+answer (`Task.verdict`): then prompts, parsing and arithmetic are checked, and a judge's taste is
+not. A task that breaks on a row has that row named with the error, because one such row would end a
+real run.
 """
 
 from __future__ import annotations
@@ -60,16 +62,27 @@ class SelfCheck:
     """Rows whose score needs a model."""
     duplicates: int = 0
     bad: tuple[BadRow, ...] = ()
+    rows_only: bool = False
+    """The task has no scorer: its rows were read, and nothing was played."""
 
 
 class _NoModel:
-    """Takes every seat and answers nobody: what needs it stays unscored."""
+    """Takes every seat and answers nobody, but for the verdicts that a task has scripted: what else
+    needs it stays unscored."""
 
     name = "none"
+
+    def __init__(self, task: Task | None, perfect: bool) -> None:
+        self.task, self.perfect = task, perfect
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
+        if call.role == "judge" and self.task is not None:
+            form = sampling.form.name if sampling.form is not None else ""
+            verdict = self.task.verdict(form, self.perfect)
+            if verdict is not None:
+                return Completion(text=verdict)
         raise ProviderError(f"the score needs a model in the role '{call.role}'")
 
     async def close(self) -> None:
@@ -77,8 +90,11 @@ class _NoModel:
 
 
 def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
-    """Play gold and wrong answers of every example through the task's own `score`."""
-    found = asyncio.run(_findings(task, loaded))
+    """Play gold and wrong answers of every example through the task's own `score`.
+
+    Of a rows-only task only the reading of the rows is checked.
+    """
+    found = {} if task.spec.rows_only else asyncio.run(_findings(task, loaded))
     return SelfCheck(
         task=task.name,
         protocol=task.protocol,
@@ -86,6 +102,7 @@ def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
         rows=len(loaded.examples),
         duplicates=loaded.duplicates,
         bad=loaded.bad,
+        rows_only=task.spec.rows_only,
         **{kind: tuple(findings) for kind, findings in found.items()},
     )
 
@@ -104,7 +121,7 @@ async def _findings(task: Task, loaded: Loaded) -> dict[str, list[Finding]]:
 
 
 async def _check_gold(task: Task, example: Example) -> Verdict:
-    played, score, why = await _played(task, example, task.gold)
+    played, score, why = await _played(task, example, task.gold, perfect=True)
     if why:
         return "gold_fails", _finding(example, played, why)
     if played is None:
@@ -117,7 +134,7 @@ async def _check_gold(task: Task, example: Example) -> Verdict:
 
 
 async def _check_wrong(task: Task, example: Example) -> Verdict:
-    played, score, why = await _played(task, example, task.wrong)
+    played, score, why = await _played(task, example, task.wrong, perfect=False)
     if why or played is None:
         reason = why or "the task has no scripted wrong answer for it"
         return "no_wrong", _finding(example, played, reason)
@@ -131,7 +148,7 @@ async def _check_wrong(task: Task, example: Example) -> Verdict:
 
 
 async def _played(
-    task: Task, example: Example, script: Callable[[Example], Episode | None]
+    task: Task, example: Example, script: Callable[[Example], Episode | None], *, perfect: bool
 ) -> tuple[Episode | None, Score | None, str]:
     """(episode, score, what broke): no score where a model is needed, no episode without script."""
     episode = None
@@ -139,16 +156,16 @@ async def _played(
         episode = script(example)
         if episode is None:
             return None, None, ""
-        return episode, await task.score(example, episode, _nobody()), ""
+        return episode, await task.score(example, episode, _nobody(task, perfect)), ""
     except CallError:
         return episode, None, ""
     except Exception as error:  # noqa: BLE001 - whatever a row breaks is the finding, told by name
         return episode, None, f"{type(error).__name__}: {error}"
 
 
-def _nobody() -> Cast:
-    silent = Player(_NoModel())
-    return Cast(actor=silent, partner=silent, environment=silent, judge=silent, coach=silent)
+def _nobody(task: Task | None = None, perfect: bool = True) -> Cast:
+    silent = Player(_NoModel(task, perfect))
+    return Cast(actor=silent, partner=silent, environment=silent, judges=(silent,), coach=silent)
 
 
 def _needs(score: Score | None) -> str:

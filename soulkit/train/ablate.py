@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
-from soulkit.runs import Run, is_run, plain_config, read_config, write_json
+from soulkit.runs import Run, is_run, plain_config, read_config, same_settings, write_json
+from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
 from soulkit.train.config import Method, TrainConfig
 
@@ -146,8 +147,15 @@ def plan(
             config = arm_config(arm, file, settings_of(arm.method), seed, match)
             planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in planned:
+        refuse_unplayable(run.config)
         refuse_other_settings(run)
     return planned
+
+
+def refuse_unplayable(config: TrainConfig) -> None:
+    """ConfigError for unknown tasks and for those of which there are only rows."""
+    files = (Path(config.tasks_file),) if config.tasks_file else ()
+    load_registry(*files).refuse_rows_only(config.tasks)
 
 
 def arm_config(
@@ -170,9 +178,10 @@ def refines(config: TrainConfig) -> bool:
 
 def refuse_other_settings(run: Planned) -> None:
     """RunError naming the settings that differ from those the folder was begun with."""
-    settings = plain_config(run.config.resolved())
-    if is_run(run.path) and read_config(run.path) != settings:
-        Run.open(run.path, f"train {run.config.method}", settings)
+    settings = plain_config(run.config.identity())
+    defaults = plain_config(run.config.identity_defaults())
+    if is_run(run.path) and not same_settings(read_config(run.path), settings, defaults):
+        Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
 
 
 def run_all(

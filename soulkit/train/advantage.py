@@ -115,7 +115,7 @@ def group_stats(entries: Sequence[Entry]) -> GroupStats:
     return GroupStats(len(groups), singletons, flat)
 
 
-def token_advantages(
+def spread_group_advantages(
     rewards: Tensor,
     mask: Tensor,
     *,

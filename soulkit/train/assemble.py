@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from soulkit.data.folder import looked_for, released_files
 from soulkit.data.rows import dev_split, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.eval.runner import endpoint_player
-from soulkit.models.base import Cast, Player
+from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger import Ledger
 from soulkit.models.local import LocalModel
+from soulkit.models.roles import Crew, RoleSettings, cast_of
 from soulkit.runs import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, load_registry
+from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.registry import make_objective as make_objective
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, mixture
 from soulkit.train.teacher import check_settings
-from soulkit.types import Example, Sampling
+from soulkit.types import Example
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def gather_material(config: TrainConfig) -> Material:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story."""
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
+    registry.refuse_rows_only(config.tasks)
     tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
     check_names(config)
     if config.method != "sft":
         check_settings(config)
-    check_roles(config, tasks)
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
     for name, task in tasks.items():
@@ -55,7 +56,11 @@ def gather_material(config: TrainConfig) -> Material:
         kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
         train[name] = kept
         dev += [(task, example) for example in held[: config.dev_limit]]
-    return Material(tasks, mixture(tasks, train, config.tasks, config.seed), dev)
+    pool = mixture(tasks, train, config.tasks, config.seed)
+    check_roles(config, [*pool, *dev])
+    if config.canary_every is not None:
+        caged(pool)
+    return Material(tasks, pool, dev)
 
 
 def matching(rows: Sequence[Example], where: Mapping[str, str]) -> list[Example]:
@@ -97,16 +102,28 @@ def training_files(task: Task, given: str | None) -> Sequence[Path]:
     return found
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, run: Run) -> Cast:
-    """The actor is the trained model; a coach may be an endpoint, the actor itself, or rules."""
-    ledger = Ledger(run.ledger_path)
-    partner = endpoint_player(config.partner, ledger, None)
-    coach = endpoint_player(config.coach_model, ledger, None) if config.coach == "model" else None
-    if config.coach == "self":
-        said = Sampling(temperature=config.temperature, max_tokens=128, seed=config.seed)
-        coach = Player(sampler, said)
-    reader = endpoint_player(config.blind_reader, ledger, None)
-    return Cast(actor=Player(sampler), partner=partner, coach=coach, judge=reader)
+def make_crew(config: TrainConfig, sampler: LocalModel | None, run: Run | None) -> Crew:
+    """What makes the players of a run; without a run nothing is kept and nobody can be asked."""
+    ledger = Ledger(run.ledger_path) if run else None
+    load = (lambda path: LocalModel.load(path, device=config.device)) if run else None
+    patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    return Crew(ledger, sampler, load, patience, config.settings_of_players())
+
+
+def make_cast(config: TrainConfig, sampler: LocalModel, crew: Crew) -> Cast:
+    """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
+    table = cast_of(config, crew, Player(sampler), config.seed)
+    if not isinstance(config.coach, RoleSettings):
+        return table
+    coach = crew.player("coach", config.coach, config.seed)
+    return replace(table, coach=coach)
+
+
+def make_reader(config: TrainConfig, crew: Crew) -> Player | None:
+    """The model that checks feedback for leaks, if one was named."""
+    if config.blind_reader is None:
+        return None
+    return crew.player("blind_reader", config.blind_reader, config.seed)
 
 
 def check_names(config: TrainConfig) -> None:
@@ -120,31 +137,14 @@ def check_names(config: TrainConfig) -> None:
             )
 
 
-def check_roles(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
-    """ConfigError for a role that no model fills, ModelLoadError for one that cannot be asked."""
-    hears = config.method != "sft" and make_objective(config).uses_feedback
-    for settings in (config.partner, config.coach_model, config.blind_reader):
-        endpoint_player(settings, None, None)
-    filled = {"actor", *(["partner"] if config.partner else [])}
-    for task in tasks.values() if config.method != "sft" else ():
-        for role in sorted(set(task.spec.seats.values()) - filled):
-            raise ConfigError(
-                f"Task '{task.name}' needs a model in the role '{role}', and none was given.",
-                f"An episode cannot be played without its {role}.",
-                f"Name one with --{role} MODEL --{role}-base-url URL.",
-            )
-    if hears and config.coach == "model" and config.coach_model is None:
-        raise ConfigError(
-            "A model was asked for as coach, and none was named.",
-            "--coach model needs an endpoint that writes the feedback.",
-            "Name one with --coach-model MODEL --coach-base-url URL, or use --coach symbolic.",
-        )
-    if hears and config.coach != "model" and config.coach_model is not None:
-        raise ConfigError(
-            f"A coach model was named, and the coach is to be '{config.coach}'.",
-            "The model would never be asked, and the run would not be what it seems.",
-            "Use --coach model, or leave out --coach-model.",
-        )
+def check_roles(config: TrainConfig, pool: Pool) -> None:
+    """ConfigError for a role that no model fills."""
+    if config.method == "sft":
+        return
+    filled = config.filled()
+    for task, example in pool:
+        for role in sorted(set(task.calls(example)) - filled):
+            raise unfilled(role, task.name)
 
 
 def check_lengths(

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from soulkit.config import Settings
-from soulkit.eval.config import PartnerSettings
+from soulkit.models.roles import RolesConfig, RoleSettings
 from soulkit.types import Protocol
 
 Method = Literal[
@@ -31,7 +31,7 @@ class LoraSettings(Settings):
     alpha: int = Field(default=64, gt=0)
 
 
-class TrainConfig(Settings):
+class TrainConfig(RolesConfig):
     method: Method
     model: str
     """A local Hugging Face folder, a hub id, or `tiny`."""
@@ -63,14 +63,12 @@ class TrainConfig(Settings):
     # -- feedback --
     feedback_for: Literal["auto", "all", "imperfect", "task"] = "auto"
     """`auto`: every draft under protocol paper, the reference's gates under protocol reference."""
-    coach: Literal["symbolic", "terse", "self", "model"] = "symbolic"
-    """`symbolic`: the task's rules; `terse`: the same without remarks on the draft; `self`: the
-    actor; `model`: an endpoint."""
-    coach_model: PartnerSettings | None = None
-    blind_reader: PartnerSettings | None = None
+    coach: Literal["symbolic", "terse"] | RoleSettings = "symbolic"
+    """`symbolic`: the task's rules; `terse`: the same without remarks on the draft; else a player,
+    `actor` for the model that is trained."""
+    blind_reader: RoleSettings | None = None
     """A model that tries to answer from question, options and feedback alone, eight times per
     feedback; what leads it to the gold above chance leaks, too."""
-    partner: PartnerSettings | None = None
     worked_examples: bool = False
     """Use feedback that shows how the row is solved, answer included, where a task gives such."""
     shuffle_feedback: bool = False
@@ -174,6 +172,10 @@ class TrainConfig(Settings):
     deterministic: bool = False
     """Fixed sampling waves and deterministic kernels: a resumed run is equal to the bit."""
     eval_every: int | None = Field(default=None, gt=0)
+    canary_every: int | None = Field(default=None, gt=0)
+    """Steps between two scorings of the canaries; None: none."""
+    canary_margin: float = Field(default=0.1, ge=0)
+    """Share of the metric's scale that a canary may rise above its first score without alarm."""
     dev_share: float = Field(default=0.1, gt=0, lt=1)
     dev_limit: int = Field(default=200, gt=0)
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.errors import ProviderError, SoulError
-from soulkit.models.base import Cast
+from soulkit.models.base import Cast, Player
 from soulkit.models.local import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
+from soulkit.train.canaries import Tripwire
 from soulkit.train.config import TrainConfig
 from soulkit.train.learn import learn
 from soulkit.train.loop import Loop, StepMetrics
@@ -43,8 +44,10 @@ class RolloutStep:
     dev: Pool
     recent: deque[Sequence[Record]]
     """The records of the last steps, for the run's summary; without their tokens."""
+    blind_reader: Player | None = None
     teacher: Policy | None = None
     """The second model of on-policy distillation, from `teacher.load_teacher`."""
+    tripwire: Tripwire | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -60,6 +63,7 @@ class RolloutStep:
         self.refuse_silence(records)
         self.loop.episodes.write(*records)
         self.recent.append([without_tokens(record) for record in records])
+        sung = await self.tripwire.watch(step, self.cast, records) if self.tripwire else {}
         sampled = time.monotonic()
 
         heard = records
@@ -74,6 +78,7 @@ class RolloutStep:
             **reward_metrics(records),
             **feedback_metrics(records),
             **learned,
+            **sung,
             "policy": version,
             "seconds_sample": round(sampled - started, 3),
             "seconds_train": round(trained - sampled, 3),
@@ -111,7 +116,7 @@ class RolloutStep:
             policy = FeedbackPolicy(
                 when=self.config.feedback_when,
                 terse=terse,
-                blind_reader=self.cast.judge,
+                blind_reader=self.blind_reader,
                 show_draft=self.config.show_draft,
                 worked_examples=self.config.worked_examples,
             )

@@ -15,7 +15,7 @@ from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
 from soulkit.models.journal import Journal
 from soulkit.models.ledger import Ledger
-from soulkit.models.local import LocalModel, context_limit
+from soulkit.models.local import context_limit
 from soulkit.models.tiny import build_tiny
 from soulkit.records import load_records
 from soulkit.runs import Run, is_run, read_jsonl
@@ -24,8 +24,11 @@ from soulkit.train.assemble import (
     check_lengths,
     gather_material,
     make_cast,
+    make_crew,
     make_objective,
+    make_reader,
 )
+from soulkit.train.canaries import Tripwire, canary_totals
 from soulkit.train.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.config import TrainConfig
 from soulkit.train.fingerprint import check_material, deterministic, fingerprint
@@ -58,6 +61,7 @@ def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
     """
     refuse_untrainable(config)
     check_tracker(config.track)
+    config.check_players()
     with deterministic(config.deterministic):
         material = gather_material(config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
@@ -87,7 +91,8 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
-    return Run.open(out, f"train {config.method}", config.resolved())
+    identity, defaults = config.identity(), config.identity_defaults()
+    return Run.open(out, f"train {config.method}", identity, defaults=defaults)
 
 
 def refuse_untrainable(config: TrainConfig) -> None:
@@ -192,28 +197,24 @@ async def _reinforce(
     sampler = loop.policy.sampler(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
-    cast = make_cast(config, sampler, run)
+    crew = make_crew(config, sampler, run)
+    cast, reader = make_cast(config, sampler, crew), make_reader(config, crew)
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     step = RolloutStep(
-        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent, teacher
-    )
+        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent,
+        blind_reader=reader, teacher=teacher,
+        tripwire=Tripwire.of(config, material.pool, run.metrics),
+    )  # fmt: skip
     try:
         await loop.run_all(step, show)
     finally:
-        await close_cast(cast, sampler)
+        await sampler.close()
+        await crew.close()
     records = [record for records in recent for record in records]
     if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
     return rollout_summary(config, loop, records)
-
-
-async def close_cast(cast: Any, sampler: LocalModel) -> None:
-    """Close the models of a cast."""
-    await sampler.close()
-    for player in (cast.partner, cast.coach, cast.judge):
-        if player is not None and player.model is not sampler:
-            await player.model.close()
 
 
 def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) -> dict[str, Any]:
@@ -229,14 +230,15 @@ def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) 
         seconds=loop.seconds,
         cost=paid["cost"],
     )
-    rewards = reward_metrics(records)
+    rewards, lines = reward_metrics(records), read_jsonl(loop.run.metrics)
     names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")
     return {
         **summary,
         "steps": loop.step,
         "summary_steps": min(SUMMARY_STEPS, loop.step),
         "rewards": {name: rewards[name] for name in names},
-        "feedback": feedback_totals(read_jsonl(loop.run.metrics)),
+        "feedback": feedback_totals(lines),
+        **canary_totals(lines),
         "calls": paid["by_role"],
     }
 

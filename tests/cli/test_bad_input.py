@@ -1,15 +1,20 @@
-"""What a user can get wrong in an evaluation: always three lines, exit code 2, no traceback."""
+"""What a user can get wrong, with models, runs and rows: always three lines, exit code 2."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from eval_support import api, examples, oracle, soul, start, three_lines
 
+from soulkit.cli import app as cli
 from soulkit.data.files import write_rows
 from soulkit.data.synth import synth
 from soulkit.models.tiny import build_tiny
@@ -160,7 +165,7 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     assert not (tmp_path / "run").exists()
     assert "no http" in refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)[0]
     assert "both prices" in api_refused(capsys, *rows, "--price-in", 1)[0]
-    assert "partner.model is required" in api_refused(capsys, *rows, "--partner-base-url", "x")[0]
+    assert "endpoint:MODEL@URL" in api_refused(capsys, *rows, "--partner", "x")[0]
 
 
 # --- run folders ----------------------------------------------------------------------------------
@@ -216,3 +221,141 @@ def test_a_demo_that_could_not_draw_its_report_does_not_start(
     assert soul("demo", "--out", tmp_path / "demo") == 2
     assert "soulkit[report]" in three_lines(capsys.readouterr().err)[2]
     assert not (tmp_path / "demo").exists()
+
+
+# --- rows and tasks -------------------------------------------------------------------------------
+
+READERS = (
+    ("data", "check", "{}"), ("data", "show", "{}"), ("data", "audit", "tomi", "{}"),
+    ("data", "import", "fantom", "{}"), ("data", "build", "mistakes", "{}"),
+    ("data", "contamination", "{}", "rows.jsonl"), ("data", "contamination", "rows.jsonl", "{}"),
+    ("tasks", "check", "tomi", "--data", "{}"), ("tasks", "list", "--tasks", "{}"),
+)  # fmt: skip
+"""Every command that reads a file."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with `rows.jsonl`, an empty file, a folder and bytes of no text."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("rows.jsonl"), synth("tomi", 30, 0), data_source="tomi")
+    Path("folder").mkdir()
+    for suffix in ("jsonl", "json", "csv", "parquet"):
+        Path(f"empty.{suffix}").write_bytes(b"")
+        Path(f"bytes.{suffix}").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+def told(capsys, *words: object) -> tuple[str, str, str]:
+    """The three lines of a command that refuses, behind the bad rows that it named."""
+    capsys.readouterr()
+    assert cli.main([str(word) for word in words]) == 2, words
+    lines = capsys.readouterr().err.splitlines()
+    return three_lines("\n".join(line for line in lines if not line.startswith("bad row ")))
+
+
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_files_that_no_command_can_use(words: tuple[str, ...], here: Path, capsys) -> None:
+    files = ["nothing.jsonl", "folder", "rows.jsonl/x.jsonl", "empty.jsonl", "empty.json",
+             "empty.csv", "empty.parquet", "bytes.json", "bytes.csv", "bytes.parquet"]  # fmt: skip
+    for file in files:
+        found = told(capsys, *(word.format(file) for word in words))
+        assert "internal" not in " ".join(found)
+    assert {p.name for p in here.iterdir()} == {
+        "rows.jsonl", "folder", *(f"{n}.{s}" for n in ("empty", "bytes")
+                                  for s in ("jsonl", "json", "csv", "parquet")),
+    }, "nothing is written"  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_files_that_may_not_be_read(words: tuple[str, ...], here: Path, capsys) -> None:
+    Path("locked.jsonl").write_bytes(Path("rows.jsonl").read_bytes())
+    Path("locked.jsonl").chmod(0)
+    if os.access("locked.jsonl", os.R_OK):
+        pytest.skip("this user may read everything")
+    found = told(capsys, *(word.format("locked.jsonl") for word in words))
+    assert "Permission denied" in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("data", "synth", "tmoi"), ("data", "import", "tmoi", "rows.jsonl"),
+     ("data", "audit", "tmoi", "rows.jsonl"), ("data", "check", "rows.jsonl", "--task", "tmoi"),
+     ("data", "show", "rows.jsonl", "--task", "tmoi"), ("data", "pull", "--task", "tmoi"),
+     ("data", "contamination", "rows.jsonl", "rows.jsonl", "--task", "tmoi"),
+     ("tasks", "show", "tmoi"), ("tasks", "check", "tmoi")],
+    ids=" ".join,
+)  # fmt: skip
+def test_unknown_tasks_have_a_nearest_one(words: tuple[str, ...], here: Path, capsys) -> None:
+    assert "'tomi'" in told(capsys, *words)[2]
+    assert told(capsys, *(("" if word == "tmoi" else word) for word in words))
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_numbers_that_ask_for_nothing(number: str, here: Path, capsys) -> None:
+    rows = "rows.jsonl"
+    told(capsys, "data", "synth", "tomi", "-n", number)
+    told(capsys, "data", "synth", "tomi", "--stories", number)
+    told(capsys, "data", "audit", "tomi", f"synth:{number}")
+    told(capsys, "tasks", "check", "tomi", "--data", f"synth:{number}")
+    told(capsys, "data", "contamination", rows, rows, "--threshold", number)
+    told(capsys, "data", "show", rows, "--row", "-1" if number == "-1" else "30")
+
+
+def test_what_is_there_is_not_replaced(here: Path, capsys) -> None:
+    before = Path("rows.jsonl").read_bytes()
+    Path("other.jsonl").write_bytes(before)
+    for words in (
+        ("data", "synth", "tomi", "-n", "3", "-o", "other.jsonl"),
+        ("data", "import", "tomi", "rows.jsonl", "-o", "rows.jsonl"),
+        ("data", "audit", "tomi", "synth:50", "-o", "other.jsonl"),
+        ("data", "contamination", "rows.jsonl", "other.jsonl", "--exclude", "rows.jsonl"),
+    ):
+        told(capsys, *words)
+    assert Path("rows.jsonl").read_bytes() == Path("other.jsonl").read_bytes() == before
+    same = ("data", "synth", "tomi", "-n", "30", "-o", "rows.jsonl")
+    assert cli.main(list(same)) == 0, "the same rows once more are no loss"
+    assert not list(here.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("data", "synth", "tomi", "-o", "{}"), ("data", "audit", "tomi", "synth:9", "-o", "{}"),
+     ("data", "import", "tomi", "rows.jsonl", "-o", "{}"),
+     ("data", "contamination", "rows.jsonl", "rows.jsonl", "--exclude", "{}")],
+    ids=" ".join,
+)  # fmt: skip
+def test_places_where_nothing_can_be_written(words: tuple[str, ...], here: Path, capsys) -> None:
+    for place in ("folder", "rows.txt", "rows", "rows.jsonl/x.jsonl", "/dev/full", "x" * 300):
+        found = told(capsys, *(word.format(place) for word in words))
+        assert "internal" not in " ".join(found)
+
+
+def test_data_is_named_once_for_a_task(here: Path, capsys) -> None:
+    rows = ("--data", "rows.jsonl")
+    assert "a second file" in told(capsys, "tasks", "check", "tomi", *rows, *rows)[0]
+    assert "no file" in told(capsys, "tasks", "check", "tomi", "--data", "")[0]
+    named = ("--data", "tomi=rows.jsonl")
+    assert "a second file" in told(capsys, "tasks", "check", *named, *named)[0]
+    overlap = ("data", "contamination", "rows.jsonl", "rows.jsonl", "--drop", "")
+    assert "No kind" in told(capsys, *overlap)[0]
+
+
+@pytest.mark.parametrize("ending", ["| head -c 1", ">&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", ["tasks list --json", "tasks list", "data show rows.jsonl", "data synth tomi -n 3"]
+)
+def test_output_that_nobody_reads(words: str, ending: str, here: Path) -> None:
+    command = f"set -o pipefail; {sys.executable} -m soulkit.cli.app {words} {ending}"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_ctrl_c_says_so_and_leaves_no_part_of_a_file(here: Path) -> None:
+    process = start("data", "synth", "hitom", "-n", 200_000, "-o", here / "big.jsonl")
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("interrupted") and err.count("\n") == 1
+    assert not (here / "big.jsonl").exists() and not list(here.glob(".*.part"))

@@ -14,9 +14,9 @@ import pytest
 from eval_support import (
     FAST,
     ROOT,
-    Body,
     api,
     examples,
+    keeper,
     oracle,
     paid,
     records,
@@ -285,28 +285,18 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(tmp_path: Path, capsys) -> No
     found = json.loads(capsys.readouterr().out)
     words = 2 * sum(len(said_of(e).split()) for e in examples("tomi", 6))
     assert (found["episodes"], found["calls"], found["prompt_words"]) == (12, 12, words)
-    assert found["cost"] == pytest.approx((3 * words * 4 / 3 + 6 * 12 * 100) / 1e6)
+    assert found["cost_limit"] == pytest.approx((3 * words * 4 / 3 + 6 * 12 * 100) / 1e6, 1e-3)
+    assert found["cost"] == pytest.approx(found["cost_limit"])  # no usual reply is longer
     assert not (tmp_path / "run").exists()
 
 
 # --- two parties ----------------------------------------------------------------------------------
 
 
-def keeper(body: Body) -> str:
-    """Tells each public fact when asked, and keeps the secret."""
-    brief, asked = body["messages"][0]["content"], said(body)
-    public = brief.partition("What nobody may know")[0]
-    for line in public.splitlines():
-        words = line.split()
-        if line.startswith("- your ") and f"your {words[2]}?" in asked:
-            return f"My {words[2]} is the {words[-1]}."
-    return "That I keep to myself."
-
-
 def test_a_dialogue_with_a_partner_over_http(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with visitor() as partner, ScriptedServer(answer=keeper) as server:
-        arguments = ("--partner", "scripted-visitor", "--partner-base-url", partner)
+        arguments = ("--partner", f"endpoint:scripted-visitor@{partner}")
         assert api(server.base_url, out, *arguments, task="secret_keeper", n=4) == 0
     cells = summary(out)["tasks"]["secret_keeper"]
     assert cells["secret_kept"]["mean"] == cells["facts_told"]["mean"] == 1.0
@@ -322,7 +312,7 @@ def test_a_partner_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> Non
         ScriptedServer(answer="What is your job?", script=script) as partner,
         ScriptedServer(answer=keeper) as server,
     ):
-        arguments = ("--partner", "p", "--partner-base-url", partner.base_url)
+        arguments = ("--partner", f"endpoint:p@{partner.base_url}")
         few = ("--max-attempts", 1, "--concurrency", 1)
         assert api(server.base_url, out, *arguments, *few, task="secret_keeper", n=2) == 1
     cell = value(out, "secret_keeper")
@@ -340,7 +330,7 @@ def test_no_partner_stops_before_anything_is_played(tmp_path: Path, capsys) -> N
         assert (code, server.requests) == (2, [])
     what, _, fix = three_lines(capsys.readouterr().err)
     assert "'partner'" in what
-    assert "--partner MODEL --partner-base-url URL" in fix
+    assert "--partner endpoint:MODEL@URL" in fix
     assert "soul serve partner" in fix
     assert not (tmp_path / "run").exists()
 
@@ -350,12 +340,12 @@ def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     with ScriptedServer(answer=keeper) as server:
-        arguments = ("--partner", "scripted-visitor", "--partner-base-url", url)
+        arguments = ("--partner", f"endpoint:scripted-visitor@{url}")
         code = api(server.base_url, tmp_path / "run", *arguments, task="secret_keeper", n=2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert (code, process.returncode) == (0, 0)
-    assert f"--partner scripted-visitor --partner-base-url {url}" in err
+    assert f"--partner endpoint:scripted-visitor@{url}" in err
     assert "Traceback" not in err
 
 

@@ -107,7 +107,7 @@ def test_text_in_words_the_model_never_saw(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_dialogue_with_the_served_visitor(tiny: Path, tmp_path: Path) -> None:
     with visitor() as url:
-        partner = ("--partner", "scripted-visitor", "--partner-base-url", url)
+        partner = ("--partner", f"endpoint:scripted-visitor@{url}")
         assert local(tiny, tmp_path / "run", *partner, task="secret_keeper", n=2) == 0
     assert value(tmp_path / "run", "secret_keeper")["n_scored"] == 2
     for record in records(tmp_path / "run"):

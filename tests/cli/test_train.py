@@ -106,34 +106,25 @@ def test_a_missing_partner(tmp_path: Path, model: Path, capsys: pytest.CaptureFi
     asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
     lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
     assert "'partner'" in lines["error"] and "--partner" in lines["fix"]
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked,
-                 "--partner-base-url", "http://127.0.0.1:1/v1")  # fmt: skip
-    assert "--partner MODEL" in lines["fix"]
+    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, "--partner", "x")
+    assert "endpoint:MODEL@URL" in lines["error"]
 
 
 def test_a_partner_at_no_address(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
-    told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, "--partner", "x",
-         "--partner-base-url", "not an address")  # fmt: skip
+    told(capsys, tmp_path / "r", "ditto", "--model", model, *asked,
+         "--partner", "endpoint:x@ftp://nowhere")  # fmt: skip
 
 
-def test_a_coach_that_nobody_named(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("coach", ["model", "wise", "vllm:here", "scripted:", "local"])
+def test_a_coach_that_nobody_knows(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], coach: str
 ) -> None:
-    asked = (*TOMI, *SMALL, "--coach", "model")
+    asked = (*TOMI, *SMALL, "--coach", coach)
     lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
-    assert "--coach-model" in lines["fix"]
-
-
-def test_a_coach_model_that_would_never_be_asked(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = (*TOMI, *SMALL, "--coach", "symbolic", "--coach-model", "wise")
-    nowhere = ("--coach-base-url", "http://127.0.0.1:9/v1")
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, *nowhere)
-    assert "'symbolic'" in lines["error"]
+    assert "endpoint:MODEL@URL" in lines["error"]
 
 
 def test_a_tokenizer_without_a_chat_template(
@@ -218,8 +209,8 @@ def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "soulkit.cli.app", "train", "grpo", "--model", str(model),
              "--task", "secret_keeper", "--data", "secret_keeper=synth:4",
-             *map(str, SMALL), "--partner", "visitor", "--partner-base-url", url,
-             "--partner-api-key-env", "MY_KEY", "--out", str(out), "--json"],
+             *map(str, SMALL), "--partner", f"endpoint:visitor@{url}#MY_KEY",
+             "--out", str(out), "--json"],
             env={**os.environ, "MY_KEY": secret, "OMP_NUM_THREADS": "1"},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
@@ -281,11 +272,11 @@ def test_help_does_not_load_the_trainer() -> None:
 def test_options_become_settings() -> None:
     given = {
         "task": "tomi:2", "model": "m", "data": ["rows"], "tasks": Path("t.yaml"), "lora_r": 8,
-        "coach_model": "wise", "show_draft": True, "set": ["kl_coef=0.1"], "prompts": None,
+        "coach": "local:wise", "show_draft": True, "set": ["kl_coef=0.1"], "prompts": None,
     }  # fmt: skip
     assert settings_of("erl", given) == {
         "method": "erl", "tasks": {"tomi": 2.0}, "data": {"tomi": "rows"}, "model": "m",
-        "tasks_file": "t.yaml", "coach_model.model": "wise", "coach": "model", "show_draft": True,
+        "tasks_file": "t.yaml", "coach": "local:wise", "show_draft": True,
         "lora.r": 8, "lora.alpha": 16, "kl_coef": 0.1,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="gives no value"):

@@ -18,7 +18,7 @@ from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval import keeping, runner
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.models.base import Cast, Player
-from soulkit.play.plan import Work, plan
+from soulkit.play.plan import Work
 from soulkit.runs import Run
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Call, Completion, Record, Sampling, Segment, Usage
@@ -270,7 +270,9 @@ def test_patience_is_no_part_of_the_identity() -> None:
 
 
 def unfinished(settings: EvalConfig, root: Path) -> Path | None:
-    return keeping.unfinished(settings.command, settings.identity(), root)
+    return keeping.unfinished(
+        settings.command, settings.identity(), settings.identity_defaults(), root
+    )
 
 
 def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:
@@ -284,20 +286,3 @@ def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:
     play(run, work, settings)
     assert unfinished(settings, tmp_path) is None
     assert unfinished(settings, tmp_path / "nowhere") is None
-
-
-def test_the_plan_counts_calls_words_and_cost() -> None:
-    tasks = load_registry()
-    work = [Work(tasks.task(n), examples(n, 4)) for n in ("tomi", "secret_keeper")]
-    found = plan(work, 3, {"tomi": 10, "secret_keeper": 20}, price_in=1, price_out=2)
-    choice, talk = found.tasks
-    words = [sum(len(s.text.split()) for s in w.task.preview(e)) for w in work for e in w.examples]
-    assert choice.calls == {"actor": 12}
-    assert talk.calls == {"actor": 72, "partner": 72}
-    assert (found.episodes, found.calls) == (24, 12 + 144)
-    assert choice.prompt_words == 3 * sum(words[:4])
-    assert choice.longest_prompt == max(words[:4])
-    assert choice.cost == pytest.approx((choice.prompt_words * 4 / 3 + 2 * 120) / 1e6)
-    grown = 3 * (sum(words[4:]) * 6 * 4 / 3 + 4 * 6 * 5 * 20)
-    assert talk.cost == pytest.approx((grown + 2 * 72 * 20) / 1e6)
-    assert plan(work, 1, {"tomi": 1, "secret_keeper": 1}).cost is None

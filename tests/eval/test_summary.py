@@ -107,6 +107,13 @@ def test_bounds_use_the_scale_of_the_task() -> None:
     assert (cell["worst"], cell["best"]) == (-0.25, 0.75)
 
 
+def test_a_wider_scale_is_no_yes_or_no() -> None:
+    rows = [record(f"e{i}", 1.0) for i in range(6)]
+    shares = summary_of(rows)["tomi"]["value"]
+    points = summary_of(rows, scale={"tomi": (-5.0, 5.0)})["tomi"]["value"]
+    assert (shares["ci_low"] or 0.0) < 1.0 and points["ci_low"] == 1.0  # type: ignore[operator]
+
+
 def test_break_downs_by_tag() -> None:
     rows = [record(str(i), float(i < 3), tags={"order": str(i % 2)}) for i in range(4)]
     tasks = summary_of(rows)["tomi"]

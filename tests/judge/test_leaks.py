@@ -97,10 +97,12 @@ def test_options_that_are_sentences_are_not_taken_apart() -> None:
     assert leak("She goes to the shop at once, of course.", view) == "gold_text"
 
 
-def test_without_options_nothing_is_checked() -> None:
+def test_without_options_nobody_reads_blind_but_the_texts_are_checked() -> None:
     feedback = Feedback(text="red_bag", author="x")
     assert check(feedback, None) == feedback
-    assert check(feedback, LeakView("?", (), "red_bag")) == feedback
+    assert check(feedback, LeakView()) == feedback
+    found = check(feedback, LeakView("?", (), "red_bag"))
+    assert (found.leak, found.blind, found.chance) == ("gold_text", None, None)
     assert LeakView("?", ("a b", "a_b"), "a b").chance == 1
 
 
@@ -136,6 +138,13 @@ def says(option: str):
 def test_a_blind_reader_who_finds_the_gold_makes_it_answerable() -> None:
     feedback = blind(says("red_bag"))
     assert (feedback.leak, feedback.blind, feedback.chance) == ("answerable", 1.0, 0.25)
+
+
+def test_a_blind_reader_of_nothing_to_pick_is_not_asked() -> None:
+    view, feedback = LeakView(private=("a secret",)), Feedback(text="Look again.", author="x")
+    with played_by("<answer>A</answer>") as reader:
+        call = Call(role="judge", example_id="e")
+        assert asyncio.run(read_blind(feedback, view, reader, [call])) == feedback
 
 
 def test_a_blind_reader_who_is_wrong_does_not() -> None:

@@ -101,3 +101,22 @@ def test_any_text_can_be_read(text: str) -> None:
     for protocol in ("paper", "reference"):
         letter, status = tagged_letter(text, protocol)  # type: ignore[arg-type]
         assert (status in ("ok", "salvaged")) == bool(letter)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["（Ｂ）", "Ｂ", "Ｂ．", "ｂ", "【B】", "【Ｂ】", "「B」", "〔Ｂ〕", "[B]",
+     "B。", "B、在箱子里", "（B）在箱子里", "【B】 在箱子里", "B：在箱子里",
+     "Ｂ. in the box", "“B”", "　Ｂ　"],
+)  # fmt: skip
+def test_letters_of_other_keyboards_are_letters(inside: str) -> None:
+    text = f"<answer>{inside}</answer>"
+    assert tagged_letter(text, "paper") == ("B", "salvaged")
+    assert tagged_letter(text, "reference") == ("", "no_tag")
+
+
+@pytest.mark.parametrize(
+    "inside", ["（ＡＢ）", "A、B", "A、 B", "A，B", "【】", "B在箱子里", "甲", "１", "（B）or A"]
+)
+def test_what_is_no_letter_on_any_keyboard(inside: str) -> None:
+    assert tagged_letter(f"<answer>{inside}</answer>", "paper") == ("", "malformed")

@@ -165,7 +165,7 @@ def test_unusable_files(tmp_path: Path, mode: Any) -> None:
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE things (a)")
-    with pytest.raises(RunError, match="no ledger of this version"):
+    with pytest.raises(RunError, match="it is no ledger"):
         Ledger(other, mode=mode)
     for path in (tmp_path, None):
         with pytest.raises(RunError):

@@ -15,7 +15,7 @@ from soulkit.models import local, queueing
 from soulkit.models.decode import Draw, uniforms
 from soulkit.models.local import LocalModel
 from soulkit.models.tiny import build_tiny
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Call, Completion, Form, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
 CALL = Call(role="actor", example_id="x")
@@ -201,9 +201,10 @@ def test_what_does_not_fit_is_an_overflow_not_a_cut(model: LocalModel) -> None:
 
 
 def test_what_the_model_cannot_do_is_recorded(model: LocalModel) -> None:
-    asked = Sampling(max_tokens=2, thinking=False, reasoning_effort="low")
+    form = Form("Rating", '{"type":"object"}')
+    asked = Sampling(max_tokens=2, thinking=False, reasoning_effort="low", form=form)
     (reply,) = ask(model, [(user("ba"), CALL)], asked)
-    assert reply.dropped == ("reasoning_effort", "thinking")
+    assert reply.dropped == ("form", "reasoning_effort", "thinking")
 
 
 def test_turns_continue_each_other(model: LocalModel) -> None:

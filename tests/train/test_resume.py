@@ -56,8 +56,7 @@ def everything(model: Path, out: Path, url: str) -> list[str]:
     words = (
         "train", "ditto", "--model", model, "--task", "tomi,secret_keeper:0.5",
         "--data", "tomi=synth:24", "--data", "secret_keeper=synth:12",
-        "--partner", "visitor", "--partner-base-url", url,
-        "--coach-model", "wise", "--coach-base-url", url,
+        "--partner", f"endpoint:visitor@{url}", "--coach", f"endpoint:wise@{url}",
         "--prompts", 3, "--group-size", 2, "--max-tokens", 8, "--lr", 3e-3, "--lora-r", 4,
         "--steps", 3, "--checkpoint-every", 1, "--eval-every", 1, "--out", out,
         "--set", "deterministic=true", "--set", "keep_last=1", "--set", "keep_best=1",

@@ -16,7 +16,7 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local import LocalModel
 from soulkit.play.engine import Job
 from soulkit.runs import Run
-from soulkit.train.assemble import make_cast
+from soulkit.train.assemble import make_cast, make_crew
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.rollout import RolloutStep, without_tokens
 from soulkit.types import Call, Completion, Record, Sampling, Segment
@@ -99,10 +99,15 @@ def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None
     assert not kept.episode.traces and kept.score == records[0].score
 
 
+def actor_coach(seed: int, sampler: LocalModel, run: Run) -> Player | None:
+    asked = config(coach="actor", seed=seed)
+    return make_cast(asked, sampler, make_crew(asked, sampler, run)).coach
+
+
 def test_an_actor_that_coaches_itself_draws_with_the_seed_of_the_run(
     sampler: LocalModel, tmp_path: Path
 ) -> None:
     run = Run(path=tmp_path, command="train ditto", resumed=False)
     for seed in (0, 7):
-        coach = make_cast(config(coach="self", seed=seed), sampler, run).coach
+        coach = actor_coach(seed, sampler, run)
         assert coach is not None and coach.sampling.seed == seed

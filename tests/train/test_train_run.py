@@ -244,8 +244,8 @@ KEEPER = (
 def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Path) -> None:
     out = tmp_path / "keeper"
     with visitor() as url:
-        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner", "visitor",
-                    "--partner-base-url", url, "--out", out)  # fmt: skip
+        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner",
+                    f"endpoint:visitor@{url}", "--out", out)  # fmt: skip
     assert done == 0
     lines = read_jsonl(out / "metrics.jsonl")
     assert len(lines) == 2 and all(line["n_unscored"] == 0 for line in lines)
@@ -266,8 +266,8 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
     out = tmp_path / "keeper"
     answer = lambda body: visitor_line(body["messages"])  # noqa: E731
     with ScriptedServer(answer=answer, script=broken) as server:
-        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner", "visitor",
-                    "--partner-base-url", server.base_url, "--out", out)  # fmt: skip
+        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner",
+                    f"endpoint:visitor@{server.base_url}", "--out", out)  # fmt: skip
     assert done == 0
     lines = read_jsonl(out / "metrics.jsonl")
     assert len(lines) == 2
@@ -300,9 +300,9 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
         return visitor_line(body["messages"]) if who == "partner" else "Look at who was there."
 
     def once(steps: int) -> int:
-        asked = (*KEEPER, "--partner", "v", "--partner-base-url", server.base_url)
+        asked = (*KEEPER, "--partner", f"endpoint:v@{server.base_url}")
         if who == "coach":
-            asked = (*TOMI, "--coach-model", "wise", "--coach-base-url", server.base_url)
+            asked = (*TOMI, "--coach", f"endpoint:wise@{server.base_url}")
         return soul("train", "ditto", "--model", warm / "model", *asked, "--steps", steps,
                     "--out", out)  # fmt: skip
 
@@ -332,7 +332,7 @@ def test_a_blind_reader_is_asked_about_every_feedback(tmp_path: Path, warm: Path
     out = tmp_path / "run"
     with ScriptedServer(answer="<answer>A</answer>") as server:
         done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 1,
-                    "--blind-reader", "reader", "--blind-reader-base-url", server.base_url,
+                    "--blind-reader", f"endpoint:reader@{server.base_url}",
                     "--out", out)  # fmt: skip
         asked = [body["messages"][0]["content"] for body in server.requests]
     assert done == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vectors_support import Vector, assert_tensor, load_vectors
 
-from soulkit.train.advantage import token_advantages
+from soulkit.train.advantage import spread_group_advantages
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
 QUIRKS_WE_DIFFER_ON: dict[str, str] = {}
@@ -19,7 +19,7 @@ def test_advantage(vector: Vector) -> None:
     data = vector.input
     dtype = getattr(torch, data["dtype"])
     rollouts = data.get("gen_uid") if data["estimator"] == "foldgrpo" else None
-    advantages = token_advantages(
+    advantages = spread_group_advantages(
         torch.tensor(data["token_level_rewards"], dtype=dtype),
         torch.tensor(data["response_mask"]),
         prompts=data["index"],

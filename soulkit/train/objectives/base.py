@@ -6,8 +6,10 @@ file here and one line in `registry.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 from soulkit.train.sequences import Renders, Slot, TrainSequence
 from soulkit.types import Feedback, Record, Segment
@@ -16,28 +18,19 @@ Reader = Literal["none", "self", "other"]
 """Whose distributions a method follows: nobody's, the policy's own, or another model's."""
 
 
-class Objective(Protocol):
-    """One training method."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective(ABC):
+    """One training method; as it stands, one on drafts alone that nobody talks to."""
 
-    @property
-    def name(self) -> str: ...
+    name: str = ""
+    uses_feedback: bool = False
+    refines: bool = False
+    """It trains on refined rollouts, so they are sampled."""
+    reader: Reader = "none"
+    logits: bool = False
+    """It compares whole distributions with the teacher's, not only the sampled tokens."""
 
-    @property
-    def uses_feedback(self) -> bool: ...
-
-    @property
-    def refines(self) -> bool:
-        """It trains on refined rollouts, so they are sampled."""
-        ...
-
-    @property
-    def reader(self) -> Reader: ...
-
-    @property
-    def logits(self) -> bool:
-        """It compares whole distributions with the teacher's, not only the sampled tokens."""
-        ...
-
+    @abstractmethod
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot
     ) -> list[TrainSequence]:
@@ -45,7 +38,6 @@ class Objective(Protocol):
 
         `slot` gives the message of a record's seat with feedback in it.
         """
-        ...
 
 
 def no_slot(record: Record, seat: str, feedback: Feedback) -> Segment:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot
+from soulkit.train.objectives.base import Objective, no_slot
 from soulkit.train.sequences import Part, Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Ditto:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ditto(Objective):
     lambda_fb: float = 1.0
     """Weight of the feedback-conditioned component."""
     only_copy: bool = False
@@ -24,8 +24,6 @@ class Ditto:
     name: str = "ditto"
     uses_feedback: bool = True
     refines: bool = True
-    reader: Reader = "none"
-    logits: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> Ditto:

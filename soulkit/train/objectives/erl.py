@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.base import Objective, no_slot, scored
 from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
-@dataclass(frozen=True, slots=True)
-class ERL:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ERL(Objective):
     aux_weight: float = 1.0
     """Weight of the imitation."""
     accept_from: float | None = None
@@ -25,8 +25,6 @@ class ERL:
     name: str = "erl"
     uses_feedback: bool = True
     refines: bool = True
-    reader: Reader = "none"
-    logits: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> ERL:

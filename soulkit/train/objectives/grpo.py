@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.base import Objective, no_slot, scored
 from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
-@dataclass(frozen=True, slots=True)
-class GRPO:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPO(Objective):
     name: str = "grpo"
-    uses_feedback: bool = False
-    refines: bool = False
-    reader: Reader = "none"
-    logits: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> GRPO:

@@ -11,19 +11,16 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
 from soulkit.train.objectives.sdpo import taught
 from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
-@dataclass(frozen=True, slots=True)
-class OPD:
-    logits: bool = False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OPD(Objective):
     weight: float = 1.0
     name: str = "opd"
-    uses_feedback: bool = False
-    refines: bool = False
     reader: Reader = "other"
 
     @classmethod
@@ -37,7 +34,7 @@ class OPD:
                 "--teacher-adapter, or both; the model's own base must be named as well.",
             )
         weight = 1.0 if config.distill_weight is None else config.distill_weight
-        return cls(config.opd_form == "logits", weight)
+        return cls(logits=config.opd_form == "logits", weight=weight)
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

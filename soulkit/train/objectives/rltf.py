@@ -13,20 +13,18 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.base import Objective, no_slot, scored
 from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
-@dataclass(frozen=True, slots=True)
-class RLTF:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLTF(Objective):
     aux_weight: float = 1.0
     """Weight of the regression."""
     name: str = "rltf-sd"
     uses_feedback: bool = True
     refines: bool = True
-    reader: Reader = "none"
-    logits: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> RLTF:

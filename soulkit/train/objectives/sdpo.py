@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Reader, no_slot, scored
+from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
 from soulkit.train.sequences import Renders, Slot, TrainSequence, told_sequences
 from soulkit.types import Record
 
@@ -20,16 +20,14 @@ TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0
 """What the teacher's part counts for beside the rewards, unless told otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class SDPO:
-    logits: bool = False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SDPO(Objective):
     rewarded: bool = False
     """The sum with GRPO on the drafts."""
     weight: float = 1.0
     """Of the teacher's part."""
     name: str = "sdpo-token"
     uses_feedback: bool = True
-    refines: bool = False
     reader: Reader = "self"
 
     @classmethod
@@ -38,7 +36,7 @@ class SDPO:
         logits, rewarded = form == "sdpo-logits", bool(sum_)
         share = TOKEN_SHARE if rewarded and not logits else LOGIT_SHARE
         weight = share if config.distill_weight is None else config.distill_weight
-        return cls(logits, rewarded, weight, config.method)
+        return cls(name=config.method, logits=logits, rewarded=rewarded, weight=weight)
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

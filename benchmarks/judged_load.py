@@ -1,0 +1,247 @@
+"""Can one process play hundreds of judged dialogues at once, and at what cost besides the models?
+
+    .venv/bin/python benchmarks/judged_load.py [--json load.json]
+
+A server on this machine's loopback, a process of its own, answers every chat request after one to
+four seconds, drawn from what is asked; it says in its reply how long it took. 512 made Sotopia
+scenes are played at once against it: up to twenty turns each, then a rating and an audit, every
+reply kept in a ledger. Nothing may be lost, nothing may hang, and the process may hold 1.5 GB.
+
+A run can be no faster than two things: its slowest chain (the latencies of one episode's turns and
+of the slower of its two verdicts, added up from the ledger), and its calls times what one call
+costs the bare openai SDK, whose connections are pooled and as many. The SDK's cost is the
+processor time of a fresh process that asks the same server for as many calls as `--sdk-calls`
+says, with as many at once and prompts of about the same length. The budget is 1.25 times the
+larger of the two. What a call costs soulkit, records and ledger included, is printed beside it.
+
+Numbers mean something on a machine that does nothing else. `--episodes 32 --latency 0.1 0.4
+--sdk-calls 400` shortens everything, to try the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from _processes import Json, machine
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+TASK, MODEL = "sotopia", "scripted"
+BUDGET, MEMORY_GB = 1.25, 1.5
+LINE = (
+    '{"action_type": "speak", "argument": "I see what you mean, and I would like to think about it '
+    "a little before I say yes; tell me first what you had in mind, when you would need it, and "
+    'whether there is anything that you would rather not talk about today."}'
+)
+WORDS = 700
+"""Of the bare SDK's prompts: about as long as a dialogue is on the average."""
+
+
+@contextmanager
+def served(latency: list[float]) -> Iterator[str]:
+    """The base URL of the server, which is a process of its own."""
+    command = [sys.executable, "-m", "tests.servers.faulty", "--answer", LINE, "--latency"]
+    process = subprocess.Popen(
+        [*command, *map(str, latency)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+# -- the two sides, each a process of its own ------------------------------------------------------
+
+
+async def ask_bare(url: str, calls: int, at_once: int) -> None:
+    import openai
+
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
+        max_connections=at_once, max_keepalive_connections=at_once
+    )
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, limits=limits)
+    client = openai.AsyncOpenAI(api_key="unused", base_url=url, max_retries=0, http_client=http)
+    numbers = iter(range(calls))
+
+    async def work() -> None:
+        for number in numbers:
+            prompt = f"{number} " + "word " * WORDS
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": prompt}],
+                temperature=1.0, max_tokens=512,
+            )  # fmt: skip
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    await client.close()
+
+
+def bare(url: str, calls: int, at_once: int) -> Json:
+    """What one call costs the SDK; imports and the first connections are part of no call."""
+    asyncio.run(ask_bare(url, at_once, at_once))
+    start, wall = time.process_time(), time.perf_counter()
+    asyncio.run(ask_bare(url, calls, at_once))
+    return {
+        "calls": calls,
+        "seconds": time.perf_counter() - wall,
+        "cost_ms": 1000 * (time.process_time() - start) / calls,
+    }
+
+
+def play(url: str, episodes: int, folder: Path) -> Json:
+    """Play every scene at once; what came of it, and what it took."""
+    from soulkit.data.synth import synth
+    from soulkit.models.base import Cast, Player
+    from soulkit.models.endpoint import Endpoint
+    from soulkit.models.ledger import Ledger
+    from soulkit.play.engine import Engine, Job
+    from soulkit.tasks.registry import load_registry
+    from soulkit.types import Record, Sampling
+
+    task = load_registry().task(TASK, "paper")
+    jobs = [Job(task, task.example(row)) for row in synth(TASK, episodes, 1)]
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        model = Endpoint(model=MODEL, base_url=url, concurrency=episodes, ledger=ledger)
+        player = Player(model, Sampling(seed=1))
+        engine = Engine(Cast(actor=player, partner=player, judges=(player,)), concurrency=episodes)
+
+        async def run() -> list[Record]:
+            try:
+                return await engine.run(jobs, lambda record: None)
+            finally:
+                await model.close()
+
+        start, wall = time.process_time(), time.perf_counter()
+        records = asyncio.run(run())
+        seconds, cpu = time.perf_counter() - wall, time.process_time() - start
+        calls = ledger.totals()["calls"]
+    statuses = Counter(r.score.reason or r.score.status for r in records)
+    turns = sum(len(r.episode.transcript) for r in records)
+    return {
+        "episodes": len({r.key for r in records}), "scored": sum(r.score.scored for r in records),
+        "statuses": dict(statuses), "turns": turns, "calls": calls, "seconds": seconds,
+        "cost_ms": 1000 * cpu / max(1, calls), "chain_s": slowest_chain(folder / "ledger.sqlite"),
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2,
+    }  # fmt: skip
+
+
+def slowest_chain(ledger: Path) -> float:
+    """Seconds that the server took over the calls of one episode that wait for each other."""
+    turns: dict[str, float] = defaultdict(float)
+    verdicts: dict[str, float] = defaultdict(float)
+    with closing(sqlite3.connect(ledger)) as kept:
+        for role, example, reply in kept.execute("SELECT role, example_id, reply FROM calls"):
+            taken = json.loads(reply)["latency_s"]
+            if role == "judge":
+                verdicts[example] = max(verdicts[example], taken)
+            else:
+                turns[example] += taken
+    return max((turns[example] + verdicts[example] for example in turns), default=0.0)
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def part(name: str, url: str, *arguments: str) -> Json:
+    """What one side says of itself, in a fresh process."""
+    command = [sys.executable, __file__, "--part", name, "--url", url, *arguments]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=settings)
+    if done.returncode:
+        raise SystemExit(f"{name} failed\n{done.stderr[-3000:]}")
+    found: Json = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measured(chosen: argparse.Namespace) -> Json:
+    at_once = str(chosen.episodes)
+    report: Json = {"machine": machine(), "episodes": chosen.episodes, "latency": chosen.latency}
+    with served(chosen.latency) as url:
+        report["soulkit"] = part("soulkit", url, "--episodes", at_once)
+    with served([0.3, 0.6]) as url:
+        calls = str(chosen.sdk_calls)
+        report["sdk"] = part("sdk", url, "--episodes", at_once, "--sdk-calls", calls)
+    return {**report, **judged(report)}
+
+
+def judged(report: Json) -> Json:
+    mine, sdk = report["soulkit"], report["sdk"]
+    work = mine["calls"] * sdk["cost_ms"] / 1000
+    bound = max(mine["chain_s"], work)
+    verdicts = {
+        "no episode lost": mine["episodes"] == mine["scored"] == report["episodes"],
+        f"memory at most {MEMORY_GB} GB": mine["peak_gb"] <= MEMORY_GB,
+        f"wall at most {BUDGET} of the larger bound": mine["seconds"] <= BUDGET * bound,
+    }
+    return {"work_s": work, "ratio": mine["seconds"] / bound, "verdicts": verdicts}
+
+
+def table(report: Json) -> Table:
+    mine, sdk = report["soulkit"], report["sdk"]
+    rows: list[tuple[str, str, str]] = [
+        ("episodes", f"{mine['episodes']}", f"{mine['scored']} scored, {mine['statuses']}"),
+        ("calls", f"{mine['calls']}", f"{mine['turns']} turns and the verdicts"),
+        ("wall clock", f"{mine['seconds']:.1f} s", ""),
+        ("slowest chain", f"{mine['chain_s']:.1f} s", "latencies of one episode"),
+        ("calls x SDK", f"{report['work_s']:.1f} s", f"{sdk['cost_ms']:.2f} ms of CPU a call"),
+        ("wall / larger bound", f"{report['ratio']:.2f}", f"budget {BUDGET}"),
+        ("soulkit's cost a call", f"{mine['cost_ms']:.2f} ms", "CPU, ledger and prompts included"),
+        ("peak memory", f"{mine['peak_gb']:.2f} GB", f"limit {MEMORY_GB} GB"),
+    ]
+    made = Table("", "measured", "", title=f"{report['episodes']} judged dialogues at once")
+    for row in rows:
+        made.add_row(*row)
+    for name, passed in report["verdicts"].items():
+        made.add_row(name, "yes" if passed else "NO", "")
+    return made
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--episodes", type=int, default=512)
+    parser.add_argument("--latency", type=float, nargs=2, default=[1.0, 4.0], metavar="SECONDS")
+    parser.add_argument("--sdk-calls", type=int, default=4096, help="calls of the bare SDK")
+    parser.add_argument("--part", choices=["soulkit", "sdk"], help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def one_side(chosen: argparse.Namespace) -> Json:
+    if chosen.part == "sdk":
+        return bare(chosen.url, chosen.sdk_calls, chosen.episodes)
+    with tempfile.TemporaryDirectory() as folder:
+        return play(chosen.url, chosen.episodes, Path(folder))
+
+
+def main() -> int:
+    chosen = arguments()
+    if chosen.part:
+        print(json.dumps(one_side(chosen)))
+        return 0
+    report = measured(chosen)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(report, indent=1))
+    console = Console(width=120)
+    console.print(report["machine"], highlight=False)
+    console.print(table(report))
+    return int(not all(report["verdicts"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

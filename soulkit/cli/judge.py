@@ -1,0 +1,240 @@
+"""`soul judge check`: can the judge of an evaluation be trusted?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import err, one_line, out, print_json, progress, safe
+from soulkit.cli.console import table as new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from soulkit.eval.judge_check import CheckConfig
+
+app = typer.Typer(rich_markup_mode=None)
+
+DASH = "–"
+
+
+@app.command()
+def check(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an evaluation.")],
+    judge: Annotated[
+        list[str] | None,
+        typer.Option("--judge", metavar="WHO", help="Else the run's own; twice compares two."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", help="Opinions of each judge. Default: 2")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="Episodes of each task at most.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="Of the judges; else as in the run.")
+    ] = None,
+    pairs: Annotated[
+        bool | None, typer.Option("--pairs/--no-pairs", help="Compare drafts of the same row.")
+    ] = None,
+    endpoints: Annotated[
+        Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option("--max-cost", help="Stop after so many US dollars; resumable.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="Requests at once.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the judges' sampling.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Run folder; the same command resumes it.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json and nothing else on stdout.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many calls it would take.")
+    ] = False,
+) -> None:
+    """Judge a run's episodes again and measure how far verdicts agree.
+
+    By dimension: with themselves, with another judge, with people where the rows carry their
+    labels, and with the length of the text. Drafts of the same row are compared in both orders.
+    """
+    from soulkit.eval.judge_check import CheckConfig
+
+    flags = {
+        "run": str(run), "judge": judge or None, "samples": samples, "limit": limit,
+        "temperature": temperature, "pairs": pairs, "max_cost": max_cost, "seed": seed,
+        "endpoints": None if endpoints is None else str(endpoints), "concurrency": concurrency,
+    }  # fmt: skip
+    config = CheckConfig.load(None, flags=flags)
+    if dry_run:
+        _dry_run(config, as_json)
+    else:
+        _check(config, folder, as_json)
+
+
+def _dry_run(config: CheckConfig, as_json: bool) -> None:
+    from soulkit.eval.judge_check import Check
+
+    plan = Check.of(config).plan()
+    if as_json:
+        print_json(plan)
+        return
+    out.print(
+        f"{plan['episodes']} episodes, {plan['judges']} judge{'s' * (plan['judges'] != 1)}: "
+        f"{plan['judgements']} judgements and {plan['pairs']} pairs, {plan['calls']} calls at "
+        "most; a verdict that cannot be read is asked for once more"
+    )
+
+
+@app.command()
+def show(
+    check: Annotated[Path, typer.Argument(metavar="CHECK", help="Folder of a judge check.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print what a check found. Nobody is asked."""
+    from soulkit.eval.judge_check import read_report
+
+    _print(read_report(check), as_json)
+
+
+def _check(config: CheckConfig, folder: Path | None, as_json: bool) -> None:
+    from soulkit.eval.judge_check import check_judge
+
+    run, report = check_judge(config, folder, bars=lambda n: progress(n, "judge check"), say=_say)
+    _print(report, as_json)
+    missing = sum(
+        reading["no_answer"]
+        for found in report["tasks"].values()
+        for reading in found["reading"].values()
+    )
+    if missing:
+        _say(
+            f"{missing} judgements got no answer from their server; the same command with "
+            f"--out {run.path} asks for them again"
+        )
+        raise typer.Exit(1)
+
+
+def _say(remark: str) -> None:
+    err.print(safe(one_line(remark, 400)), soft_wrap=True)
+
+
+def _print(report: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        for task, found in report["tasks"].items():
+            _print_task(task, found)
+        _say_thresholds(report["thresholds"])
+    for task, found in report["tasks"].items():
+        for judge, reading in found["reading"].items():
+            for reason, count in reading["reasons"].items():
+                _say(f"{task}, {judge}: no verdict {count} times: {reason}")
+    for remark in report["remarks"]:
+        _say(remark)
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def _print_task(task: str, found: Mapping[str, Any]) -> None:
+    out.print(_agreement(task, found["dimensions"]))
+    if any("length" in dimension for dimension in found["dimensions"].values()):
+        out.print(_length(found["dimensions"]))
+    out.print(_judges(found["reading"], found["position"]))
+
+
+def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
+    table = new_table(
+        "dimension", "agreement", ">n", ">alpha", "95 %", ">ICC", ">rho", ">equal", ">gap",
+        "what it allows", title=safe(task),
+    )  # fmt: skip
+    for name, dimension in dimensions.items():
+        for label, cell in _comparisons(dimension):
+            figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
+            table.add_row(
+                safe(name), safe(label), str(cell["n"]), _number(cell["alpha"]),
+                _interval(cell["alpha"]), *map(_number, figures), _trust(cell),
+            )  # fmt: skip
+    return table
+
+
+def _trust(cell: Mapping[str, Any]) -> str:
+    """The word on alpha, and the one on the lower end of its interval where that is another."""
+    if cell["alpha"]["value"] is None or cell["trust"] == cell["at_worst"]:
+        return str(cell["trust"])
+    if cell["alpha"]["ci_low"] is None:
+        return f"{cell['trust']}, but too few rows"
+    return f"{cell['trust']}; at worst: {cell['at_worst']}"
+
+
+def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """(who with whom, the figures) of one dimension."""
+    again = [(f"{judge} again", cell) for judge, cell in dimension["retest"].items() if cell]
+    people = [(f"{judge} and people", cell) for judge, cell in dimension["people"].items()]
+    return [*again, *dimension["between"].items(), *people]
+
+
+def _length(dimensions: Mapping[str, Any]) -> Table:
+    table = new_table(
+        "dimension", "judge", ">n", ">rho with words", "95 %", ">at equal turns", "95 %",
+        ">points per 100 words", "95 %",
+    )  # fmt: skip
+    for name, dimension in dimensions.items():
+        for judge, cell in dimension.get("length", {}).items():
+            figures = [cell["spearman"], cell["at_equal_turns"], cell["points_per_100_words"]]
+            shown = [text for figure in figures for text in (_number(figure), _interval(figure))]
+            table.add_row(safe(name), safe(judge), str(cell["spearman"]["n"]), *shown)
+    return table
+
+
+def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
+    table = new_table(
+        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", ">flips", "95 %",
+        ">first preferred", "95 %",
+    )  # fmt: skip
+    for judge, cell in reading.items():
+        pair = position.get(judge)
+        shown = [DASH] * 5
+        if pair is not None:
+            flips, first = pair["flips"], pair["prefers_first"]
+            shown = [
+                str(pair["pairs"]), _share(flips["value"]), _interval(flips, percent=True),
+                _share(first["value"]), _interval(first, percent=True),
+            ]  # fmt: skip
+        table.add_row(
+            safe(judge), str(cell["judgements"]), _share(cell["unreadable"]["value"]),
+            _share(cell["asked_again"]), *shown,
+        )  # fmt: skip
+    return table
+
+
+def _number(cell: Mapping[str, Any] | None) -> str:
+    return DASH if cell is None or cell["value"] is None else f"{cell['value']:.2f}"
+
+
+def _interval(cell: Mapping[str, Any], percent: bool = False) -> str:
+    if cell["ci_low"] is None or cell["ci_high"] is None:
+        return DASH
+    shown = _share if percent else "{:.2f}".format
+    return f"{shown(cell['ci_low'])} … {shown(cell['ci_high'])}"
+
+
+def _share(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.0f} %"
+
+
+def _say_thresholds(limits: Mapping[str, float]) -> None:
+    _say(
+        f"Krippendorff's alpha: from {limits['reliable']:g} on reliable, from "
+        f"{limits['tentative']:g} tentative, below: do not rank models by it (Krippendorff 2004). "
+        "rho is Spearman's; gap is the mean difference in points; flips: the other answer wins "
+        "when the two change places."
+    )

@@ -1,0 +1,244 @@
+"""`soul ledger stats|show|export|verify`: look at the paid replies of a run.
+
+Each takes a ledger file or a run folder; a run that replayed another's ledger shows that one.
+Nothing here writes into a ledger. What models wrote is sanitised before it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import table as new_table
+from soulkit.cli.options import Json
+from soulkit.errors import RunError
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger_view import Findings, Group, Stored
+
+app = typer.Typer(rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage.")
+
+Where = Annotated[
+    Path, typer.Argument(metavar="LEDGER", help="A ledger file, or the folder of its run.")
+]
+Example = Annotated[str | None, typer.Option("--example", help="Only calls of this row.")]
+RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, judge, coach …")]
+
+
+# -- which file ----------------------------------------------------------------------------------
+
+
+def ledger_of(where: Path) -> Path:
+    """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
+    from soulkit.runs import is_run, read_config
+
+    if not where.is_dir():
+        return where
+    settings = read_config(where) if is_run(where) else {}
+    named = settings.get("ledger_file")
+    found = Path(str(named)) if named else where / "ledger.sqlite"
+    if not found.is_file():
+        off = settings.get("ledger") == "off"
+        why = "It was started with --ledger off" if off else f"There is no file '{found}'"
+        raise RunError(
+            f"'{where}' has no ledger.",
+            f"{why}; local models are sampled without one as well.",
+            "Name a ledger file, or the folder of a run that asked a server.",
+        )
+    return found
+
+
+# -- stats ---------------------------------------------------------------------------------------
+
+
+@app.command()
+def stats(where: Where, as_json: Json = False) -> None:
+    """Calls, tokens, cost and latency by role and model."""
+    from soulkit.models.ledger_view import View
+
+    path = ledger_of(where)
+    with View(path) as view:
+        groups, version = view.groups(), view.version
+    if as_json:
+        size = path.stat().st_size
+        rows = [asdict(group) for group in groups]
+        print_json({"path": str(path), "version": version, "bytes": size, "groups": rows})
+    else:
+        _print_stats(groups)
+
+
+def _print_stats(groups: list[Group]) -> None:
+    heads = ("role", "model", ">calls", ">attempts", ">prompt tokens", ">reply tokens", ">cost",
+             ">priced", ">p50", ">p95", "first (UTC)", "last (UTC)")  # fmt: skip
+    made = new_table(*heads)
+    for g in groups:
+        made.add_row(
+            safe(g.role), safe(g.model), str(g.calls), str(g.attempts), str(g.prompt_tokens),
+            str(g.completion_tokens), _dollars(g.cost), f"{g.priced}/{g.calls}",
+            f"{g.p50:.2f} s", f"{g.p95:.2f} s", _moment(g.first), _moment(g.last),
+        )  # fmt: skip
+    out.print(made)
+    known = [g.cost for g in groups if g.cost is not None]
+    out.print(
+        f"{sum(g.calls for g in groups)} calls, cost {_dollars(sum(known) if known else None)}"
+    )
+
+
+def _moment(stamp: str) -> str:
+    return safe(stamp[:19].replace("T", " "))
+
+
+def _dollars(cost: float | None) -> str:
+    return "unknown" if cost is None else f"${cost:,.4f}"
+
+
+# -- show ----------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(
+    where: Where,
+    example: Example = None,
+    role: RoleName = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="One entry, by the beginning of its key.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Entries at most.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Single calls: who asked what, and what was answered."""
+    from soulkit.models.ledger_view import View
+
+    with View(ledger_of(where)) as view:
+        found = list(view.entries(example=example, role=role, key=key, limit=limit))
+    if not found:
+        raise RunError(
+            f"'{where}' holds no such call.",
+            "No entry has this example, role and key.",
+            "See what there is: soul ledger stats, or soul ledger show without options.",
+        )
+    if as_json:
+        print_json([stored.as_dict() for stored in found])
+        return
+    for stored in found:
+        _print_entry(stored)
+
+
+def _print_entry(stored: Stored) -> None:
+    entry, call = stored.entry, stored.entry.call
+    out.rule(f"[bold]{safe(call.role)}[/] {safe(entry.model)}", align="left")
+    who = (f"{stored.key[:12]}  example {call.example_id}, rollout {call.rollout}, {call.kind}, "
+           f"turn {call.turn}, sample {call.sample}, step {call.step}")  # fmt: skip
+    dropped = f", without {', '.join(entry.dropped)}" if entry.dropped else ""
+    tokens = (
+        f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, cost {_dollars(entry.cost)}"
+    )
+    paid = f"{tokens}, {entry.seconds:.2f} s, attempts {entry.attempts}{dropped}, {entry.created}"
+    for line in (who, paid, *([f"damaged: {stored.problem}"] if stored.problem else [])):
+        out.print(safe(one_line(line)), style="dim", soft_wrap=True)
+    for label, text in _texts(stored):
+        out.print(f"[cyan]{safe(label)}[/]", soft_wrap=True)
+        out.print(safe(text), soft_wrap=True)
+
+
+def _texts(stored: Stored) -> list[tuple[str, str]]:
+    """(who, words) of the prompt and the reply."""
+    asked, answer = stored.asked, stored.answer()
+    if asked is None:
+        parts = [("prompt", "(not kept: the entry is of a ledger of version 1)")]
+    else:
+        parts = [(message["role"], message["content"]) for message in asked.messages]
+    if answer is None:
+        return [*parts, ("reply that cannot be read", stored.entry.reply)]
+    thought = [("reasoning", answer.reasoning)] if answer.reasoning else []
+    return [*parts, *thought, (f"reply ({answer.stop_reason})", answer.text)]
+
+
+# -- export --------------------------------------------------------------------------------------
+
+
+@app.command()
+def export(
+    where: Where,
+    example: Example = None,
+    role: RoleName = None,
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write here, whole or not at all.")
+    ] = None,
+) -> None:
+    """Print or write all calls as JSON lines, one entry each."""
+    from soulkit.models.ledger_view import View, write_lines
+
+    with View(ledger_of(where)) as view:
+        lines = (_line(stored) for stored in view.entries(example=example, role=role))
+        if file is None:
+            for line in lines:
+                typer.echo(line)
+            return
+        count = write_lines(file, lines)
+    err.print(safe(f"{count} entries in {file}"), soft_wrap=True)
+
+
+def _line(stored: Stored) -> str:
+    return json.dumps(stored.as_dict(), ensure_ascii=True, allow_nan=False)
+
+
+# -- verify --------------------------------------------------------------------------------------
+
+
+@app.command()
+def verify(where: Where, as_json: Json = False) -> None:
+    """Look for damage, and in a run folder for missing calls.
+
+    Every scored episode must have its calls. Exit code 1 when something was found.
+    """
+    from soulkit.models.ledger_view import View
+
+    with View(ledger_of(where)) as view:
+        found = view.verify()
+        if where.is_dir() and not found.counts.get("file"):
+            _check_run(where, view, found)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print_findings(found)
+    if found.counts:
+        raise typer.Exit(1)
+
+
+def _check_run(folder: Path, view: Any, found: Findings) -> None:
+    from soulkit.models.ledger_view import check_episodes
+    from soulkit.records import load_records
+    from soulkit.runs import is_run, read_config
+
+    if not is_run(folder) or not (folder / "episodes.jsonl").is_file():
+        return
+    settings = read_config(folder)
+    records = load_records(folder / "episodes.jsonl")
+    check_episodes(view, records, found, actor=settings.get("kind") == "api",
+                   judges=_over_http(settings))  # fmt: skip
+
+
+def _over_http(settings: dict[str, Any]) -> bool:
+    """Whether every judge of a run is an endpoint: others leave nothing in a ledger."""
+    judges = settings.get("judge") or []
+    kinds = [judge.get("kind", "endpoint") for judge in judges if isinstance(judge, dict)]
+    actor_too = settings.get("kind") == "api"
+    return bool(kinds) and all(k == "endpoint" or (k == "actor" and actor_too) for k in kinds)
+
+
+def _print_findings(found: Findings) -> None:
+    for line in found.told():
+        out.print(safe(one_line(line)), soft_wrap=True)
+    runs = "" if found.episodes is None else f", calls of {found.episodes} scored episodes"
+    total = sum(found.counts.values())
+    out.print(
+        f"{found.entries} entries (version {found.version}), {found.requests} keys computed "
+        f"again{runs}: {f'{total} findings' if total else 'nothing wrong'}",
+        soft_wrap=True,
+    )

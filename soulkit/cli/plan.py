@@ -1,0 +1,85 @@
+"""`soul plan COMMAND …`: what a command will ask for, before it starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from soulkit.cli.console import console, duration, print_json, safe, size
+from soulkit.cli.console import table as new_table
+from soulkit.errors import ConfigError
+from soulkit.play.plan import SECONDS_PER_CALL, SECONDS_PER_TOKEN, Asked, Plan
+
+PLANNED = ("eval", "train")
+
+
+def command(
+    context: typer.Context,
+    words: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="eval api … or train ditto …")
+    ],
+) -> None:
+    """Print the calls, tokens, cost, memory and time of a command; nothing is asked or loaded."""
+    from soulkit.cli.app import run_words
+
+    if words[0] not in PLANNED:
+        raise ConfigError(
+            f"There is no plan of 'soul {words[0]}'.",
+            "Only commands that play episodes are planned.",
+            f"Write soul plan {' or soul plan '.join(PLANNED)}, and the rest of the command.",
+        )
+    run_words([*words, *context.args, "--dry-run"])
+
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def show_plan(found: Plan, as_json: bool) -> None:
+    """Print a plan: a table by task and role, and a few lines of totals."""
+    if as_json:
+        print_json(found.as_dict())
+        return
+    table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
+                      ">cost", ">at most")  # fmt: skip
+    for part in found.tasks:
+        for one in part.asked:
+            table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
+    if found.asked:
+        console().print(table)
+    for line in _totals(found):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def _figures(one: Asked) -> tuple[str, ...]:
+    counts = (one.calls, one.prompt_tokens, one.reply_tokens)
+    costs = (one.cost, one.cost_limit)
+    return (*(f"{n:,}" for n in counts), *(_dollars(c, one) for c in costs))
+
+
+def _dollars(cost: float | None, one: Asked | None = None) -> str:
+    if cost is None:
+        return "unknown" if one is None or one.seconds else "-"
+    return f"${cost:,.4f}" if cost < 1 else f"${cost:,.2f}"
+
+
+def _totals(found: Plan) -> list[str]:
+    paid = found.cost is not None or bool(found.unpriced)
+    cost = f", cost about {_dollars(found.cost)}, at most {_dollars(found.cost_limit)}"
+    lines = [
+        f"{found.episodes:,} episodes, {found.calls:,} calls at most, {found.prompt_words:,} words "
+        f"in first prompts{cost if paid else ''}"
+    ]
+    if found.unpriced:
+        lines.append(f"no price is known of: {', '.join(found.unpriced)} (--prices FILE)")
+    if found.machine is not None:
+        lines.append(f"memory about {size(found.machine.memory)}: {found.machine.words}")
+    lines.append(f"time about {duration(found.seconds)}{_served(found)}")
+    return lines
+
+
+def _served(found: Plan) -> str:
+    if not any(one.seconds for one in found.asked):
+        return ""
+    each = f"{SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
+    return f": served models at an assumed {each}, {found.concurrency} calls at once"

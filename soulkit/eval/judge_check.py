@@ -1,0 +1,386 @@
+"""`soul judge check`: how far the judge of a finished evaluation can be trusted.
+
+    episodes of a run ──▶ judged again, N times by each judge ──▶ judgements.jsonl ─┐
+    drafts of one row ──▶ which is better, in both orders      ──▶ pairs.jsonl ─────┴▶ summary.json
+
+The check has a run folder and a ledger of its own; its name follows from the settings, so the same
+command takes up the same folder. What is in the two files is not asked again; a judge that failed
+to answer is. The evaluation's folder is only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, TypeAdapter
+
+from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
+from soulkit.eval.keeping import alone
+from soulkit.eval.runner import GIVE_UP, Bar
+from soulkit.jsonl import JsonlWriter, read_jsonl
+from soulkit.judge.panel import judge_names
+from soulkit.judge.reliability import Judgement, Match, Reliability
+from soulkit.metrics.agreement import RELIABLE, TENTATIVE
+from soulkit.models.base import Player, unfilled
+from soulkit.models.ledger import Ledger
+from soulkit.models.roles import Crew, RolesConfig
+from soulkit.play.engine import gather
+from soulkit.records import load_records
+from soulkit.runs import CONFIG, Run, read_environment
+from soulkit.tasks.base import Task
+from soulkit.types import Example, Record
+
+COMMAND = "judge check"
+JUDGEMENTS, PAIRS = "judgements.jsonl", "pairs.jsonl"
+Report = dict[str, Any]
+Bars = Callable[[int], AbstractContextManager[Bar]]
+Say = Callable[[str], None]
+Work = Callable[[], Awaitable[bool]]
+"""Asks one thing; False when there was no answer."""
+
+_JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(Match)
+
+
+class CheckConfig(RolesConfig):
+    """One check. Without `judge`, the judges of the evaluation are checked."""
+
+    PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {"concurrency"}
+
+    run: str
+    """Folder of the evaluation."""
+    episodes: str = ""
+    """Digest of the episodes that are judged: another evaluation in the same folder is noticed."""
+    samples: int = Field(default=2, gt=0)
+    """Opinions of each judge on each episode."""
+    limit: int | None = Field(default=None, gt=0)
+    """Episodes of each task at most: the same ones at every call."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Of every judge; None: as the evaluation sampled it."""
+    pairs: bool = True
+    """Whether drafts of the same row are compared in both orders, where there are several."""
+    seed: int = 0
+    concurrency: int = Field(default=16, gt=0)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Everything that one check needs to know before it asks anybody."""
+
+    config: CheckConfig
+    source: EvalConfig
+    seen: tuple[Seen, ...]
+    couples: tuple[tuple[Seen, Seen], ...]
+    lost: int = 0
+    """Recorded episodes whose row is no longer in the data."""
+
+    @classmethod
+    def of(cls, config: CheckConfig) -> Self:
+        """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked."""
+        folder = Path(config.run)
+        source = source_of(folder)
+        judges = config.judge or source.judge
+        if not judges:
+            raise unfilled("judge")
+        seen, lost = judged_episodes(folder, source, config.limit)
+        couples = tuple(pairs_of(seen)) if config.pairs else ()
+        digest = hashlib.sha256("\n".join(_trace(s.record) for s in seen).encode()).hexdigest()[:16]
+        settled = config.model_copy(update={"judge": judges, "episodes": digest})
+        for settings in judges:
+            if settings.kind == "actor":  # found before there is a folder
+                Crew().model("judge", settings)
+        return cls(settled, source, seen, couples, lost)
+
+    @property
+    def folder(self) -> Path:
+        """Where the check goes unless told otherwise: the same command, the same folder."""
+        name = Path(self.config.run).name
+        mark = hashlib.sha256(repr(sorted(self.config.identity().items())).encode()).hexdigest()[:8]
+        return Path("runs") / f"judge-check-{name}-{mark}"
+
+    @property
+    def todo(self) -> int:
+        """Judgements and pairs, before what is already there is taken off."""
+        judges = len(self.config.judge)
+        return judges * (len(self.seen) * self.config.samples + len(self.couples))
+
+    def plan(self) -> dict[str, int]:
+        """Calls at most, without the questions that have to be put again."""
+        per_episode = sum(s.task.calls(s.example).get("judge", 0) for s in self.seen)
+        judges = len(self.config.judge)
+        asked = judges * self.config.samples * per_episode
+        compared = judges * 2 * len(self.couples)
+        return {
+            "episodes": len(self.seen),
+            "judges": judges,
+            "judgements": judges * self.config.samples * len(self.seen),
+            "pairs": judges * len(self.couples),
+            "calls": asked + compared,
+        }
+
+    def players(self, crew: Crew) -> dict[str, Player]:
+        """Name → judge, sampled as the evaluation does unless a temperature was given."""
+        made = []
+        for settings in self.config.judge:
+            player = crew.player("judge", settings, self.config.seed, self.source.judge_samples)
+            if self.config.temperature is not None:
+                asked = replace(player.sampling, temperature=self.config.temperature)
+                player = replace(player, sampling=asked)
+            made.append(player)
+        return dict(zip(judge_names(made), made, strict=True))
+
+
+# -- what is checked -----------------------------------------------------------------------------
+
+
+def source_of(folder: Path) -> EvalConfig:
+    """The settings of the evaluation in `folder`; RunError when it holds none."""
+    command = str(read_environment(folder).get("command", ""))
+    if not command.startswith("eval"):
+        raise RunError(
+            f"{folder} was made by 'soul {command}'.",
+            "What is checked is the judge of an evaluation.",
+            "Name the folder of a soul eval run.",
+        )
+    return EvalConfig.load(folder / CONFIG, env={})
+
+
+def judged_episodes(
+    folder: Path, source: EvalConfig, limit: int | None
+) -> tuple[tuple[Seen, ...], int]:
+    """Played episodes of the tasks that have a judge, `limit` of each, with their rows; and how
+    many were left out because their row is gone.
+
+    ConfigError when no task has a judge, DataError when no episode was played to its end.
+    """
+    rows = rows_of(source)
+    played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
+    found: dict[str, list[Seen]] = {}
+    for record in sorted(played, key=lambda r: (r.task, r.example_id, r.rollout)):
+        row = rows.get((record.task, record.example_id))
+        if row is not None and row[0].calls(row[1]).get("judge"):
+            found.setdefault(record.task, []).append(Seen(*row, record))
+    if not found:
+        raise DataError(
+            f"{folder} holds no judged episode that was played to its end.",
+            "There is nothing that a judge could read, or the rows have changed since.",
+            "Finish the evaluation first, with the same files.",
+        )
+    lost = sum((record.task, record.example_id) not in rows for record in played)
+    return tuple(seen for mine in found.values() for seen in mine[:limit]), lost
+
+
+def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
+    """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
+    rows = {
+        (part.task.name, example.id): (part.task, example)
+        for part in load_work(source)
+        for example in part.examples
+    }
+    if not any(task.calls(example).get("judge") for task, example in rows.values()):
+        raise ConfigError(
+            "No task of this evaluation asks a judge.",
+            "They are scored by rules, which always agree with themselves.",
+            "Name the run of a judged task, such as sotopia.",
+        )
+    return rows
+
+
+def _trace(record: Record) -> str:
+    said = "\n".join(f"{line.seat}: {line.text}" for line in record.episode.transcript)
+    return f"{record.task}/{record.key}/{hashlib.sha256(said.encode()).hexdigest()}"
+
+
+# -- asking --------------------------------------------------------------------------------------
+
+
+def check_judge(
+    config: CheckConfig,
+    out: Path | None = None,
+    *,
+    bars: Bars | None = None,
+    say: Say | None = None,
+) -> tuple[Run, Report]:
+    """Do what `soul judge check` does and return the run with its report.
+
+    Raises a UserError before anything is asked, ProviderError when a judge stays silent.
+    """
+    check = Check.of(config)
+    check.config.check_players()
+    run = Run.open(
+        out or check.folder, COMMAND, check.config.identity(),
+        defaults=check.config.identity_defaults(),
+    )  # fmt: skip
+    if say:
+        say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
+    with alone(run), Ledger(run.ledger_path) as ledger:
+        report = asyncio.run(_checked(check, run, ledger, bars))
+    run.write_summary(report)
+    return run, report
+
+
+async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None) -> Report:
+    patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
+    crew = Crew(ledger, None, _load_checkpoint, patience)
+    try:
+        players = check.players(crew)
+        asking = Asking(check, run, players)
+        with bars(asking.left) if bars else nullcontext() as bar:
+            await asking.all(bar)
+    finally:
+        await crew.close()
+    return asking.report(ledger.totals()["cost"])
+
+
+def _load_checkpoint(path: str) -> Any:
+    from soulkit.models.local import LocalModel
+
+    return LocalModel.load(path)
+
+
+@dataclass
+class Asking:
+    """Asks what is not on disk yet."""
+
+    check: Check
+    run: Run
+    players: Mapping[str, Player]
+    judgements: dict[tuple[str, str, int], Judgement] = field(default_factory=dict)
+    matches: dict[tuple[str, str], Match] = field(default_factory=dict)
+    silent: int = 0
+    """Answers in a row that did not come."""
+
+    def __post_init__(self) -> None:
+        for line in read_jsonl(self.run.path / JUDGEMENTS):
+            known = _JUDGEMENT.validate_python(line)
+            self.judgements[known.key, known.judge, known.sample] = known
+        for line in read_jsonl(self.run.path / PAIRS):
+            pair = _MATCH.validate_python(line)
+            self.matches[pair.key, pair.judge] = pair
+
+    @property
+    def left(self) -> int:
+        return self.check.todo - len(self.judgements) - len(self.matches)
+
+    async def all(self, bar: Bar | None) -> None:
+        """Every judgement and pair that is missing, `concurrency` of them at once.
+
+        What a judge failed to answer is kept in memory for the report and asked at the next start.
+        """
+        turn = asyncio.Semaphore(self.check.config.concurrency)
+
+        async def taken(work: Work) -> None:
+            async with turn:
+                self._heard(await work())
+            if bar is not None:
+                bar.advance(1)
+
+        with (
+            JsonlWriter(self.run.path / JUDGEMENTS) as rated,
+            JsonlWriter(self.run.path / PAIRS) as paired,
+        ):
+            await gather(taken(work) for work in (*self._unrated(rated), *self._unpaired(paired)))
+
+    def _heard(self, answered: bool) -> None:
+        self.silent = 0 if answered else self.silent + 1
+        if self.silent >= max(GIVE_UP, 2 * self.check.config.concurrency):
+            broken = (j.problem for j in self.judgements.values() if not j.answered)
+            raise ProviderError(
+                f"{self.silent} judgements in a row failed, one of them with: {next(broken, '')}"
+            )
+
+    def _unrated(self, file: JsonlWriter) -> Iterator[Work]:
+        for seen in self.check.seen:
+            for name in self.players:
+                for sample in range(self.check.config.samples):
+                    if (seen.key, name, sample) not in self.judgements:
+                        yield partial(self._rate, file, seen, name, sample)
+
+    async def _rate(self, file: JsonlWriter, seen: Seen, name: str, sample: int) -> bool:
+        found = await judgement(seen, name, self.players[name], sample)
+        self.judgements[found.key, name, sample] = found
+        if found.answered:
+            file.write(_JUDGEMENT.dump_python(found, mode="json"))
+        return found.answered
+
+    def _unpaired(self, file: JsonlWriter) -> Iterator[Work]:
+        for a, b in self.check.couples:
+            for name in self.players:
+                if (pair_key(a, b), name) not in self.matches:
+                    yield partial(self._pair, file, a, b, name)
+
+    async def _pair(self, file: JsonlWriter, a: Seen, b: Seen, name: str) -> bool:
+        found, answered = await match(a, b, name, self.players[name])
+        self.matches[found.key, name] = found
+        if answered:
+            file.write(_MATCH.dump_python(found, mode="json"))
+        return answered
+
+    # -- the report --
+
+    def report(self, cost: float | None) -> Report:
+        """`summary.json`: everything measured by task, with the thresholds of its words."""
+        names = list(dict.fromkeys(seen.task.name for seen in self.check.seen))
+        return {
+            "command": COMMAND,
+            "run": self.check.config.run,
+            "judges": {name: p.sampling.temperature for name, p in self.players.items()},
+            "samples": self.check.config.samples,
+            "thresholds": {"reliable": RELIABLE, "tentative": TENTATIVE},
+            "remarks": remarks(self.check, self.players),
+            "tasks": {name: self._reliability(name).report() for name in names},
+            "cost": cost,
+        }
+
+    def _reliability(self, task: str) -> Reliability:
+        subjects = {s.key: s.subject() for s in self.check.seen if s.task.name == task}
+        mine = [j for j in self.judgements.values() if j.key in subjects]
+        order = sorted(mine, key=lambda j: (j.key, list(self.players).index(j.judge), j.sample))
+        started = f"{task}/"
+        matches = [m for _, m in sorted(self.matches.items()) if m.key.startswith(started)]
+        return Reliability(order, subjects, matches)
+
+
+def read_report(folder: Path) -> Report:
+    """The report of a finished check; RunError when `folder` holds none."""
+    command = str(read_environment(folder).get("command", ""))
+    if command != COMMAND or not (folder / "summary.json").is_file():
+        raise RunError(
+            f"{folder} holds no finished check of a judge.",
+            f"It was made by 'soul {command}'.",
+            "Run soul judge check RUN, and name the folder that it prints.",
+        )
+    found: Report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
+    """What limits the statements of a check, in sentences."""
+    found = []
+    cold = [name for name, player in players.items() if player.sampling.temperature == 0]
+    if check.config.samples < 2:
+        found.append("One opinion each: nothing is said about agreement of a judge with itself.")
+    elif cold:
+        found.append(
+            f"{', '.join(cold)}: temperature 0, so asking again measures whether the server is "
+            "deterministic, not how sure the judge is. Give --temperature 1 to measure that."
+        )
+    if check.lost:
+        found.append(
+            f"{check.lost} recorded episodes are left out: their rows are no longer in the data."
+        )
+    if check.config.pairs and not check.couples:
+        found.append(
+            "No row has two different drafts, so position bias is not measured. Evaluate with "
+            "--repeats 2."
+        )
+    return found

@@ -1,0 +1,234 @@
+"""Asking judges about episodes that are already there: again, another one, or which of two.
+
+Every judgement is the task's own `score` with a cast of one judge and one opinion, so what is
+measured is the judging that runs use. What goes wrong in one judgement stays in it: a verdict that
+cannot be read is a finding here, not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from soulkit.errors import CallError, ContextOverflow, ProviderError, SoulError
+from soulkit.judge.fence import fence
+from soulkit.judge.pairwise import compare
+from soulkit.judge.reliability import Judgement, Match, Said, Subject, said_in
+from soulkit.models.base import Cast, ChatModel, Panel, Player
+from soulkit.tasks.base import Task
+from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
+
+HUMAN = "human_"
+"""Columns `human_<dimension>` that only `gold` may see are human labels of that dimension."""
+
+
+class NobodyActs(SoulError):
+    """A task called its actor while an episode was only to be scored."""
+
+
+class _Nobody:
+    """The actor of a cast that only judges."""
+
+    name = "nobody"
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        raise NobodyActs(f"the actor was asked while example {call.example_id} was being judged")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class Listener:
+    """A judge's model with the number of the opinion in its calls; counts what it is asked.
+
+    The number keys the ledger and the seed, so the same question is another one the second time.
+    """
+
+    model: ChatModel
+    sample: int = 0
+    asked: int = 0
+    again: int = 0
+    failed: bool = False
+    """Whether the model itself broke, so that there was no answer to be read."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.model.name
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        repeated = any(segment.role == "assistant" for segment in context)
+        self.again += repeated
+        self.asked += not repeated
+        try:
+            return await self.model.complete(
+                context, sampling, replace(call, sample=call.sample + self.sample)
+            )
+        except (ProviderError, ContextOverflow):
+            self.failed = True
+            raise
+
+    async def close(self) -> None:
+        """The model belongs to the crew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A recorded episode with the task and the row that it came from."""
+
+    task: Task
+    example: Example
+    record: Record
+
+    @property
+    def key(self) -> str:
+        return f"{self.record.task}/{self.record.key}"
+
+    @property
+    def episode(self) -> Episode:
+        return replace(self.record.episode, step=self.record.step)
+
+    @property
+    def said(self) -> str:
+        """What the actor said, its seats' lines."""
+        seats = {trace.seat for trace in self.record.episode.traces}
+        return "\n".join(line.text for line in self.episode.transcript if line.seat in seats)
+
+    def subject(self) -> Subject:
+        turns = sum(len(trace.turns) for trace in self.episode.traces)
+        people = human_labels(self.task, self.example)
+        return Subject(words=len(self.said.split()), turns=turns, people=people)
+
+
+def human_labels(task: Task, example: Example) -> dict[str, Said]:
+    """Dimension → what people said, from the row: `human_<dimension>` columns for `gold` alone.
+
+    The task's options may name other columns: `human_labels: {dimension: column}`.
+    """
+    named: Mapping[str, str] = task.spec.options.get("human_labels", {})
+    usual = {
+        column.removeprefix(HUMAN): column
+        for column in task.gold_fields
+        if column.startswith(HUMAN)
+    }
+    values = {dim: example.fields.get(column) for dim, column in {**usual, **named}.items()}
+    return {dim: _label(value) for dim, value in values.items() if value is not None}
+
+
+def _label(value: Any) -> Said:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return float(value) if isinstance(value, int | float) else str(value)
+
+
+def _table(judge: Player, listener: Listener) -> Cast:
+    return Cast(
+        actor=Player(_Nobody()),
+        judges=(replace(judge, model=listener),),
+        panel=Panel(orders="both"),
+    )
+
+
+# -- one judgement -------------------------------------------------------------------------------
+
+
+async def judgement(seen: Seen, name: str, judge: Player, sample: int) -> Judgement:
+    """What `judge`, called `name` in the report, says of an episode in its `sample`-th opinion."""
+    listener, problem = Listener(judge.model, sample), ""
+    try:
+        score = await seen.task.score(seen.example, seen.episode, _table(judge, listener))
+        problem = _missing(score)
+    except CallError as error:
+        problem = error.detail
+    return Judgement(
+        key=seen.key,
+        cluster=seen.example.cluster,
+        judge=name,
+        sample=sample,
+        said={} if problem else said_in(score),
+        problem=problem,
+        answered=not listener.failed,
+        asked=listener.asked,
+        again=listener.again,
+    )
+
+
+def _missing(score: Score) -> str:
+    """Why a score that came back has no value; empty when it has one."""
+    return "" if score.scored else score.words or score.reason or "no score, and no reason given"
+
+
+# -- one pair ------------------------------------------------------------------------------------
+
+
+def pairs_of(seen: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
+    """Drafts of the same example, two by two, that differ in what the actor said."""
+    mine: dict[str, list[Seen]] = {}
+    for one in sorted(seen, key=lambda s: (s.example.id, s.record.rollout)):
+        mine.setdefault(f"{one.task.name}/{one.example.id}", []).append(one)
+    couples = (pair for same in mine.values() for pair in zip(same[::2], same[1::2], strict=False))
+    return [(a, b) for a, b in couples if a.said != b.said]
+
+
+def pair_key(a: Seen, b: Seen) -> str:
+    return f"{a.key}+{b.record.rollout}"
+
+
+async def match(a: Seen, b: Seen, name: str, judge: Player) -> tuple[Match, bool]:
+    """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
+    listener = Listener(judge.model)
+    found = Match(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
+    try:
+        compared = await compare(
+            _table(judge, listener), a.episode, lambda first: _question(a, b, first)
+        )
+    except CallError as error:
+        return replace(found, problem=error.detail), not listener.failed
+    return replace(found, ballots=compared.ballots, flips=compared.flips), True
+
+
+def _question(a: Seen, b: Seen, first: bool) -> str:
+    """The pair in the words of the task's `pairwise.md`, or the shared one."""
+    one, two = (a, b) if first else (b, a)
+    return a.task.prompts.render(
+        "pairwise",
+        title=a.task.spec.title,
+        summary=a.task.spec.summary,
+        seat=_seat(a),
+        setting=_setting(a),
+        a=fence(_transcript(one), "answer"),
+        b=fence(_transcript(two), "answer"),
+    )
+
+
+def _seat(seen: Seen) -> str:
+    """Who of the speakers is judged; empty where nobody else speaks."""
+    seats = {trace.seat for trace in seen.episode.traces}
+    others = {line.seat for line in seen.episode.transcript} - seats
+    return " and ".join(sorted(seats)) if others else ""
+
+
+def _setting(seen: Seen) -> str:
+    """What the judge may see of the row, a line for each field; empty when that is nothing."""
+    view = seen.example.visible("judge")
+    shown = [name for name in view if name not in seen.task.gold_fields]
+    return (
+        fence("\n".join(f"{name}: {_text(view[name])}" for name in shown), "row") if shown else ""
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _transcript(seen: Seen) -> str:
+    lines = seen.episode.transcript
+    if len(lines) == 1:
+        return lines[0].text
+    return "\n".join(f"{line.seat}: {line.text}" for line in lines)

@@ -1,0 +1,142 @@
+"""What an evaluation will ask for: the players with their limits and prices, and this machine.
+
+Nothing is loaded or called. `soul plan eval …` and `--dry-run` print it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from soulkit.eval.config import EvalConfig
+from soulkit.models.endpoint import OPENAI_URL
+from soulkit.models.footprint import Footprint, device_speed, footprint
+from soulkit.models.prices import load_prices
+from soulkit.models.roles import RolesConfig, RoleSettings
+from soulkit.play.plan import Asked, Machine, Plan, Voice, Work, on_machine, plan
+
+
+def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
+    """What `config` will ask for."""
+    voices = {w.task.name: _voices(config, w) for w in work}
+    found = plan(work, config.repeats, voices, concurrency=config.concurrency)
+    return on_machine(found, together(_loaded(config, found)))
+
+
+def _voices(config: EvalConfig, work: Work) -> list[Voice]:
+    actor = _actor(config, work)
+    return [actor, *(voice_of(config, role, who, actor) for role, who in config.players())]
+
+
+def voice_of(config: RolesConfig, role: str, settings: RoleSettings, actor: Voice) -> Voice:
+    """A player that is named beside the actor, with its price where one is known."""
+    samples = config.judge_samples if role == "judge" else 1
+    served, prices = settings.kind == "endpoint", None
+    if served:
+        prices = _prices(config, settings)
+    elif settings.kind == "actor":
+        served, prices = actor.served, actor.prices
+    return Voice(
+        role=role,
+        name=settings.written(),
+        limit=settings.sampling(role, None).max_tokens,
+        prices=prices,
+        times=samples,
+        served=served,
+    )
+
+
+def _actor(config: EvalConfig, work: Work) -> Voice:
+    served = config.kind == "api"
+    return Voice(
+        role="actor",
+        name=config.model,
+        limit=config.sampling(work.task.spec).max_tokens,
+        prices=_prices(config, config.endpoint()) if served else None,
+        served=served,
+    )
+
+
+def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
+    if settings.price_in is not None and settings.price_out is not None:
+        return settings.price_in, settings.price_out
+    found = load_prices(config.prices).of(settings.model, settings.base_url or OPENAI_URL)
+    return None if found is None else (found.prompt, found.reply)
+
+
+def _loaded(config: EvalConfig, found: Plan) -> list[Machine]:
+    """What every checkpoint takes that this command loads."""
+    others = local_players(config, found, config.batch_size, config.device, config.dtype)
+    if config.kind != "local":
+        return others
+    mine = [one for one in found.asked if "actor" in (one.role, one.name)]
+    return [sampler(config.model, found, mine, config.batch_size, config.device, config.dtype),
+            *others]  # fmt: skip
+
+
+def local_players(
+    config: RolesConfig, found: Plan, batch: int, device: str, dtype: str
+) -> list[Machine]:
+    """What the checkpoints take that play beside the actor, each loaded once."""
+    names = {who.written(): who.model for _, who in config.players() if who.kind == "local"}
+    asked = {name: [one for one in found.asked if one.name == name] for name in names}
+    return [sampler(names[n], found, mine, batch, device, dtype) for n, mine in asked.items()
+            if mine]  # fmt: skip
+
+
+def sampler(
+    path: str, found: Plan, mine: Sequence[Asked], batch: int, device: str, dtype: str
+) -> Machine:
+    """What the checkpoint at `path` takes to say what it is asked for."""
+    model = footprint(Path(path))
+    if model is None:
+        return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: no checkpoint folder")
+    kind, speed = device_speed(device)
+    itemsize = number_bytes(dtype, kind, model)
+    memory = model.parameters * itemsize + model.cache_bytes(batch, longest_of(found), itemsize)
+    prompts, replies = sum(a.prompt_tokens for a in mine), sum(a.reply_tokens for a in mine)
+    seconds = model.seconds(prompts, replies, 0, batch, speed)
+    return Machine(memory=round(memory), seconds=seconds, words=assumed(model, kind, speed.flops))
+
+
+def together(machines: Sequence[Machine]) -> Machine | None:
+    """All of them on one machine; None where nothing is known of any."""
+    if not any(one.memory for one in machines):
+        return None
+    words = "; ".join(dict.fromkeys(one.words for one in machines))
+    memory, seconds = sum(one.memory for one in machines), sum(one.seconds for one in machines)
+    return Machine(memory=memory, seconds=seconds, words=words)
+
+
+def longest_of(found: Plan) -> int:
+    """Tokens of the longest context of a plan."""
+    return max((longest_tokens(t.longest_prompt, limit_of(found, t.task)) for t in found.tasks),
+               default=0)  # fmt: skip
+
+
+def limit_of(found: Plan, task: str) -> int:
+    """Tokens of all replies of one episode's actor, about: what its context grows by."""
+    part = next(t for t in found.tasks if t.task == task)
+    mine = [one for one in part.asked if one.role in ("actor", "partner", "environment")]
+    return sum(one.reply_tokens for one in mine) // max(part.episodes, 1)
+
+
+def longest_tokens(words: int, replies: int) -> int:
+    """Tokens of the longest context: its first prompt and what is said after it."""
+    return round(words * 4 / 3) + replies
+
+
+def number_bytes(dtype: str, kind: str, model: Footprint) -> int:
+    """Bytes of one number of the loaded model: float32 on a CPU, else as the files have it."""
+    named = {"float32": 4, "bfloat16": 2, "float16": 2}
+    return named.get(dtype, 4 if kind == "cpu" else model.itemsize)
+
+
+def assumed(model: Footprint, kind: str, flops: float) -> str:
+    """What time and memory rest on, in words."""
+    millions = model.parameters / 1e6
+    count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"
+    return (
+        f"{count} parameters on {kind} at an assumed "
+        f"{flops / 1e9:,.0f} GFLOP/s; right to a factor of two or three"
+    )

@@ -1,0 +1,365 @@
+"""Score recorded episodes again, without a single call: after a parser or a metric was changed.
+
+    a run's config ──▶ its rows, by id ──▶ task.score(row, recorded episode) ──▶ a new run folder
+                                              judges answer from the ledger
+
+Nothing is played: what the actor said stays as it is. Judges answer from the run's ledger, opened
+for replay; a question that was never asked (its prompt has changed) is a *miss*, and misses stop
+the command before anything is written, unless they are to be left unscored. What was unscored
+because a model failed stays so: there is no reply to read. The old folder is only read.
+
+A training run is rescored the same way; what knows its rows is in `train/recorded.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from soulkit.errors import CallError, RunError
+from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.runner import cast, crew_of, summary_of
+from soulkit.eval.summary import by_task, metric_values, summarise
+from soulkit.jsonl import write_json
+from soulkit.models.base import Cast
+from soulkit.models.ledger import Ledger, ReplayMiss
+from soulkit.play.plan import Work
+from soulkit.records import RecordWriter, drafts, load_records
+from soulkit.runs import Run, default_run_path, is_run, read_config, read_environment
+from soulkit.tasks.base import Task
+from soulkit.types import (
+    Call,
+    Completion,
+    Example,
+    Failure,
+    Record,
+    Sampling,
+    Score,
+    Segment,
+    unscored,
+)
+
+Missing = Literal["stop", "unscored"]
+MISS = "replay_miss"
+"""Why an episode is unscored whose judge was never asked this question."""
+CHANGES = "rescore.json"
+_PREFIX = "rescore "
+Summary = dict[str, Any]
+
+
+class Absent:
+    """Stands where a model sat that leaves nothing in a ledger; to ask it is a miss."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        raise ReplayMiss(
+            f"The scorer asks '{self.name}' (role {call.role}, example {call.example_id}), whose "
+            "replies no ledger holds.",
+            "Rescoring makes no call, and only what a server answered is recorded.",
+            "Evaluate the model again.",
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run as rescoring needs it."""
+
+    path: Path
+    command: str
+    """The command that played it, such as `eval api`."""
+    settings: Mapping[str, Any]
+    """Its `config.yaml`."""
+    rows: Mapping[str, tuple[Task, Example]]
+    """Example id → the row, and the task as its code is now."""
+    records: Sequence[Record]
+    ledger: Path | None
+    cast: Callable[[Ledger], Cast]
+    """The players, asking that ledger; called inside the event loop."""
+    sampling: Callable[[Task], Sampling] | None
+    """How the actor is sampled in a task; None leaves it as the cast says."""
+    summary: Callable[[Sequence[Record], float, float | None], Summary]
+    """The contents of `summary.json` for records, seconds and cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One metric of one task, before and after."""
+
+    task: str
+    metric: str
+    old: float | None
+    new: float | None
+    changed: int
+    """Episodes whose number is another one now, appeared or went; 0 where it is no mean."""
+    n: int
+    old_scored: int
+    new_scored: int
+    unscored: Mapping[str, int]
+    """Reason → episodes without a number now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """What `soul rescore` prints, and keeps as `rescore.json`."""
+
+    source: str
+    path: str
+    episodes: int
+    changed: int
+    """Episodes whose value, reward, metrics or status are others now."""
+    misses: int
+    changes: tuple[Change, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> Rescored:
+    """Score every episode of `recorded` again into the new run folder `out`.
+
+    Raises RunError when rows are gone or `out` is taken, ReplayMiss when replies are missing that
+    the scorers need now and `missing` is `stop`. Then nothing has been written.
+    """
+    folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
+    _check_new(folder, recorded.path)
+    _check_rows(recorded)
+    with _replay(recorded.ledger) as ledger:
+        found, misses = asyncio.run(_scored_again(recorded, ledger))
+    if misses and missing == "stop":
+        raise _missed(recorded, misses)
+    return _write(recorded, folder, found, len(misses))
+
+
+async def _scored_again(
+    recorded: Recorded, ledger: Ledger
+) -> tuple[list[Record], list[ReplayMiss]]:
+    players = recorded.cast(ledger)
+    found, misses = [], []
+    for record in recorded.records:
+        try:
+            score = await _score(recorded, record, players)
+        except ReplayMiss as miss:
+            if not record.score.scored:  # a model failed then: its reply cannot be there
+                score = record.score
+            else:
+                misses.append(miss)
+                score = unscored(Failure(MISS, miss.what), record.score.protocol)
+        found.append(_renewed(recorded, record, score))
+    for model in {id(p.model): p.model for p in players.players}.values():
+        await model.close()
+    return found, misses
+
+
+async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
+    task, example = recorded.rows[record.example_id]
+    if recorded.sampling is not None:
+        actor = replace(players.actor, sampling=recorded.sampling(task))
+        players = replace(players, actor=actor)
+    episode = replace(record.episode, step=record.step)
+    try:
+        return await task.score(example, episode, players)
+    except CallError as error:
+        return unscored(Failure(error.reason, error.detail), task.protocol)
+
+
+def _renewed(recorded: Recorded, record: Record, score: Score) -> Record:
+    """The record with what follows from the task's code: score, break-downs, gold."""
+    task, example = recorded.rows[record.example_id]
+    return replace(
+        record, score=score, tags=example.tags, cluster=example.cluster,
+        gold=task.gold_text(example),
+    )  # fmt: skip
+
+
+# -- the run that is rescored ----------------------------------------------------------------------
+
+
+def command_of(path: Path) -> str:
+    """The command that played the run in `path`, also when it was rescored since."""
+    return str(read_environment(path).get("command", "")).removeprefix(_PREFIX)
+
+
+def recorded_eval(path: Path) -> Recorded:
+    """An evaluation; RunError when it is none, or of settings that this version does not know."""
+    settings = read_config(path)
+    try:
+        config = EvalConfig.model_validate(settings)
+    except ValidationError as error:
+        raise strange_settings(path, error) from error
+    work = load_work(config)
+
+    def players(ledger: Ledger) -> Cast:
+        crew = crew_of(config, ledger, Absent(config.model) if config.kind == "local" else None)
+        crew.load = Absent  # a checkpoint that judged left nothing behind either
+        return cast(config, crew)
+
+    def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
+        return summary_of(work, records, config, seconds, cost)
+
+    return Recorded(
+        path=path, command=config.command, settings=settings, rows=_rows(work),
+        records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
+        cast=players, sampling=lambda task: config.sampling(task.spec), summary=summary,
+    )  # fmt: skip
+
+
+def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
+    return {example.id: (part.task, example) for part in work for example in part.examples}
+
+
+def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
+    """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
+    named = settings.get("ledger_file")
+    if named is None:
+        own = path / "ledger.sqlite"
+        return own if own.is_file() else None
+    if not Path(str(named)).is_file():
+        raise RunError(
+            f"The ledger '{named}' of the run '{path}' is gone.",
+            "The run replayed it, and its judges' replies are there.",
+            "Put it back, or correct ledger_file in the run's config.yaml.",
+        )
+    return Path(str(named))
+
+
+def strange_settings(path: Path, error: ValidationError) -> RunError:
+    """The error of a config.yaml that this version of soulkit cannot read."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the settings"
+    return RunError(
+        f"The settings of '{path}' cannot be used here ({where}: {first['msg']}).",
+        "Its config.yaml was changed by hand, or written by another version of soulkit.",
+        "Restore the file, or rescore with the version that wrote it.",
+    )
+
+
+def _check_new(folder: Path, source: Path) -> None:
+    if is_run(folder) or folder.resolve() == source.resolve():
+        raise RunError(
+            f"'{folder}' holds a run already.",
+            "Rescored episodes go into a folder of their own; the old scores stay as they are.",
+            "Give a new or empty folder with --out.",
+        )
+
+
+def _check_rows(recorded: Recorded) -> None:
+    gone = [r for r in recorded.records if r.example_id not in recorded.rows]
+    if gone:
+        raise RunError(
+            f"{len(gone)} of {len(recorded.records)} episodes of '{recorded.path}' are of rows that"
+            f" are not there now, such as {gone[0].example_id} of {gone[0].task}.",
+            "A score needs its row. The data files have changed or moved since, or the task reads "
+            "its rows in another way now.",
+            "Restore the files that the run's config.yaml names, then rescore again.",
+        )
+
+
+def _missed(recorded: Recorded, misses: Sequence[ReplayMiss]) -> ReplayMiss:
+    return ReplayMiss(
+        f"{len(misses)} of {len(recorded.records)} episodes need replies that were never recorded; "
+        f"the first: {misses[0].what}",
+        "The question to that model has changed since (its prompt, its sampling, its form), and "
+        "rescoring asks nobody.",
+        "Leave them unscored with --missing unscored, or evaluate again to have them asked.",
+    )
+
+
+@contextmanager
+def _replay(path: Path | None) -> Iterator[Ledger]:
+    """The ledger for replay; an empty one for a run without, so that every question is a miss."""
+    with tempfile.TemporaryDirectory() as folder:
+        if path is None:
+            path = Path(folder) / "empty.sqlite"
+            Ledger(path).close()
+        with Ledger(path, "replay") as ledger:
+            yield ledger
+
+
+# -- the new folder --------------------------------------------------------------------------------
+
+
+def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: int) -> Rescored:
+    run = Run.open(folder, f"{_PREFIX}{recorded.command}", _new_settings(recorded))
+    writer = RecordWriter(run.episodes)
+    try:
+        writer.write(*found)
+    finally:
+        writer.close()
+    before = _old_summary(recorded)
+    after = recorded.summary(found, before["seconds"], before["cost"])
+    run.write_summary({**after, "rescored_from": str(recorded.path)})
+    done = Rescored(
+        source=str(recorded.path), path=str(run.path), episodes=len(found), misses=misses,
+        changed=sum(map(_differs, recorded.records, found)),
+        changes=tuple(_changes(recorded.records, found, before, after)),
+    )  # fmt: skip
+    write_json(run.path / CHANGES, done.as_dict())
+    return done
+
+
+def _new_settings(recorded: Recorded) -> dict[str, Any]:
+    """The old ones; an evaluation's become those of a replay of the old ledger."""
+    settings = dict(recorded.settings)
+    if recorded.ledger is not None and "ledger_file" in settings:
+        settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
+    return settings
+
+
+def _old_summary(recorded: Recorded) -> Summary:
+    """What the old scores come to; numbers over a whole batch are those that the run wrote."""
+    path = recorded.path / "summary.json"
+    kept: Summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    made = summarise(
+        recorded.records, command=recorded.command, model="", protocol="",
+        seconds=float(kept.get("seconds", 0.0)), cost=kept.get("cost"),
+    )  # fmt: skip
+    for task, cells in kept.get("tasks", {}).items():
+        batch = {name: cell for name, cell in cells.items() if cell.get("method") == "batch"}
+        made["tasks"].setdefault(task, {}).update(batch)
+    return made
+
+
+def _differs(old: Record, new: Record) -> bool:
+    def numbers(score: Score) -> tuple[Any, ...]:
+        return score.value, score.reward, dict(score.metrics), score.status
+
+    return numbers(old.score) != numbers(new.score)
+
+
+def _changes(
+    old: Sequence[Record], new: Sequence[Record], before: Summary, after: Summary
+) -> Iterator[Change]:
+    olds, news = by_task(old), by_task(new)
+    for task in news:
+        first, second = before["tasks"].get(task, {}), after["tasks"].get(task, {})
+        # Break-downs are the headline again, of fewer rows.
+        for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
+            one, two = first.get(metric, {}), second.get(metric, {})
+            yield Change(
+                task=task, metric=metric, old=one.get("mean"), new=two.get("mean"),
+                changed=_moved(olds[task], news[task], metric), n=two.get("n", one.get("n", 0)),
+                old_scored=one.get("n_scored", 0), new_scored=two.get("n_scored", 0),
+                unscored=two.get("unscored", {}),
+            )  # fmt: skip
+
+
+def _moved(old: Sequence[Record], new: Sequence[Record], metric: str) -> int:
+    """Episodes of the headline whose `metric` differs."""
+    sides = [{(r.key, v) for r, v in metric_values(drafts(side), metric)} for side in (old, new)]
+    return len({key for key, _ in sides[0] ^ sides[1]})

@@ -1,0 +1,141 @@
+"""What a feedback repeats of a text that its reader must not know.
+
+Pure word counting, three thresholds, no judgement of meaning: a paraphrase passes, a quotation does
+not. Words are compared in one case, without marks, and without the commonest English endings
+(`sells` and `selling` are `sell`); scripts that write without blanks are compared by character.
+What the reader sees anyway never counts: a run that stands in the public text is no echo of a
+private one, and neither names nor words of the scenario make one.
+
+Example: where the public text says that Ana and Ben haggle over a lamp, and Ben's goal is "Pay no
+more than 40 dollars, as rent is due on Friday", the remark "ask Ben about the lamp" echoes nothing,
+"the rent is due on Friday" repeats a run, "Friday his rent is due" a sentence, and "ask for 40" a
+figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from soulkit.judge.verdict import UNSPACED, plain
+
+RUN = 5
+"""So many words in a row, as they stand in a private text, are a quotation …"""
+REFERENCE_RUN = 6
+"""… and so many of a reference: whoever learns to write like it shares its turns of phrase."""
+NEW_IN_RUN = 2
+"""… if so many of them are words of content that the public text does not hold."""
+SENTENCE_WORDS = 3
+SENTENCE_SHARE = 0.6
+"""A private sentence is told when so many of its new words of content are said, as a count and as a
+share of all that it has. A text with fewer new words of content (a code word, a name), or one too
+short for a run, is told when it is said whole."""
+REFERENCE_GRAM = 3
+REFERENCE_SHARE = 0.2
+"""A reference is handed over when at least two, and this share, of its three-word runs with new
+content are said."""
+
+_TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+_SENTENCE = re.compile(r"(?<=[.!?;\u3002\uff01\uff1f])\s*|\n+")
+_ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|es|s|e)$")
+_FUNCTION = """
+a about after again all also am an and any are as at be because been before being both but by
+can cannot could did do does doing down during each either else ever every few for from get had
+has have having he her here hers herself him himself his how i if in into is it its itself just
+know least let like made make many may me might mine more most much must my myself need neither
+no nor not now of off on once one only onto or other our ours out over own per rather really
+said same say shall she should since so some something such tell than that the their theirs them
+themselves then there these they thing things this those though through to too toward try under
+until up upon us very want was we well were what when where whether which while who whom whose
+why will with within without would yet you your yours yourself
+"""
+_STEMS = frozenset(_ENDING.sub("", word) for word in _FUNCTION.split())
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in one case, without marks."""
+    return _TOKEN.findall(plain(text))
+
+
+def tokens(text: str) -> list[str]:
+    """The words of a text without their common endings."""
+    return [_ENDING.sub("", word) for word in words(text)]
+
+
+def content(stems: Iterable[str]) -> set[str]:
+    """Of words as `tokens` gives them, those that are no function words."""
+    return {word for word in stems if word not in _STEMS}
+
+
+def echoes_private(text: str, private: str, public: str) -> bool:
+    """Whether `text` quotes `private`, tells one of its sentences, says all of a short one, or
+    names one of its figures of two digits or more.
+
+    `public` is what the reader of `text` knows anyway.
+    """
+    said, hidden, known = tokens(text), tokens(private), tokens(public)
+    if figures(hidden) & figures(said) - figures(known):
+        return True
+    if _short(hidden, known, RUN):
+        return _says_whole(said, hidden, known)
+    if quotes(said, hidden, known, RUN):
+        return True
+    new = content(said) - set(known)
+    return any(_told(new, sentence, known) for sentence in _SENTENCE.split(private))
+
+
+def echoes_reference(text: str, reference: str, public: str) -> bool:
+    """Whether `text` quotes `reference` or hands over a good part of its three-word runs."""
+    said, gold, known = tokens(text), tokens(reference), tokens(public)
+    if _short(gold, known, REFERENCE_GRAM + 1):
+        return _says_whole(said, gold, known)
+    if quotes(said, gold, known, REFERENCE_RUN):
+        return True
+    new = content(gold) - set(known)
+    wanted = {g for g in grams(gold, REFERENCE_GRAM) if new & set(g)}
+    given = wanted & grams(said, REFERENCE_GRAM)
+    return len(given) >= 2 and len(given) >= REFERENCE_SHARE * len(wanted)
+
+
+def quotes(said: Sequence[str], hidden: Sequence[str], known: Sequence[str], length: int) -> bool:
+    """Whether both share a run of `length` words that is not public and says something new."""
+    shared = (grams(said, length) & grams(hidden, length)) - grams(known, length)
+    public = set(known)
+    return any(len(content(run) - public) >= NEW_IN_RUN for run in shared)
+
+
+def figures(stems: Iterable[str]) -> set[str]:
+    """The numbers of two digits or more: a price, a date, a house number."""
+    return {word for word in stems if len(word) > 1 and word.isdecimal()}
+
+
+def grams(said: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    """Every run of `length` words."""
+    return {tuple(said[i : i + length]) for i in range(len(said) - length + 1)}
+
+
+def says_phrase(text: str, phrase: str) -> bool:
+    """Whether the very words of `phrase` stand in `text`, in a row, endings included."""
+    wanted = tuple(words(phrase))
+    return bool(wanted) and wanted in grams(words(text), len(wanted))
+
+
+def _short(hidden: Sequence[str], known: Sequence[str], run: int) -> bool:
+    return len(hidden) < run or len(content(hidden) - set(known)) < SENTENCE_WORDS
+
+
+def _says_whole(said: Sequence[str], hidden: Sequence[str], known: Sequence[str]) -> bool:
+    core = tuple(_trimmed(hidden))
+    return bool(content(core) - set(known)) and core in grams(said, len(core))
+
+
+def _trimmed(hidden: Sequence[str]) -> Sequence[str]:
+    """Without the function words at both ends."""
+    places = [i for i, word in enumerate(hidden) if content([word])]
+    return hidden[places[0] : places[-1] + 1] if places else ()
+
+
+def _told(said: Collection[str], sentence: str, known: Collection[str]) -> bool:
+    wanted = content(tokens(sentence)) - set(known)
+    given = wanted & set(said)
+    return len(given) >= SENTENCE_WORDS and len(given) >= SENTENCE_SHARE * len(wanted)

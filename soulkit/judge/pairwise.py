@@ -1,0 +1,103 @@
+"""Which of two? Asked both ways round, because judges like what they read first (or last).
+
+The judge sees two texts as A and B and answers A, B or Tie. With `panel.orders` "both" every judge
+is asked twice, the sides exchanged; the episode's value is the mean, so that a judge who only looks
+at the position gives 0.5, and `flips` says how often that happened. With "seeded" it is asked
+once, the side drawn from the example: half the price, unbiased over many rows, blind in one.
+
+    found = await compare(cast, episode, lambda first: render(a if first else b, ...))
+    found.value        # 1 the episode's side won, 0.5 a tie, 0 the other won; then averaged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from soulkit.judge.panel import Opinion, combined, opinions, orders
+from soulkit.judge.structured import Shape, question
+from soulkit.models.base import Cast
+from soulkit.types import Episode, Verdict
+
+PURPOSE = "pairwise"
+
+
+class Preference(Shape):
+    """What a judge of two answers."""
+
+    reasoning: str
+    verdict: Literal["A", "B", "Tie"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One answer of one judge in one order."""
+
+    judge: str
+    sample: int
+    first: bool
+    """Whether the episode stood first, as A."""
+    verdict: Literal["A", "B", "Tie"]
+
+    @property
+    def value(self) -> float:
+        """1 when the episode's side won, 0.5 for a tie, 0 when the other won."""
+        if self.verdict == "Tie":
+            return 0.5
+        return float((self.verdict == "A") == self.first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What the panel made of a pair."""
+
+    value: float
+    """In [0, 1], from the episode's side: the combined opinions of each order, then their mean."""
+    flips: tuple[bool, ...]
+    """One for each judge and sample that answered in both orders: whether the two disagree."""
+    ballots: tuple[Ballot, ...]
+    verdicts: tuple[Verdict, ...]
+    """For the Score; the purpose says the order: `pairwise_first`, `pairwise_second`."""
+
+    @property
+    def position_flip(self) -> float | None:
+        """Share of judges and samples whose answer turned with the order; None: one order only."""
+        return sum(self.flips) / len(self.flips) if self.flips else None
+
+
+async def compare(
+    cast: Cast, episode: Episode, prompt: Callable[[bool], str], purpose: str = PURPOSE
+) -> Compared:
+    """The cast's judges on a pair, in the orders that `cast.panel` asks for.
+
+    `prompt(first)` is the question with the episode as A (True) or as B (False); texts of models
+    are in it through `fence` only. Raises ConfigError without a judge, UnreadableVerdict when a
+    judge has no readable answer in some order.
+    """
+    heard: list[Opinion[Preference]] = []
+    by_order: list[list[Ballot]] = []
+    for first in orders(episode, cast.panel.orders, purpose):
+        asked = question(f"{purpose}_{'first' if first else 'second'}", prompt(first), Preference)
+        found = await opinions(cast, asked, episode)
+        heard += found
+        by_order.append([_ballot(o, first) for o in found if o.found is not None])
+    means = [combined([b.value for b in mine], cast.panel.combine) for mine in by_order]
+    return Compared(
+        value=sum(means) / len(means),
+        flips=_flips(by_order),
+        ballots=tuple(ballot for mine in by_order for ballot in mine),
+        verdicts=tuple(opinion.verdict() for opinion in heard),
+    )
+
+
+def _ballot(opinion: Opinion[Preference], first: bool) -> Ballot:
+    assert opinion.found is not None
+    return Ballot(opinion.judge, opinion.sample, first, opinion.found.verdict)
+
+
+def _flips(by_order: Sequence[Sequence[Ballot]]) -> tuple[bool, ...]:
+    if len(by_order) < 2:
+        return ()
+    one, two = ({(b.judge, b.sample): b.value for b in mine} for mine in by_order)
+    return tuple(one[key] != two[key] for key in one if key in two)

@@ -1,0 +1,135 @@
+"""Several opinions of one episode: who is asked, what is kept, and how far they agree.
+
+Every judge of the cast is asked `panel.samples` times, all at once. An opinion that could not be
+read is kept as its reason; a judge of whom no opinion could be read leaves the episode unscored,
+since a mean over the others would be the score of another panel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Generic, Literal, TypeVar
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.judge.structured import Question, ask
+from soulkit.models.base import Cast, Player
+from soulkit.types import Call, Episode, Verdict
+
+T = TypeVar("T")
+Combine = Literal["mean", "vote"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion(Generic[T]):
+    """One answer of one judge; `found` is None exactly when `problem` says why."""
+
+    judge: str
+    purpose: str
+    sample: int
+    found: T | None
+    said: dict[str, Any]
+    problem: str = ""
+
+    def verdict(self) -> Verdict:
+        """The opinion as it stands in a Score."""
+        return Verdict(
+            judge=self.judge, purpose=self.purpose, sample=self.sample,
+            said=self.said, problem=self.problem,
+        )  # fmt: skip
+
+
+def judge_call(episode: Episode, sample: int = 0) -> Call:
+    """The call of a judge on an episode: the same whenever the episode is judged."""
+    return Call(
+        role="judge",
+        example_id=episode.example_id,
+        rollout=episode.rollout,
+        kind=episode.kind,
+        sample=sample,
+        step=episode.step,
+    )
+
+
+async def opinions(cast: Cast, asked: Question[T], episode: Episode) -> list[Opinion[T]]:
+    """What every judge answers, each `cast.panel.samples` times, in order of judges and samples.
+
+    Raises ConfigError when the cast has no judge, UnreadableVerdict when some judge gave no
+    readable answer at all.
+    """
+    cast.player("judge")
+    names = judge_names(cast.judges)
+    asking = [
+        _opinion(name, judge, asked, judge_call(episode, sample))
+        for name, judge in zip(names, cast.judges, strict=True)
+        for sample in range(cast.panel.samples)
+    ]
+    found = list(await asyncio.gather(*asking))
+    for name in names:
+        mine = [opinion for opinion in found if opinion.judge == name]
+        if all(opinion.found is None for opinion in mine):
+            raise UnreadableVerdict(mine[-1].problem)
+    return found
+
+
+def judge_names(judges: Sequence[Player]) -> list[str]:
+    """The judges' names; those that are called alike are numbered."""
+    counts = Counter(judge.model.name for judge in judges)
+    seen: Counter[str] = Counter()
+    names = []
+    for judge in judges:
+        name = judge.model.name
+        seen[name] += 1
+        names.append(f"{name} #{seen[name]}" if counts[name] > 1 else name)
+    return names
+
+
+async def _opinion(name: str, judge: Player, asked: Question[T], call: Call) -> Opinion[T]:
+    try:
+        found = await ask(judge, asked, call)
+    except UnreadableVerdict as error:
+        return Opinion(name, asked.purpose, call.sample, None, {}, error.detail)
+    return Opinion(name, asked.purpose, call.sample, found, asked.said(found))
+
+
+def readable(found: Sequence[Opinion[T]]) -> list[T]:
+    """The answers that could be read."""
+    return [opinion.found for opinion in found if opinion.found is not None]
+
+
+def combined(values: Sequence[float], how: Combine) -> float:
+    """One number from several: their mean, or the commonest (the mean of those that tie).
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("nothing to combine")
+    if how == "mean":
+        return sum(values) / len(values)
+    counts = Counter(values)
+    most = max(counts.values())
+    tied = [value for value, count in counts.items() if count == most]
+    return sum(tied) / len(tied)
+
+
+def agreement(values: Sequence[float], low: float, high: float) -> float | None:
+    """1 − mean |a − b| / (high − low) over pairs of opinions; None for fewer than two."""
+    pairs = list(combinations(values, 2))
+    if not pairs or high <= low:
+        return None
+    return 1 - sum(abs(a - b) for a, b in pairs) / (len(pairs) * (high - low))
+
+
+def orders(episode: Episode, how: Literal["both", "seeded"], key: str = "") -> tuple[bool, ...]:
+    """In which orders a pair is shown: True stands for "the episode first".
+
+    `both` asks twice; `seeded` once, the side drawn from the example and `key`.
+    """
+    if how == "both":
+        return True, False
+    drawn = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
+    return (drawn.random() < 0.5,)

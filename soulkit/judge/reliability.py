@@ -1,0 +1,358 @@
+"""Can the judge be trusted? From judgements to statements, each with a number and an interval.
+
+Pure: who asked the judges, and how, is not known here. A judgement is what one judge said once of
+one episode, as numbers and labels by dimension. From many of them come
+
+* retest: the same judge asked again (does it agree with itself?),
+* between: two judges (would another one say the same?),
+* people: a judge and human labels, where the rows carry them,
+* length: whether longer answers score higher, and still do at equal numbers of turns,
+* position: whether of two answers the first one wins, whichever it is,
+* reading: how often no verdict could be read, and how often the question had to be put again.
+
+Agreement is judged by Krippendorff's alpha (`metrics.agreement.trust`); numbers are compared as
+intervals, labels as names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soulkit.judge.pairwise import Ballot
+from soulkit.metrics import agreement as stats
+from soulkit.metrics.agreement import Floats, Level, Measured, Rating
+from soulkit.metrics.statistics import estimate
+from soulkit.types import Score, Verdict
+
+Said = float | str
+HEADLINE = "headline"
+"""The dimension that is the score itself."""
+PROSE = frozenset(
+    ("reasoning", "reason", "reasons", "explanation", "comment", "quote", "evidence", "analysis")
+)
+"""Fields of verdicts that are words for readers, not what was decided."""
+_NUMBER = ("score", "value", "rating")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What one judge said of one episode, once."""
+
+    key: str
+    """The episode's."""
+    cluster: str
+    judge: str
+    sample: int
+    said: Mapping[str, Said] = field(default_factory=dict)
+    """Dimension → number or label; empty when there is no verdict."""
+    problem: str = ""
+    """Why there is no verdict, empty when there is."""
+    answered: bool = True
+    """False: the judge itself failed (server, context), which says nothing about its verdicts."""
+    asked: int = 0
+    """Questions that were put."""
+    again: int = 0
+    """How many of them were put a second time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is known of an episode apart from any judge."""
+
+    words: int
+    """Words of the actor."""
+    turns: int
+    people: Mapping[str, Said] = field(default_factory=dict)
+    """Dimension → human label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Two answers to one example, in both orders; `flips` as in `pairwise.Compared`."""
+
+    key: str
+    cluster: str
+    judge: str
+    ballots: tuple[Ballot, ...] = ()
+    flips: tuple[bool, ...] = ()
+    problem: str = ""
+
+
+# -- from a score to numbers and labels ----------------------------------------------------------
+
+
+def said_in(score: Score) -> dict[str, Said]:
+    """Dimension → number or label of a score that one judge made with one opinion.
+
+    `headline` is the score's value. Of every verdict: numbers and labels under their field's name,
+    `{score, reasoning}` objects under theirs, what serves readers (PROSE) left out. Dimensions of
+    other purposes than `score` are called `purpose/field`.
+    """
+    found: dict[str, Said] = {}
+    if score.value is not None:
+        found[HEADLINE] = score.value
+    for verdict in score.verdicts:
+        for name, value in dimensions(verdict).items():
+            found[name if verdict.purpose == "score" else f"{verdict.purpose}/{name}"] = value
+    return found
+
+
+def dimensions(verdict: Verdict) -> dict[str, Said]:
+    """What a verdict decided, by field."""
+    decided = {name: _decided(value) for name, value in verdict.said.items() if name not in PROSE}
+    return {name: value for name, value in decided.items() if value is not None}
+
+
+def _decided(value: Any) -> Said | None:
+    if isinstance(value, Mapping):
+        inner = next((value[name] for name in _NUMBER if name in value), None)
+        return _decided(inner) if not isinstance(inner, Mapping) else None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return float(value)
+    return value if isinstance(value, str) else None
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratings:
+    """Units × raters of one dimension, with the cluster of each unit."""
+
+    values: Floats
+    clusters: tuple[str, ...]
+    level: Level
+
+    def agreement(self) -> dict[str, Any]:
+        """Every statistic that suits the level, as plain JSON values, with the words on alpha.
+
+        `trust` is about its value, `at_worst` about the lower end of its interval.
+        """
+        found = {"alpha": self._measured(lambda t: stats.alpha(t, self.level), 2)}
+        found["exact"] = self._plain(stats.exact)
+        if self.level == "interval":
+            found["icc"] = self._measured(stats.icc, self.values.shape[-1])
+            found["spearman"] = self._measured(_over_pairs(stats.spearman), 2)
+            found["pearson"] = self._measured(_over_pairs(stats.pearson), 2)
+            found["kappa"] = self._plain(stats.kappa)
+            found["mean_gap"] = self._plain(stats.mean_gap)
+        written = {name: value.as_dict() for name, value in found.items()}
+        alpha = found["alpha"]
+        words = {"trust": stats.trust(alpha.value), "at_worst": stats.trust(alpha.low)}
+        return {"n": self.n, **written, **words}
+
+    @property
+    def n(self) -> int:
+        """Units with two values or more."""
+        return int(self._rated(2).sum())
+
+    def _rated(self, least: int) -> NDArray[np.bool_]:
+        """Which units have at least so many values."""
+        if not self.values.size:
+            return np.zeros(len(self.clusters), dtype=bool)
+        return (~np.isnan(self.values)).sum(axis=1) >= least
+
+    def _measured(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
+        kept = self._rated(least)
+        clusters = [c for c, keep in zip(self.clusters, kept, strict=True) if keep]
+        return stats.measured(self.values[kept], statistic, clusters)
+
+    def _plain(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
+        value = _over_pairs(statistic)(self.values) if self.values.size else None
+        return Measured(value=value, n=self.n, why="" if value is not None else "no spread")
+
+
+def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floats], Rating]:
+    """The mean of a statistic of two raters over all pairs of them that it can be computed for."""
+
+    def mean(table: Floats) -> Rating:
+        found = []
+        for i, j in combinations(range(table.shape[1]), 2):
+            both = ~np.isnan(table[:, i]) & ~np.isnan(table[:, j])
+            found.append(statistic(table[both, i], table[both, j]))
+        known = [value for value in found if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return mean
+
+
+def _ratings(
+    rows: Mapping[str, Sequence[Said | None]], clusters: Mapping[str, str], level: Level
+) -> _Ratings:
+    """Unit → one place per rater; labels become the numbers of their places in the alphabet."""
+    keys = sorted(rows)
+    labels = sorted({str(v) for row in rows.values() for v in row if v is not None})
+    codes = {label: float(place) for place, label in enumerate(labels)}
+
+    def coded(value: Said | None) -> Rating:
+        if value is None or level == "interval":
+            return value if not isinstance(value, str) else None
+        return codes[str(value)]
+
+    table = stats.table([[coded(v) for v in rows[key]] for key in keys])
+    return _Ratings(table, tuple(clusters[key] for key in keys), level)
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Judgements of one task, and everything that is computed from them."""
+
+    judgements: Sequence[Judgement]
+    subjects: Mapping[str, Subject]
+    """Episode → what is known of it."""
+    matches: Sequence[Match] = ()
+
+    def report(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {
+            "episodes": len({j.key for j in self.judgements}),
+            "dimensions": {name: self._dimension(name) for name in self.dimensions},
+            "reading": {judge: self._reading(judge) for judge in self.judges},
+            "position": {judge: self._position(judge) for judge in self.judges},
+        }
+
+    @property
+    def judges(self) -> list[str]:
+        return list(dict.fromkeys(j.judge for j in self.judgements))
+
+    @property
+    def dimensions(self) -> list[str]:
+        return list(dict.fromkeys(name for j in self.judgements for name in j.said))
+
+    def level(self, dimension: str) -> Level:
+        """`interval` when every value is a number."""
+        values = [j.said[dimension] for j in self.judgements if dimension in j.said]
+        return "nominal" if any(isinstance(v, str) for v in values) else "interval"
+
+    def _dimension(self, name: str) -> dict[str, Any]:
+        level = self.level(name)
+        found: dict[str, Any] = {"level": level, "retest": {}, "between": {}, "people": {}}
+        for judge in self.judges:
+            found["retest"][judge] = self._retest(name, judge)
+            if any(name in s.people for s in self.subjects.values()):
+                found["people"][judge] = self._people(name, judge)
+        for one, other in combinations(self.judges, 2):
+            found["between"][f"{one} and {other}"] = self._between(name, (one, other))
+        if level == "interval":
+            found["length"] = {judge: self._length(name, judge) for judge in self.judges}
+        return found
+
+    # -- agreement --
+
+    def _retest(self, dimension: str, judge: str) -> dict[str, Any] | None:
+        """None when nothing was asked twice."""
+        mine = [j for j in self.judgements if j.judge == judge]
+        samples = sorted({j.sample for j in mine})
+        if len(samples) < 2:
+            return None
+        rows: dict[str, list[Said | None]] = {j.key: [None] * len(samples) for j in mine}
+        for j in mine:
+            rows[j.key][samples.index(j.sample)] = j.said.get(dimension)
+        return self._agreement(rows, dimension)
+
+    def _between(self, dimension: str, judges: Sequence[str]) -> dict[str, Any]:
+        found = [self.opinion(dimension, judge) for judge in judges]
+        return self._agreement(_side_by_side(found), dimension)
+
+    def _people(self, dimension: str, judge: str) -> dict[str, Any]:
+        people = {k: s.people[dimension] for k, s in self.subjects.items() if dimension in s.people}
+        judged = self.opinion(dimension, judge)
+        return self._agreement(_side_by_side([judged, people]), dimension)
+
+    def opinion(self, dimension: str, judge: str) -> dict[str, Said]:
+        """Episode → what a judge thinks of it: its mean number, or its first label."""
+        said: dict[str, list[Said]] = {}
+        for j in sorted(self.judgements, key=lambda j: j.sample):
+            if j.judge == judge and dimension in j.said:
+                said.setdefault(j.key, []).append(j.said[dimension])
+        return {key: _one(values) for key, values in said.items()}
+
+    def _agreement(
+        self, rows: Mapping[str, Sequence[Said | None]], dimension: str
+    ) -> dict[str, Any]:
+        clusters = {j.key: j.cluster for j in self.judgements}
+        known = {key: row for key, row in rows.items() if key in clusters}
+        return _ratings(known, clusters, self.level(dimension)).agreement()
+
+    # -- biases --
+
+    def _length(self, dimension: str, judge: str) -> dict[str, Any]:
+        """Correlation of score and words; the slope is points per 100 words."""
+        judged = self.opinion(dimension, judge)
+        keys = sorted(k for k, v in judged.items() if k in self.subjects and isinstance(v, float))
+        clusters = {j.key: j.cluster for j in self.judgements}
+        rows = np.array(
+            [[judged[k], self.subjects[k].words, self.subjects[k].turns] for k in keys], dtype=float
+        ).reshape(len(keys), 3)
+        of = [clusters[k] for k in keys]
+
+        def measured(statistic: Callable[[Floats], Rating]) -> dict[str, Any]:
+            lacking = "scores or lengths do not vary"
+            return stats.measured(rows, statistic, of, lacking=lacking).as_dict()
+
+        return {
+            "spearman": measured(lambda t: stats.spearman(t[:, 0], t[:, 1])),
+            "at_equal_turns": measured(stats.columns(stats.partial_spearman)),
+            "points_per_100_words": measured(lambda t: stats.slope(t[:, 1] / 100, t[:, 0])),
+        }
+
+    def _position(self, judge: str) -> dict[str, Any] | None:
+        """None when no pair was judged. Ties take no part in the preference for the first."""
+        mine = [m for m in self.matches if m.judge == judge]
+        if not mine:
+            return None
+        flips = [(flip, m.cluster) for m in mine for flip in m.flips]
+        first = [
+            (b.verdict == "A", m.cluster) for m in mine for b in m.ballots if b.verdict != "Tie"
+        ]
+        return {
+            "pairs": len(mine),
+            "unreadable": sum(bool(m.problem) for m in mine),
+            "flips": _share(flips),
+            "prefers_first": _share(first),
+        }
+
+    # -- reading --
+
+    def _reading(self, judge: str) -> dict[str, Any]:
+        mine = [j for j in self.judgements if j.judge == judge]
+        answered = [j for j in mine if j.answered]
+        asked = sum(j.asked for j in answered)
+        return {
+            "judgements": len(mine),
+            "no_answer": len(mine) - len(answered),
+            "unreadable": _share([(bool(j.problem), j.cluster) for j in answered]),
+            "reasons": dict(Counter(j.problem for j in mine if j.problem).most_common(5)),
+            "asked_again": sum(j.again for j in answered) / asked if asked else None,
+        }
+
+
+def _one(values: Sequence[Said]) -> Said:
+    numbers = [v for v in values if not isinstance(v, str)]
+    return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[0]
+
+
+def _side_by_side(found: Sequence[Mapping[str, Said]]) -> dict[str, list[Said | None]]:
+    """Episodes that every one of them rated."""
+    shared = set(found[0]).intersection(*found[1:])
+    return {key: [one[key] for one in found] for key in shared}
+
+
+def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:
+    """A share with the interval that suits it."""
+    values = [float(hit) for hit, _ in hits]
+    found = estimate(values, [cluster for _, cluster in hits], binary=True)
+    interval = {"ci_low": found.ci_low, "ci_high": found.ci_high}
+    return {"value": found.mean, **interval, "n": found.n_scored}

@@ -1,0 +1,269 @@
+"""How far raters agree, and what moves them that should not.
+
+Units are rows (episodes), raters are columns; `None` stands for an opinion that is missing. Nothing
+is imputed: a statistic that the data cannot support is None, with the reason in words. Intervals
+are percentile intervals of a bootstrap that draws whole clusters of units (the rollouts of one
+example are not independent), from a fixed random stream.
+
+Ranks are scipy's, correlations numpy's. Krippendorff's alpha, the weighted kappa and the intraclass
+correlation are written here: the libraries that have them are under a licence that does not fit,
+unkept, or far larger than what they would be used for.
+
+Notation: m_u values of unit u, n the number of pairable values (those of units with m_u > 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Level = Literal["interval", "nominal"]
+Rating = float | None
+
+CONFIDENCE = 0.95
+RESAMPLES = 1000
+MIN_CLUSTERS = 5
+"""Fewer clusters give no interval: it would be a line, or a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A statistic with its 95 % interval; without a value `why` says what is lacking."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    """Units that it rests on."""
+    why: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `why` only where there is no value."""
+        found = {"value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n}
+        return {**found, "why": self.why} if self.why else found
+
+
+# -- tables of ratings ---------------------------------------------------------------------------
+
+
+def table(ratings: Sequence[Sequence[Rating]]) -> Floats:
+    """Units × raters, NaN where a rating is missing; ValueError for ragged rows or infinities."""
+    if not ratings:
+        return np.empty((0, 0))
+    width = len(ratings[0])
+    if any(len(row) != width for row in ratings):
+        raise ValueError("every unit needs one place per rater")
+    found = np.array([[np.nan if v is None else float(v) for v in row] for row in ratings])
+    if np.isinf(found).any():
+        raise ValueError("ratings are finite")
+    return found.reshape(len(ratings), width)
+
+
+def alpha(ratings: Floats, level: Level = "interval") -> float | None:
+    """Krippendorff's alpha, 1 − D_o / D_e, for any number of raters and missing values.
+
+    interval: D_o = Σ_u Σ_{i≠j} (x_ui − x_uj)² / (m_u − 1) / n, D_e the mean of (x − x')² over all
+    pairs of pairable values; nominal: 0/1 differences. None when no unit has two values, or all
+    values are equal (there is nothing to agree about). Krippendorff (2011), *Computing
+    Krippendorff's Alpha-Reliability*.
+    """
+    if ratings.size == 0:
+        return None
+    pairable = ratings[(~np.isnan(ratings)).sum(axis=1) > 1]
+    if not len(pairable):
+        return None
+    observed, expected = _DISAGREEMENT[level](pairable)
+    return None if expected <= 0 else 1 - observed / expected
+
+
+def _interval(pairable: Floats) -> tuple[float, float]:
+    shifted = pairable - np.nanmean(pairable)
+    count = (~np.isnan(shifted)).sum(axis=1)
+    total, square = np.nansum(shifted, axis=1), np.nansum(shifted**2, axis=1)
+    n = int(count.sum())
+    within = float(np.sum(2 * (count * square - total**2) / (count - 1))) / n
+    whole = 2 * (n * float(square.sum()) - float(total.sum()) ** 2) / (n * (n - 1))
+    equal = bool(np.ptp(pairable[~np.isnan(pairable)]) == 0)  # rounding leaves a speck of spread
+    return within, 0.0 if equal else whole
+
+
+def _nominal(pairable: Floats) -> tuple[float, float]:
+    values = np.unique(pairable[~np.isnan(pairable)])
+    counts = np.stack([(pairable == v).sum(axis=1) for v in values], axis=1).astype(np.float64)
+    size, sums = counts.sum(axis=1), counts.sum(axis=0)
+    n = float(size.sum())
+    within = float(np.sum((size**2 - (counts**2).sum(axis=1)) / (size - 1))) / n
+    return within, float(n**2 - (sums**2).sum()) / (n * (n - 1))
+
+
+_DISAGREEMENT: dict[Level, Callable[[Floats], tuple[float, float]]] = {
+    "interval": _interval,
+    "nominal": _nominal,
+}
+
+
+def icc(ratings: Floats) -> float | None:
+    """ICC(2,1): two-way random effects, absolute agreement, one rater.
+
+    (MS_units − MS_error) / (MS_units + (k − 1) MS_error + k (MS_raters − MS_error) / n) over the
+    units that all k raters rated. None for fewer than two such units or raters, or no spread.
+    Shrout & Fleiss (1979), *Intraclass correlations: uses in assessing rater reliability*.
+    """
+    whole = ratings[~np.isnan(ratings).any(axis=1)] if ratings.size else ratings
+    if whole.ndim != 2 or whole.shape[0] < 2 or whole.shape[1] < 2 or np.ptp(whole) == 0:
+        return None
+    n, k = whole.shape
+    centred = whole - whole.mean()
+    rows, columns = centred.mean(axis=1), centred.mean(axis=0)
+    units = k * float(np.sum(rows**2)) / (n - 1)
+    raters = n * float(np.sum(columns**2)) / (k - 1)
+    rest = centred - rows[:, None] - columns[None, :]
+    error = float(np.sum(rest**2)) / ((n - 1) * (k - 1))
+    below = units + (k - 1) * error + k * (raters - error) / n
+    return None if below <= 0 else (units - error) / below
+
+
+# -- pairs of raters -----------------------------------------------------------------------------
+
+
+def kappa(a: Floats, b: Floats) -> float | None:
+    """Quadratic-weighted kappa: 1 − Σ (a − b)² / Σ over independent pairs of (a − b)².
+
+    Equal to Cohen's table form with weights (i − j)². None without spread on both sides.
+    Cohen (1968), *Weighted kappa*.
+    """
+    if not a.size:
+        return None
+    # E (a − b')² over independent pairs, from moments; values are shifted against cancellation.
+    a, b = a - a.mean(), b - a.mean()
+    chance = float(np.mean(a**2) + np.mean(b**2) - 2 * a.mean() * b.mean())
+    return None if chance <= 1e-12 else 1 - float(np.mean((a - b) ** 2)) / chance
+
+
+def pearson(a: Floats, b: Floats) -> float | None:
+    """Pearson's r; None for fewer than three pairs or a constant side."""
+    flat = a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0
+    return None if flat else float(np.corrcoef(a, b)[0, 1])
+
+
+def spearman(a: Floats, b: Floats) -> float | None:
+    """Spearman's rho, ties at their mean rank; None for fewer than three or a constant side."""
+    from scipy.stats import rankdata
+
+    return pearson(rankdata(a), rankdata(b))
+
+
+def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
+    """Rank correlation of `a` and `b` with the ranks of `held` partialled out of both.
+
+    A constant `held` explains nothing, so the plain one is returned. None also when `held`
+    explains one side wholly.
+    """
+    plain = spearman(a, b)
+    if plain is None or held.size == 0 or np.ptp(held) == 0:
+        return plain
+    with_a, with_b = spearman(a, held), spearman(b, held)
+    assert with_a is not None and with_b is not None
+    below = (1 - with_a**2) * (1 - with_b**2)
+    return None if below <= 1e-12 else float((plain - with_a * with_b) / np.sqrt(below))
+
+
+def slope(x: Floats, y: Floats) -> float | None:
+    """Least-squares rise of `y` for one unit of `x`; None for a constant `x`."""
+    if x.size < 3 or np.ptp(x) == 0:
+        return None
+    moved = x - x.mean()
+    return float(np.sum(moved * (y - y.mean())) / np.sum(moved**2))
+
+
+def mean_gap(a: Floats, b: Floats) -> float | None:
+    """Mean |a − b|, in the unit of the values."""
+    return float(np.mean(np.abs(a - b))) if a.size else None
+
+
+def exact(a: Floats, b: Floats) -> float | None:
+    """Share of pairs that are equal."""
+    return float(np.mean(a == b)) if a.size else None
+
+
+# -- statistics with intervals -------------------------------------------------------------------
+
+
+def measured(
+    rows: Floats,
+    statistic: Callable[[Floats], float | None],
+    clusters: Sequence[Hashable],
+    *,
+    lacking: str = "the values do not vary",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Measured:
+    """`statistic` of `rows` (one a unit) with a percentile interval over drawn clusters of rows.
+
+    `lacking` is the reason that is given where the statistic is None. No interval for fewer than
+    MIN_CLUSTERS clusters, nor when more than a tenth of the draws have no value. ValueError
+    unless there is one cluster per row.
+    """
+    if len(rows) != len(clusters):
+        raise ValueError("one cluster per unit is needed")
+    value = statistic(rows) if len(rows) else None
+    if value is None:
+        return Measured(value=None, n=len(rows), why=lacking if len(rows) else "no units")
+    low, high = _bootstrap(rows, statistic, _members(clusters), resamples, seed)
+    return Measured(value=value, low=low, high=high, n=len(rows))
+
+
+def _bootstrap(
+    rows: Floats,
+    statistic: Callable[[Floats], float | None],
+    members: Sequence[Indices],
+    resamples: int,
+    seed: int,
+) -> tuple[float | None, float | None]:
+    if len(members) < MIN_CLUSTERS:
+        return None, None
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(members), size=(resamples, len(members)))
+    sampled = [statistic(rows[np.concatenate([members[i] for i in draw])]) for draw in drawn]
+    known = [value for value in sampled if value is not None]
+    if len(known) < 0.9 * resamples:
+        return None, None
+    low, high = np.quantile(known, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _members(clusters: Sequence[Hashable]) -> list[Indices]:
+    """Row numbers of each cluster, clusters in the order of their text."""
+    found: dict[Hashable, list[int]] = {}
+    for place, cluster in enumerate(clusters):
+        found.setdefault(cluster, []).append(place)
+    return [np.array(found[c], dtype=np.intp) for c in sorted(found, key=repr)]
+
+
+def columns(
+    statistic: Callable[..., float | None],
+) -> Callable[[Floats], float | None]:
+    """A statistic of pairs (or triples) as one of a table whose columns they are."""
+    return lambda rows: statistic(*rows.T)
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+RELIABLE, TENTATIVE = 0.8, 0.667
+"""Krippendorff (2004), *Content Analysis*, ch. 11: from .8 on conclusions may rest on the values,
+from .667 on tentative ones."""
+
+
+def trust(value: float | None) -> str:
+    """What an alpha allows, in words."""
+    if value is None:
+        return "not measurable"
+    if value >= RELIABLE:
+        return "reliable"
+    return "tentative" if value >= TENTATIVE else "do not rank models by it"

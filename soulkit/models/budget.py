@@ -1,0 +1,67 @@
+"""What a run may cost: asked before each request, told after each reply.
+
+One Budget serves all endpoints of a run. What a reply will cost is known only when it is there, so
+a run may pass the limit by what was in flight at that moment; those replies are paid for, so they
+are waited for and kept in the ledger. Replies out of a ledger cost nothing: the same command with
+a larger limit goes on where this one stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from soulkit.errors import ConfigError, UserError
+
+
+class BudgetSpent(UserError):
+    """The limit is reached: no further request is made."""
+
+
+class Budget:
+    """US dollars that may be spent, and those that were.
+
+    Args:
+        max_cost: the limit, above 0.
+        spent: what the run cost before: the total of its ledger.
+
+    Raises:
+        ConfigError: the limit is not above 0.
+    """
+
+    def __init__(self, max_cost: float, spent: float = 0.0) -> None:
+        if not max_cost > 0:
+            raise ConfigError(
+                f"The cost limit of {max_cost} US dollars allows nothing.",
+                "Before each request the run compares what it has spent with its limit.",
+                "Set --max-cost to an amount above 0, or leave it out.",
+            )
+        self.max_cost = max_cost
+        self._spent = spent
+        self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> float:
+        return self._spent
+
+    @property
+    def exhausted(self) -> bool:
+        return self._spent >= self.max_cost
+
+    def check(self) -> None:
+        """Raise BudgetSpent when nothing is left."""
+        if self.exhausted:
+            raise BudgetSpent(
+                f"The run has spent {self._spent:.4f} US dollars of the {self.max_cost:g} that it "
+                "may cost.",
+                "No further request is made; replies that were under way are in the ledger.",
+                "Run the same command with a larger --max-cost: what is done is not paid for "
+                "again.",
+            )
+
+    def add(self, cost: float) -> None:
+        """A reply cost this much."""
+        with self._lock:
+            self._spent += cost
+
+    def __repr__(self) -> str:
+        return f"Budget(max_cost={self.max_cost}, spent={self._spent:.6f})"

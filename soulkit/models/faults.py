@@ -1,0 +1,126 @@
+"""Why an attempt brought no answer, and what that says about the call and about the server.
+
+Pure functions: from a status and a body, from a reply that is none, or from a broken connection, to
+a `Fault`. What may be tried again, what is the server's trouble and concerns every call, and what
+is mended by asking for less, is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from soulkit.models.wire import (
+    FORMAT,
+    Unreadable,
+    error_message,
+    parse_json,
+    refused_name,
+    refused_rung,
+    retry_after,
+    too_long,
+)
+
+_DETAIL_CHARS = 220
+_RETRIED = frozenset({408, 409, 429})
+_REFUSING = frozenset({400, 413, 422})
+"""Statuses of a request that is at fault itself."""
+_REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
+"""Statuses with which servers turn a form down: routers do not find one that takes it, others
+break on it."""
+_NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)", re.IGNORECASE)
+"""Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
+alone say nothing, since others use them of their limits per minute."""
+_KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one attempt brought no answer."""
+
+    detail: str
+    retry: bool = True
+    server: Literal["up", "busy", "down"] = "up"
+    """What the fault says about the server, for the other calls."""
+    wait_s: float | None = None
+    """What the server asked us to wait, in seconds."""
+    refused: str = ""
+    """What the server does not take, in the words of `wire.without`."""
+    overflow: bool = False
+    probe: bool = False
+    """It was found by a probe: the server's fault, not one of the call's attempts."""
+
+
+def status_fault(
+    status: int,
+    body: object,
+    headers: Mapping[str, str],
+    wanted: Mapping[str, Any],
+    sent: Mapping[str, Any],
+) -> Fault:
+    """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
+    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
+    message, param = error_message(body), str(fields.get("param") or "")
+    detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
+    if status in _REFUSING and too_long(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False, overflow=True)
+    refused = refused_name(code, param, message, sent)
+    if refused == FORMAT and status in _REFUSING_FORMS:
+        return Fault(detail, retry=False, refused=refused_rung(code, message, wanted, sent))
+    if status in _REFUSING:
+        return Fault(detail, retry=False, refused=refused)
+    if status == 429 and _NO_CREDIT.search(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False)
+    server: Literal["up", "busy", "down"] = "busy" if status == 429 else "up"
+    return Fault(
+        detail,
+        retry=status in _RETRIED or status >= 500,
+        server="down" if status >= 500 else server,
+        wait_s=retry_after(headers),
+    )
+
+
+def unreadable_fault(
+    raw: str, error: Unreadable, wanted: Mapping[str, Any], sent: Mapping[str, Any]
+) -> Fault:
+    """The fault of a reply with status 200 that holds no completion; some report errors so."""
+    body = parse_json(raw)
+    inner = body.get("error") if isinstance(body, dict) else None
+    if not inner:
+        return Fault(f"unreadable reply ({error}): {raw}")
+    code = inner.get("code") if isinstance(inner, dict) else None
+    if isinstance(code, int):
+        return status_fault(code, inner, {}, wanted, sent)
+    # Without a status only its words tell a refusal from a fault that passes.
+    found = status_fault(400, inner, {}, wanted, sent)
+    final = found.refused or found.overflow
+    return found if final else status_fault(500, inner, {}, wanted, sent)
+
+
+def silence(seconds: float) -> Fault:
+    """The fault of an attempt that took too long."""
+    return Fault(f"no answer within {seconds:g} s", server="down")
+
+
+def broken(error: BaseException) -> Fault:
+    """The fault of a connection, in the words of the innermost error that says something."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return Fault("connection refused", server="down")
+        cause = cause.__cause__ or cause.__context__
+    return Fault(f"the connection broke: {error.__cause__ or error}", server="down")
+
+
+def masked(text: str, key: str) -> str:
+    """`text` without the key."""
+    # Short values are placeholders such as "x", and masking them would garble the text.
+    return text.replace(key, "[key]") if len(key) >= 8 else text
+
+
+def clean(text: str, key: str) -> str:
+    """One short line without keys; masked before it is cut, so that no half key is left over."""
+    return _KEY_LIKE.sub("[key]", masked(" ".join(text.split()), key))[:_DETAIL_CHARS]

@@ -1,0 +1,134 @@
+"""How large a checkpoint is, from its files alone, and what sampling and training it will take.
+
+Nothing is loaded: the parameters are counted in the headers of the safetensors files, the shapes
+stand in config.json. Memory is arithmetic; time is a roofline with assumed speeds (`SPEEDS`), good
+to a factor of two or three, and every figure that uses it says so.
+
+    weights   P · bytes
+    cache     batch · longest · layers · 2 · kv_heads · head_dim · bytes
+    adapter   LoRA parameters · 16 bytes (float32 weights, gradients, two Adam moments)
+    training  tokens_per_batch · (hidden · layers · 14 · bytes + vocabulary · 8)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+_ACTIVATIONS = 14
+"""Numbers kept for each token, layer and hidden unit for the backward pass, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Assumed sustained rates of a device: floating-point operations and bytes per second."""
+
+    flops: float
+    bandwidth: float
+
+
+SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
+"""`cpu` is one core. Assumed, not measured: a current server core and a current data-centre GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a checkpoint's files say. Sizes are counts, `itemsize` bytes of one weight on disk."""
+
+    parameters: int
+    itemsize: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    def cache_bytes(self, rows: int, longest: int, itemsize: int) -> int:
+        """Keys and values of `rows` sequences of `longest` tokens."""
+        return rows * longest * self.layers * 2 * self.kv_heads * self.head_dim * itemsize
+
+    def training_bytes(self, tokens: int, rank: int, itemsize: int, full: bool) -> int:
+        """Activations of one pass over `tokens`, with the trained weights and their optimizer."""
+        activations = tokens * self.hidden * self.layers * _ACTIVATIONS * itemsize
+        trained = self.parameters if full else self.lora_parameters(rank)
+        return activations + tokens * self.vocabulary * 8 + 16 * trained
+
+    def lora_parameters(self, rank: int) -> int:
+        """Of adapters on all linear layers of the usual block, about."""
+        kv = self.kv_heads * self.head_dim
+        attention = 4 * self.hidden + 2 * kv + 2 * self.heads * self.head_dim
+        return rank * self.layers * (attention + 3 * 5 * self.hidden)
+
+    def seconds(
+        self, prompt: float, reply: float, trained: float, batch: int, speed: Speed
+    ) -> float:
+        """Sampling `reply` tokens after `prompt` ones in batches of `batch`, and training on
+        `trained` tokens (three times the work of a forward pass)."""
+        work = 2 * self.parameters
+        decode = max(work * batch / speed.flops, self.parameters * self.itemsize / speed.bandwidth)
+        return (prompt + 3 * trained) * work / speed.flops + reply / batch * decode
+
+
+def footprint(folder: Path) -> Footprint | None:
+    """The footprint of a checkpoint folder; None when it is no folder, or not understood."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = [t for file in sorted(folder.glob("*.safetensors")) for t in _tensors(file)]
+    except (OSError, ValueError, struct.error):
+        return None
+    text = {**config, **(config.get("text_config") or {})}
+    count = sum(n for n, _ in tensors)
+    shape = [text.get(k) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads",
+                                   "vocab_size")]  # fmt: skip
+    if not count or not all(isinstance(n, int) and n > 0 for n in shape):
+        return None
+    layers, hidden, heads, vocabulary = (int(n) for n in shape if n is not None)
+    return Footprint(
+        parameters=count,
+        itemsize=max(size for _, size in tensors),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=int(text.get("head_dim") or hidden // heads),
+        vocabulary=vocabulary,
+    )
+
+
+def _tensors(file: Path) -> list[tuple[int, int]]:
+    """(elements, bytes of each) of every tensor in a safetensors file."""
+    with file.open("rb") as handle:
+        (length,) = struct.unpack("<Q", handle.read(8))
+        if length > 100_000_000:
+            raise ValueError("no safetensors header")
+        header: Mapping[str, Any] = json.loads(handle.read(length))
+    found = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            count = 1
+            for side in entry["shape"]:
+                count *= side
+            found.append((count, _BYTES.get(entry["dtype"], 4)))
+    return found
+
+
+def device_speed(device: str) -> tuple[str, Speed]:
+    """The kind of `device` (`auto`: a GPU when torch sees one) and what is assumed of it."""
+    if device == "auto":
+        try:
+            import torch
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        except ImportError:
+            device = "cpu"
+    if device.startswith("cuda"):
+        return "cuda", SPEEDS["cuda"]
+    cores, one = os.cpu_count() or 1, SPEEDS["cpu"]
+    return "cpu", Speed(one.flops * cores, one.bandwidth * min(cores, 4))

@@ -1,0 +1,312 @@
+"""The ledger's file: its tables, how it is opened, migrated and refused, and how prompts are kept.
+
+    calls      one row per paid call; `context` and `settings` say what was asked (NULL in rows of
+               version 1), `seal` is a hash of the reply, so that damage inside a text is found
+    contexts   messages, each with its parent: the turns of a dialogue share all that came before,
+               eight drafts share their whole prompt, and a text is stored once
+    settings   base URL and sampling, the same for thousands of calls
+
+A file of version 1 gets the new columns when it is opened for recording, in one transaction; a
+replay reads it as it is. A file of a newer version is refused, since it may hold what this one
+would not see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from soulkit.errors import RunError
+
+VERSION = 2
+BUSY_S = 30.0
+"""Seconds to wait for another process that writes at this moment."""
+COLUMNS = (
+    "key", "model", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "reply",
+    "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created",
+)  # fmt: skip
+ADDED = ("context", "settings", "seal")
+"""The columns of version 2."""
+_SCHEMA = """
+CREATE TABLE calls (
+    key TEXT PRIMARY KEY,
+    model TEXT NOT NULL,
+    role TEXT NOT NULL,
+    example_id TEXT NOT NULL,
+    rollout INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    sample INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    reply TEXT NOT NULL,
+    dropped TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cost REAL,
+    seconds REAL NOT NULL,
+    attempts INTEGER NOT NULL,
+    created TEXT NOT NULL
+)
+"""
+_SECOND = (
+    *(f"ALTER TABLE calls ADD COLUMN {name} BLOB" for name in ADDED),
+    "CREATE TABLE contexts (digest BLOB PRIMARY KEY, parent BLOB, role TEXT NOT NULL, "
+    "body BLOB NOT NULL)",
+    "CREATE TABLE settings (digest BLOB PRIMARY KEY, body TEXT NOT NULL)",
+)
+_DIGEST_BYTES = 16
+_PLAIN, _PACKED = b"t", b"z"
+
+
+class Damaged(Exception):
+    """A part of the file does not say what was written; the caller names the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked: with model and call it gives the key again. It holds no header and no key."""
+
+    base_url: str
+    messages: tuple[Mapping[str, str], ...]
+    """Role and content of each message, in order."""
+    sampling: Mapping[str, Any]
+    """The sampling settings as they stand in the key."""
+
+
+# -- opening -------------------------------------------------------------------------------------
+
+
+def open_to_write(path: Path) -> sqlite3.Connection:
+    """A connection that records; the file and its folder are made, version 1 is brought forward.
+
+    sqlite3.Error, OSError or RunError when that cannot be done; the file is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = _connect(path, "rwc")
+    try:
+        check(db, path, empty_ok=True)
+        # NORMAL keeps every commit through a killed process; only a power cut can lose the last.
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        if version(db) < VERSION:
+            _bring_forward(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing; a file of version 1 stays one."""
+    if not path.is_file():
+        raise unusable(path, "there is no such file")
+    # A WAL database needs side files even to be read: an archive that cannot hold them is read as
+    # it stands, any other is opened for writing so that closing it clears them away again.
+    frozen = not os.access(path.parent, os.W_OK) or not os.access(path, os.W_OK)
+    if frozen:
+        _check_whole(path)
+    db = _connect(path, "ro&immutable=1" if frozen else "rw")
+    try:
+        db.execute("PRAGMA query_only=ON")
+        check(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _check_whole(path: Path) -> None:
+    """RunError when the newest entries of a killed run are still in a side file."""
+    side = path.with_name(f"{path.name}-wal")
+    if side.is_file() and side.stat().st_size:
+        raise unusable(
+            path,
+            f"its newest entries are in '{side.name}', and merging them needs a folder that can be "
+            "written; copy both files to one",
+        )
+
+
+def _connect(path: Path, flags: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.resolve()))}?mode={flags}"
+    return sqlite3.connect(
+        uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
+
+
+def _bring_forward(db: sqlite3.Connection, path: Path) -> None:
+    """Make the tables, or those that a file of version 1 lacks; two processes may try at once."""
+    with transaction(db):
+        check(db, path, empty_ok=True)
+        if not _tables(db):
+            db.execute(_SCHEMA)
+        elif version(db) >= VERSION:  # the other process was first
+            return
+        for statement in _SECOND:
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version={VERSION}")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All statements inside take effect together or not at all."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk has already rolled it back
+            db.execute("ROLLBACK")
+        raise
+
+
+def version(db: sqlite3.Connection) -> int:
+    """The version of the tables; 0 in a new file, and in one that was killed while being made."""
+    with closing(db.execute("PRAGMA user_version")) as cursor:
+        return int(cursor.fetchone()[0])
+
+
+def columns_of(db: sqlite3.Connection) -> tuple[str, ...]:
+    """The columns of `calls` in this file."""
+    return (*COLUMNS, *ADDED) if version(db) >= VERSION else COLUMNS
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
+        return {str(row[0]) for row in cursor}
+
+
+def check(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
+    """RunError unless the file is a ledger that this version can read, or empty if that is ok."""
+    tables, found = _tables(db), version(db)
+    if found > VERSION and "calls" in tables:
+        raise RunError(
+            f"The ledger '{path}' cannot be used: it is of version {found}, and this soulkit knows "
+            f"versions up to {VERSION}.",
+            "A newer soulkit wrote it, and what it added would be lost here.",
+            "Update soulkit, or name another ledger file.",
+        )
+    if "calls" not in tables and not (empty_ok and not tables and found == 0):
+        raise unusable(path, "it is no ledger of soulkit")
+
+
+def unusable(path: Path | None, cause: str) -> RunError:
+    """The error of a file that cannot be opened, read or written."""
+    if "locked" in cause:
+        return RunError(
+            f"The ledger '{path}' cannot be used: another process has held it for over "
+            f"{BUSY_S:g} s.",
+            "Two processes may write at once, but each has to let the other go first.",
+            "Wait until the other process ends, or stop it, and run the same command again.",
+        )
+    return RunError(
+        f"The ledger '{path}' cannot be used: {cause}.",
+        "It holds the paid replies of a run, so nothing is guessed or overwritten.",
+        "Check the path and its permissions (soul ledger verify says what is damaged), name "
+        "another ledger file, or switch the ledger off.",
+    )
+
+
+# -- what was asked ------------------------------------------------------------------------------
+
+
+def seal(reply: str) -> bytes:
+    """A hash of a reply, 8 bytes: enough to notice damage."""
+    return hashlib.sha256(reply.encode("utf-8", "surrogatepass")).digest()[:8]
+
+
+def keep_request(db: sqlite3.Connection, asked: Request) -> tuple[bytes | None, bytes]:
+    """Store what is not stored yet; (context, settings) for the call's row.
+
+    Belongs inside the transaction that stores the call: then a known message has known parents.
+    """
+    chain = list(_chain(asked.messages))
+    for digest, parent, message in reversed(chain):
+        row = (digest, parent, message["role"], _pack(message["content"]))
+        done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
+        if done.rowcount == 0:
+            break
+    body = _canonical({"base_url": asked.base_url, "sampling": asked.sampling})
+    settings = _digest(body.encode("ascii"))
+    db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (settings, body))
+    return (chain[-1][0] if chain else None), settings
+
+
+def load_request(
+    db: sqlite3.Connection, context: bytes | None, settings: bytes | None
+) -> Request | None:
+    """What `keep_request` stored; None for a row of version 1. Damaged when it cannot be read."""
+    if settings is None:
+        return None
+    row = db.execute("SELECT body FROM settings WHERE digest = ?", (settings,)).fetchone()
+    if row is None or _digest(str(row[0]).encode()) != settings:
+        raise Damaged("its settings are missing or changed")
+    said = json.loads(row[0])
+    messages: list[dict[str, str]] = []
+    at = context
+    while at is not None:
+        at, message = _message(db, at)
+        messages.append(message)
+    return Request(
+        base_url=said["base_url"], messages=tuple(reversed(messages)), sampling=said["sampling"]
+    )
+
+
+def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[str, str]]:
+    """(parent, message) of a stored message."""
+    row = db.execute(
+        "SELECT parent, role, body FROM contexts WHERE digest = ?", (digest,)
+    ).fetchone()
+    if row is None:
+        raise Damaged("a message of its prompt is missing")
+    parent, message = row[0], {"role": str(row[1]), "content": _unpack(row[2])}
+    # The check also ends the walk: no chain of right hashes leads in a circle.
+    if _link(parent, message) != digest:
+        raise Damaged("a message of its prompt was changed")
+    return parent, message
+
+
+def _chain(
+    messages: Sequence[Mapping[str, str]],
+) -> Iterator[tuple[bytes, bytes | None, Mapping[str, str]]]:
+    """(digest, parent, message) of each message; a digest stands for all that led to it."""
+    parent: bytes | None = None
+    for message in messages:
+        digest = _link(parent, message)
+        yield digest, parent, message
+        parent = digest
+
+
+def _link(parent: bytes | None, message: Mapping[str, str]) -> bytes:
+    text = _canonical([parent.hex() if parent else "", message["role"], message["content"]])
+    return _digest(text.encode("ascii"))
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
+
+
+def _pack(text: str) -> bytes:
+    plain = text.encode("utf-8", "surrogatepass")
+    packed = zlib.compress(plain, 6)
+    return _PACKED + packed if len(packed) < len(plain) else _PLAIN + plain
+
+
+def _unpack(body: bytes) -> str:
+    try:
+        plain = zlib.decompress(body[1:]) if body[:1] == _PACKED else body[1:]
+        return plain.decode("utf-8", "surrogatepass")
+    except (zlib.error, UnicodeDecodeError, TypeError) as error:
+        raise Damaged("a message of its prompt cannot be read") from error

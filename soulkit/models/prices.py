@@ -1,0 +1,111 @@
+"""What a token costs: a small table of published prices, and the user's own before it.
+
+A model's price is looked up by its name and its server's host, first in the user's table, then in
+the built-in one; in each the longest matching entry decides:
+
+* `gpt-4o` is that name and its dated versions (`gpt-4o-2024-08-06`, `gpt-4o-latest`), and not
+  `gpt-4o-mini`, which is another model at another price;
+* `llama-*` is every name that begins so;
+* an entry with a `host` holds on that host only: a server on this machine that calls its model
+  `gpt-4o` does not charge for it.
+
+What is in neither table is unknown: None, never 0.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from soulkit.config import Settings
+
+BUILT_IN = Path(__file__).with_name("prices.yaml")
+_VERSION = re.compile(r"[-@:](?:latest|\d[\d.-]{3,})")
+"""What may follow a listed name in the name of the same model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens."""
+
+    prompt: float
+    reply: float
+    cached: float | None = None
+    """Of prompt tokens that the server had cached; None: they cost like the others."""
+
+    def cost(self, prompt: int, reply: int, cached: int = 0) -> float:
+        """US dollars of one call; `cached` of its `prompt` tokens were cached."""
+        known = 0 if self.cached is None else min(cached, prompt)
+        paid = self.prompt * (prompt - known) + self.reply * reply + (self.cached or 0.0) * known
+        return paid / 1e6
+
+
+class PriceEntry(Settings):
+    """One line of a price file."""
+
+    model: str = Field(min_length=1)
+    host: str | None = None
+    prompt: float = Field(alias="in", ge=0)
+    reply: float = Field(alias="out", ge=0)
+    cached: float | None = Field(default=None, ge=0)
+    as_of: datetime.date | None = None
+    source: str = ""
+
+    def names(self, model: str, host: str) -> bool:
+        """Whether the entry is about this model on this host."""
+        if self.host is not None and self.host != host:
+            return False
+        if self.model.endswith("*"):
+            return model.startswith(self.model[:-1])
+        if not model.startswith(self.model):
+            return False
+        version = model[len(self.model) :]
+        return not version or _VERSION.fullmatch(version) is not None
+
+    @property
+    def price(self) -> Price:
+        return Price(self.prompt, self.reply, self.cached)
+
+
+class PriceFile(Settings):
+    """The contents of a price file."""
+
+    prices: tuple[PriceEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """Tables in the order in which they are asked."""
+
+    tables: tuple[Sequence[PriceEntry], ...]
+
+    def of(self, model: str, base_url: str) -> Price | None:
+        """The price of `model` on the server at `base_url`, None when it is not known."""
+        host = urlsplit(base_url).hostname or ""
+        for table in self.tables:
+            found = [entry for entry in table if entry.names(model, host)]
+            if found:
+                return max(found, key=lambda e: (len(e.model), e.host is not None)).price
+        return None
+
+
+@cache
+def _built_in() -> tuple[PriceEntry, ...]:
+    return PriceFile.load(BUILT_IN, env={}).prices
+
+
+def load_prices(file: Path | str | None = None) -> PriceTable:
+    """The built-in table, with the user's `file` before it. ConfigError says what is wrong in it.
+
+    The file is YAML with a list `prices`, each entry `{model, in, out}` and if need be `cached`,
+    `host`, `as_of` and `source`.
+    """
+    own = (PriceFile.load(Path(file), env={}).prices,) if file is not None else ()
+    return PriceTable((*own, _built_in()))

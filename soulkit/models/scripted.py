@@ -1,0 +1,107 @@
+"""A model that follows a file: for trials of a judge, a partner or a coach without any model.
+
+    name: shopkeeper
+    rules:                          # the first whose pattern is found in the last message
+      - when: "(?i)how much|price"
+        say: "Twelve euros."
+      - when: '"score"'
+        say: ['{"reasoning": "fine", "score": 6}', '{"reasoning": "fine", "score": 7}']
+    replies:                        # else these, a turn each; the last one again and again
+      - "Good morning."
+      - "Anything else?"
+
+A list under `say` is gone through by judge sample and turn. Nothing depends on the clock or on
+chance, so equal calls get equal replies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from soulkit.config import read_settings_file
+from soulkit.errors import ConfigError
+from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    when: str
+    say: tuple[str, ...]
+
+    @field_validator("say", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @field_validator("say")
+    @classmethod
+    def _something(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if not given:
+            raise ValueError("an empty list says nothing")
+        return given
+
+    @field_validator("when")
+    @classmethod
+    def _pattern(cls, given: str) -> str:
+        try:
+            re.compile(given)
+        except re.error as error:
+            raise ValueError(f"'{given}' is no regular expression ({error})") from error
+        return given
+
+
+class Script(BaseModel):
+    """The contents of a script file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "scripted"
+    rules: tuple[_Rule, ...] = ()
+    replies: tuple[str, ...] = ()
+
+
+class ScriptedModel:
+    """A ChatModel that answers from a Script; an empty reply when nothing in it fits."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.name = script, script.name
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The model of a script file; ConfigError when it is missing or no script."""
+        try:
+            return cls(Script.model_validate(read_settings_file(file)))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            message = str(first["msg"]).removeprefix("Value error, ")
+            raise ConfigError(
+                f"The script '{file}' cannot be followed: {where}: {message}.",
+                "A scripted player says what stands under 'rules' and 'replies', and nothing else.",
+                "Write  replies: ['Hello.']  or  rules: [{when: PATTERN, say: TEXT}].",
+            ) from error
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        """The reply that the script has for this call; sampling changes nothing."""
+        text = self._reply(context[-1].text if context else "", call)
+        words = sum(len(segment.text.split()) for segment in context)
+        usage = Usage(calls=1, prompt_tokens=words, completion_tokens=len(text.split()))
+        return Completion(text=text, usage=usage)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _reply(self, last: str, call: Call) -> str:
+        for rule in self.script.rules:
+            if re.search(rule.when, last):
+                return rule.say[(call.sample + call.turn) % len(rule.say)]
+        replies = self.script.replies
+        return replies[min(call.turn, len(replies) - 1)] if replies else ""

@@ -1,0 +1,180 @@
+"""A tripwire beside training: does the judge begin to like what nobody should like?
+
+Every `canary_every` steps, the first one included, the canaries (`tasks/canaries.py`) of a few
+fixed examples are scored by the judges of the run. Their means go into `metrics.jsonl` as
+`canary/<name>` (`canary/<task>/<name>` when several tasks have canaries), and an alarm is raised
+when a canary
+
+* scores more than `canary_margin` of the metric's scale above its own first value (`rose`), or
+* scores above the mean of the drafts of that step (`above_drafts`).
+
+An alarm stops nothing: it is a line on the console, in `metrics.jsonl`, in the summary and in the
+report. First values are read back from `metrics.jsonl`, so a resumed run keeps them. Canaries are
+in no file of episodes and in no batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from soulkit.errors import CallError, ConfigError
+from soulkit.models.base import Cast
+from soulkit.play.engine import Engine, Job
+from soulkit.runs import read_jsonl
+from soulkit.tasks.base import Task
+from soulkit.tasks.canaries import Canary, fixed, hatch
+from soulkit.train.config import TrainConfig
+from soulkit.train.sampling import Pool
+from soulkit.types import Example, Record
+
+EXAMPLES = 2
+"""Rows of each task that canaries sing on."""
+PREFIX = "canary/"
+ALARM = "canary_alarm"
+
+
+@dataclass
+class Tripwire:
+    """The canaries of a run and what they scored at first."""
+
+    canaries: Sequence[Canary]
+    every: int
+    margin: float
+    """Share of the metric's scale that a canary may rise."""
+    seed: int = 0
+    concurrency: int = 16
+    first: dict[str, float] = field(default_factory=dict)
+    """Label → the first mean that was scored."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, pool: Pool, metrics: Path) -> Self | None:
+        """The tripwire of a run, None without `canary_every`; `metrics` is the run's file."""
+        if config.canary_every is None:
+            return None
+        return cls(
+            caged(pool), config.canary_every, config.canary_margin, config.seed, config.concurrency,
+            first_values(read_jsonl(metrics)),
+        )  # fmt: skip
+
+    async def watch(self, step: int, cast: Cast, records: Sequence[Record]) -> dict[str, Any]:
+        """What to add to the line of `step`, whose drafts are in `records`: empty between turns."""
+        if step % self.every:
+            return {}
+        heard = await self._sung(step, cast)
+        means = {self._label(*key): _mean(values) for key, values in heard.items()}
+        for label, mean in means.items():
+            if mean is not None:
+                self.first.setdefault(label, mean)
+        found: dict[str, Any] = {f"{PREFIX}{label}": mean for label, mean in means.items()}
+        silent = sum(value is None for values in heard.values() for value in values)
+        alarms = [alarm for key in heard for alarm in self._alarms(key, means, records)]
+        found |= {"canary_unscored": silent} if silent else {}
+        return found | ({ALARM: alarms} if alarms else {})
+
+    async def _sung(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
+        """(task, canary) → its reward on each example; None where the judge gave no verdict."""
+        engine = Engine(cast, self.seed, self.concurrency)
+        jobs = [Job(c.task, c.example, i, step) for i, c in enumerate(self.canaries)]
+        rewards = await engine.each(jobs, lambda job: self._reward(job, cast))
+        heard: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+        for canary, reward in zip(self.canaries, rewards, strict=True):
+            heard[canary.task.name, canary.name].append(reward)
+        return heard
+
+    async def _reward(self, job: Job, cast: Cast) -> float | None:
+        canary = self.canaries[job.index]
+        episode = replace(canary.episode, step=job.step)
+        try:
+            return (await canary.task.score(canary.example, episode, cast)).reward
+        except CallError:  # counted as canary_unscored, and no number in its place
+            return None
+
+    def _label(self, task: str, name: str) -> str:
+        several = len({canary.task.name for canary in self.canaries}) > 1
+        return f"{task}/{name}" if several else name
+
+    def _alarms(
+        self, key: tuple[str, str], means: Mapping[str, float | None], records: Sequence[Record]
+    ) -> list[dict[str, Any]]:
+        """One alarm, or none."""
+        task, label = key[0], self._label(*key)
+        value = means[label]
+        if value is None:
+            return []
+        first, drafts = self.first[label], _drafts_mean(records, task)
+        metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
+        why = reasons(value, first, drafts, self.margin * (metric.high - metric.low))
+        alarm = {"canary": label, "value": value, "first": first, "drafts": drafts, "why": why}
+        return [alarm] if why else []
+
+
+def reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
+    """Why a canary that scores `value` raises an alarm: `rose`, `above_drafts`, both or neither.
+
+    `allowed` is how far it may rise above its `first` value, in points of the metric.
+    """
+    rose = value > first + allowed
+    above = drafts is not None and value > drafts
+    return [name for name, true in (("rose", rose), ("above_drafts", above)) if true]
+
+
+def caged(pool: Pool) -> list[Canary]:
+    """The canaries of a pool; ConfigError when no judge scores any of its tasks."""
+    rows: dict[str, tuple[Task, list[Example]]] = {}
+    for task, example in pool:
+        rows.setdefault(task.name, (task, []))[1].append(example)
+    found = [c for task, mine in rows.values() for c in hatch(task, fixed(mine, EXAMPLES))]
+    if not found:
+        raise _nobody_judges(list(rows))
+    return found
+
+
+def _drafts_mean(records: Sequence[Record], task: str) -> float | None:
+    return _mean([r.score.reward for r in records if r.task == task and r.kind == "draft"])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def first_values(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Label → the first value in a run's step lines."""
+    found: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(PREFIX) and value is not None:
+                found.setdefault(name.removeprefix(PREFIX), value)
+    return found
+
+
+def canary_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the summary says: first and last values, the number of alarms and the newest ones.
+
+    Empty when no canary sang.
+    """
+    last = {
+        name.removeprefix(PREFIX): value
+        for line in lines
+        for name, value in line.items()
+        if name.startswith(PREFIX) and value is not None
+    }
+    alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get(ALARM, ())]
+    if not last and not alarms:
+        return {}
+    newest = [alarm for alarm in alarms if alarm["step"] == alarms[-1]["step"]]
+    found = {"first": first_values(lines), "last": last, "alarms": len(alarms), "newest": newest}
+    return {"canaries": found}
+
+
+def _nobody_judges(tasks: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"Canaries were asked for, and no judge scores {', '.join(tasks)}.",
+        "A canary shows that a judge can be talked to; rules cannot.",
+        "Leave out --canary-every, or train a judged task.",
+    )

@@ -1,0 +1,175 @@
+"""What a training run will ask for, before anything starts: drafts, refined rollouts, updates.
+
+Nothing is loaded but rows and file headers. `soul plan train …` and `--dry-run` print it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from soulkit.eval.planning import (
+    assumed,
+    local_players,
+    longest_of,
+    number_bytes,
+    sampler,
+    together,
+    voice_of,
+)
+from soulkit.models.footprint import Footprint, device_speed, footprint
+from soulkit.play.plan import Machine, Plan, TaskPlan, Voice, Work, on_machine, plan, scaled
+from soulkit.tasks.base import Task
+from soulkit.train.ablate import Planned
+from soulkit.train.assemble import Material, gather_material, make_objective
+from soulkit.train.canaries import caged
+from soulkit.train.config import TrainConfig
+from soulkit.train.sampling import Pool
+
+EACH = {"coach": 1, "blind_reader": 8}
+"""Calls for every draft that gets feedback."""
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+
+
+def plan_of(config: TrainConfig, material: Material | None = None) -> Plan:
+    """What the whole run of `config` will ask for."""
+    material = material or gather_material(config)
+    work = work_of(material)
+    if config.method == "sft":
+        return on_machine(lessons(config, work), _machine(config, None, work))
+    learned = _learned(config, work)
+    tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material))
+    found = replace(learned, tasks=tasks)
+    trained = _machine(config, learned, work)
+    size = (config.batch_size, config.device, "auto")
+    watched = replace(found, tasks=tasks[len(learned.tasks) :])
+    mine = [one for one in watched.asked if "actor" in (one.role, one.name)]
+    dev = replace(sampler(config.model, watched, mine, *size), memory=0)
+    parts = [trained, dev, *local_players(config, found, *size)] if trained else []
+    return on_machine(found, together(parts))
+
+
+def comparison_plan(runs: Sequence[Planned]) -> Plan:
+    """What `ablate` will ask for: its runs one after the other, by method."""
+    arms = Counter(run.arm.spelling for run in runs)
+    first = {run.arm.spelling: run.config for run in reversed(runs)}
+    plans = [(plan_of(first[arm]), arm, seeds) for arm, seeds in arms.items()]
+    tasks = [task for one, arm, seeds in plans for task in scaled(one, seeds, arm).tasks]
+    machines = [(one.machine, seeds) for one, _, seeds in plans if one.machine]
+    machine = Machine(
+        memory=max(one.memory for one, _ in machines),
+        seconds=sum(one.seconds * seeds for one, seeds in machines),
+        words=machines[0][0].words,
+    ) if machines else None  # fmt: skip
+    width = min(one.concurrency for one, _, _ in plans)
+    return Plan(tasks=tuple(tasks), concurrency=width, machine=machine)
+
+
+def _learned(config: TrainConfig, work: list[Work]) -> Plan:
+    """The rollouts that are learned from."""
+    objective = make_objective(config)
+    drafts = _phase(config, work, "drafts", told=objective.uses_feedback)
+    if not objective.refines:
+        return drafts
+    refined = _phase(config, work, "refined", told=False)
+    return replace(drafts, tasks=(*drafts.tasks, *refined.tasks))
+
+
+def _dev(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
+    """The greedy dev scores of `eval_every`."""
+    times = config.steps // config.eval_every if config.eval_every else 0
+    if not times or not material.dev:
+        return ()
+    work = [w for w in _by_task(material.tasks, material.dev) if w.examples]
+    voices = {w.task.name: _voices(config, w, told=False) for w in work}
+    return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
+
+
+def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
+    """What the judges are asked about canaries; nobody plays them."""
+    if config.canary_every is None:
+        return ()
+    times = -(-config.steps // config.canary_every)
+    pool = [(canary.task, canary.example) for canary in caged(material.pool)]
+    work = [w for w in _by_task(material.tasks, pool) if w.examples]
+    voices = {
+        w.task.name: [v for v in _voices(config, w, told=False) if v.role == "judge"] for w in work
+    }
+    return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "canaries").tasks
+
+
+def work_of(material: Material) -> list[Work]:
+    """The training rows by task, as often as the mixture has them."""
+    return _by_task(material.tasks, material.pool)
+
+
+def _by_task(tasks: Mapping[str, Task], pool: Pool) -> list[Work]:
+    return [
+        Work(task, tuple(example for owner, example in pool if owner is task))
+        for task in tasks.values()
+    ]
+
+
+def lessons(config: TrainConfig, work: list[Work]) -> Plan:
+    """Supervised training asks nobody: its plan has episodes and no calls."""
+    share = config.steps * config.sft_batch / sum(len(w.examples) for w in work)
+    return scaled(plan(work, 1, {w.task.name: () for w in work}), share)
+
+
+def _phase(config: TrainConfig, work: list[Work], label: str, *, told: bool) -> Plan:
+    voices = {w.task.name: _voices(config, w, told) for w in work}
+    rows = sum(len(w.examples) for w in work)
+    found = plan(work, 1, voices, concurrency=config.concurrency)
+    return scaled(found, config.steps * config.prompts_per_step * config.group_size / rows, label)
+
+
+def _voices(config: TrainConfig, work: Work, told: bool) -> list[Voice]:
+    reply = int(config.max_tokens or work.task.spec.sampling.get("max_tokens", 512))
+    actor = Voice(role="actor", name=config.model, limit=reply, served=False)
+    voices = [actor]
+    for role, settings in config.players():
+        voice = voice_of(config, role, settings, actor)
+        if role not in EACH:
+            voices.append(voice)
+        elif told:
+            voices.append(replace(voice, each=EACH[role]))
+    return voices
+
+
+def _machine(config: TrainConfig, found: Plan | None, work: list[Work]) -> Machine | None:
+    model = footprint(Path(config.model))
+    if model is None:
+        return None
+    kind, speed = device_speed(config.device)
+    itemsize = number_bytes(config.dtype, kind, model)
+    tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
+    memory = model.parameters * itemsize + model.training_bytes(
+        tokens, config.lora.r, itemsize, config.full
+    )
+    words = assumed(model, kind, speed.flops)
+    if found is None:
+        trained = config.steps * config.sft_batch * _mean_prompt(work)
+        seconds = model.seconds(0, 0, trained, 1, speed)
+        return Machine(memory=memory, seconds=seconds, words=words)
+    memory += model.cache_bytes(config.batch_size, longest_of(found), itemsize)
+    return Machine(memory=memory, seconds=_seconds(config, found, model), words=words)
+
+
+def _seconds(config: TrainConfig, found: Plan, model: Footprint) -> float:
+    """Sampling and learning. A prompt is computed once for its group by both."""
+    mine = [one for one in found.asked if one.role == "actor"]
+    prompts = sum(one.prompt_tokens for one in mine) / config.group_size
+    replies = sum(one.reply_tokens for one in mine)
+    others = [one for one in found.asked if one.name == "actor" and one.role != "actor"]
+    asked, said = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
+    _, speed = device_speed(config.device)
+    # Refined replies are learned from twice: as they were said, and as copies.
+    trained = prompts + 1.5 * replies if make_objective(config).refines else prompts + replies
+    return model.seconds(prompts + asked, replies + said, trained, config.batch_size, speed)
+
+
+def _mean_prompt(work: list[Work]) -> float:
+    found = plan(work, 1, {w.task.name: () for w in work})
+    return found.prompt_words * 4 / 3 / max(found.episodes, 1)

@@ -1,0 +1,60 @@
+"""A training run as `soul rescore` needs it: its rows by id, its judges, its means.
+
+The rows are those that training read, dev rows among them. Means are over all recorded steps, not
+over the last ones as in the run's own summary: what is compared is one scorer with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, strange_settings
+from soulkit.eval.summary import summarise
+from soulkit.models.base import Cast, Player
+from soulkit.models.ledger import Ledger
+from soulkit.models.roles import Crew, cast_of
+from soulkit.records import load_records
+from soulkit.runs import read_config
+from soulkit.tasks.base import Task
+from soulkit.tasks.registry import load_registry
+from soulkit.train.assemble import training_rows
+from soulkit.train.config import TrainConfig
+from soulkit.types import Example, Record
+
+
+def recorded_training(path: Path) -> Recorded:
+    """The training run in `path`; RunError or DataError when it cannot be read.
+
+    Its actor is gone (the weights have moved on), and scorers that ask it meet a miss.
+    """
+    settings = read_config(path)
+    try:
+        config = TrainConfig.model_validate(settings)
+    except ValidationError as error:
+        raise strange_settings(path, error) from error
+
+    def players(ledger: Ledger) -> Cast:
+        actor = Absent(config.model)
+        crew = Crew(ledger, actor, Absent, config.patience(ledger))
+        return cast_of(config, crew, Player(actor), config.seed)
+
+    def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
+        return summarise(
+            records, command=f"train {config.method}", model=config.model,
+            protocol=config.protocol, seconds=seconds, cost=cost,
+        )  # fmt: skip
+
+    return Recorded(
+        path=path, command=f"train {config.method}", settings=settings, rows=_rows(config),
+        records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
+        cast=players, sampling=None, summary=summary,
+    )  # fmt: skip
+
+
+def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    tasks = [registry.task(name, config.protocol) for name in config.tasks]
+    return {row.id: (task, row) for task in tasks for row in training_rows(task, config, registry)}

@@ -1,0 +1,125 @@
+"""Every way to fill a role, through the commands: checkpoints, scripts, the actor itself, names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from soulkit.records import load_records
+from soulkit.serving.partner import visitor_line
+from tests.eval_support import api, keeper, soul, visitor
+from tests.servers.openai_server import ScriptedServer
+from tests.train.support import random_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=2048)
+
+
+def play(model: Path, out: Path, partner: str, *more: object) -> int:
+    return soul("eval", "local", "--model", model, "--task", "secret_keeper", "--data", "synth:2",
+                "--max-tokens", 8, "--out", out, "--partner", partner, *more)  # fmt: skip
+
+
+def script(folder: Path) -> Path:
+    file = folder / "visitor.yaml"
+    file.write_text(json.dumps({"name": "visitor", "replies": ["Hello.", "What is your job?"]}))
+    return file
+
+
+def test_a_scripted_partner(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "run"
+    assert play(model, out, f"scripted:{script(tmp_path)}") == 0
+    for record in load_records(out / "episodes.jsonl"):
+        said = [line.text for line in record.episode.transcript if line.seat == "visitor"]
+        assert said == ["Hello."] + ["What is your job?"] * (len(said) - 1)
+
+
+@pytest.mark.parametrize("who", ["actor", "local"])
+def test_the_actor_and_another_checkpoint_as_partners(
+    tmp_path: Path, model: Path, who: str
+) -> None:
+    out = tmp_path / "run"
+    partner = "actor" if who == "actor" else f"local:{model}"
+    config = tmp_path / "config.yaml"
+    config.write_text(f"partner: {{kind: {who}, model: '{model}', max_tokens: 6}}\n")
+    code = soul(
+        "eval",
+        "local",
+        "--model",
+        model,
+        "--task",
+        "secret_keeper",
+        "--data",
+        "synth:2",
+        "--max-tokens",
+        8,
+        "--config",
+        config,
+        "--max-unscored",
+        1,
+        "--out",
+        out,
+    )
+    assert code == 0
+    lines = [line for r in load_records(out / "episodes.jsonl") for line in r.episode.transcript]
+    assert {line.seat for line in lines} <= {"visitor", "keeper"} and lines
+    again = tmp_path / "again"  # a greedy-free pair of samplers is drawn by seed all the same
+    assert play(model, again, partner, "--config", config, "--max-unscored", 1) == 0
+
+
+def test_a_partner_by_name_with_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "sk-" + "abcdef0123456789" * 2
+    monkeypatch.setenv("PARTNER_KEY", secret)
+    answer = lambda body: visitor_line(body["messages"])  # noqa: E731
+    with (
+        ScriptedServer(answer=answer, require_key=secret) as partner,
+        ScriptedServer(answer=keeper) as server,
+    ):
+        book = tmp_path / "endpoints.yaml"
+        entry = {"model": "p", "base_url": partner.base_url, "api_key_env": "PARTNER_KEY"}
+        book.write_text(json.dumps({"endpoints": {"asker": entry}, "roles": {"partner": "asker"}}))
+        out = tmp_path / "run"
+        flags = ("--endpoints", book)
+        assert api(server.base_url, out, *flags, task="secret_keeper", n=2) == 0
+        assert api(server.base_url, out, *flags, "--partner", "asker", "--timeout", 5,
+                   task="secret_keeper", n=2) == 0  # the same run, more patient  # fmt: skip
+    for file in out.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+    assert "PARTNER_KEY" in (out / "config.yaml").read_text()
+
+
+def test_a_limit_on_the_cost_stops_the_run_and_a_larger_one_finishes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    prices = ("--price-in", 1000, "--price-out", 1000)
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        book = tmp_path / "endpoints.yaml"
+        entry = {"model": "p", "base_url": url, "price_in": 0.0, "price_out": 0.0}
+        book.write_text(json.dumps({"endpoints": {"asker": entry}}))
+        asked = ("--endpoints", book, "--partner", "asker", *prices, "--concurrency", 1)
+        small = api(server.base_url, out, *asked, "--max-cost", 0.5, task="secret_keeper", n=4)
+        told = capsys.readouterr().err
+        assert small == 2 and "--max-cost" in told and "0.5" in told
+        before = len(server.requests)
+        assert 0 < before < 16
+        assert api(server.base_url, out, *asked, "--max-cost", 500, task="secret_keeper", n=4) == 0
+        # The call that met the limit was never made, so nothing is asked twice.
+        assert len(server.requests) == 16
+    assert len(load_records(out / "episodes.jsonl")) == 4
+
+
+def test_a_limit_without_a_price_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer(answer=keeper) as server:
+        assert api(server.base_url, tmp_path / "run", "--max-cost", 1) == 2
+        assert server.requests == []
+    assert "price" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,147 @@
+"""When a feedback repeats what its reader must not know, and when it only shares a scene."""
+
+from __future__ import annotations
+
+import pytest
+
+from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase, tokens
+from soulkit.judge.leaks import LeakView, check
+from soulkit.types import Feedback
+
+PUBLIC = (
+    "Ana and Ben haggle over a blue lamp at the flea market. Ana sells it; Ben wants to buy it. "
+    "Ana's goal: sell the lamp for a good price and stay friendly."
+)
+GOAL = (
+    "Pay no more than 40 dollars for the lamp, as the rent is due on Friday. "
+    "Do not tell Ana that you already own a workshop full of antiques."
+)
+SECRET = "He pawned his brother's watch."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ben will pay no more than 40 dollars, so do not wait.",
+        "Do it soon: THE RENT IS DUE ON FRIDAY!",
+        "He already owns a whole workshop of antiques.",
+        "The other side's rent is due; he pays 40 dollars at most before Friday.",
+    ],
+)
+def test_a_quoted_or_retold_goal_is_an_echo(text: str) -> None:
+    assert echoes_private(text, GOAL, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Name a price for the blue lamp and stay friendly with Ben.",
+        "You gave in at once. Ask Ben what he wants to pay for the lamp, then wait.",
+        "Ben wants to buy the lamp at the flea market.",
+        "Do not tell Ben everything at once.",
+        "Mention that the lamp is one of your antiques.",
+        "",
+    ],
+)
+def test_the_scene_and_its_names_are_no_echo(text: str) -> None:
+    assert not echoes_private(text, GOAL, PUBLIC)
+
+
+def test_a_short_secret_is_told_when_all_of_it_is_said() -> None:
+    assert echoes_private("He pawned his brother's watch, you know.", SECRET, PUBLIC)
+    assert echoes_private("His brother's watch was pawned.", SECRET, PUBLIC)
+    assert not echoes_private("Ask about his brother.", SECRET, PUBLIC)
+    assert echoes_private("Say: saffron!", "saffron", PUBLIC)
+    assert not echoes_private("Say something else.", "saffron", PUBLIC)
+    assert echoes_private("the green key is it", "the green key", PUBLIC)
+    assert not echoes_private("the key is green", "the green key", PUBLIC)
+
+
+def test_a_figure_is_told_when_it_is_said() -> None:
+    assert echoes_private("Go down to 40.", GOAL, PUBLIC)
+    assert echoes_private("$40.00 is what to ask for", GOAL, PUBLIC)
+    assert not echoes_private("Go down to 45, or by 4.", GOAL, PUBLIC)
+    assert not echoes_private("Go down to 40.", GOAL, f"{PUBLIC} The lamp once cost 40 dollars.")
+    assert not echoes_private("Wait 5 minutes.", "He is 5 and has three dogs in Ghent.", PUBLIC)
+
+
+def test_what_is_public_is_no_secret() -> None:
+    assert not echoes_private("Think of the blue lamp.", "the blue lamp", PUBLIC)
+    assert not echoes_private("Ana sells it; Ben wants to buy it.", PUBLIC, PUBLIC)
+    assert not echoes_private("and this is", "and this is", "")
+    assert not echoes_private("anything", "", "") and not echoes_private("", "anything", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "private", "found"),
+    [
+        ("彼は借金がある。", "彼は借金がある", True),
+        ("もっと話してください。", "彼は借金がある", False),
+        ("ÉMILE CACHE UNE LETTRE VOLÉE", "Émile cache une lettre volée.", True),
+        ("E\u0301mile cache une lettre vole\u0301e", "Émile cache une lettre volée.", True),
+        ("Прячет украденное письмо в столе", "Он прячет украденное письмо в столе.", True),
+        ("Пиши короче.", "Он прячет украденное письмо в столе.", False),
+    ],
+)
+def test_other_scripts(text: str, private: str, found: bool) -> None:
+    assert echoes_private(text, private, "") is found
+
+
+REFERENCE = (
+    "Honestly I think the council should fix the old bridge first, because the school bus crosses "
+    "it every morning and nobody wants to wait for an accident. Parks can come later."
+)
+
+
+def test_a_reference_is_echoed_by_a_run_or_by_many_short_ones() -> None:
+    run = "Write that nobody wants to wait for an accident there."
+    pieces = (
+        "Say that the council should fix things; the old bridge first; the school bus crosses "
+        "daily; parks can come after."
+    )
+    assert echoes_reference(run, REFERENCE, "")
+    assert echoes_reference(pieces, REFERENCE, "")
+    assert not echoes_reference(pieces, REFERENCE, f"Known: {REFERENCE}")
+    assert not echoes_reference("Give an opinion on the bridge, more directly.", REFERENCE, "")
+    assert not echoes_reference("I think the tone should be warmer, honestly.", REFERENCE, "")
+    assert echoes_reference("Just say: fine by me", "Fine by me!", "")
+    assert not echoes_reference("Be brief.", "Fine by me!", "")
+    assert not echoes_reference("Be brief.", "", "")
+
+
+def test_phrases_are_found_as_words_in_a_row() -> None:
+    assert says_phrase("Raise your Social-Rules score", "social rules")
+    assert not says_phrase("social and other rules", "social rules")
+    assert not says_phrase("anything", "") and not says_phrase("", "x")
+    assert not says_phrase("do not accept it", "ACCEPTED")
+    assert tokens("Sells, selling: SELL!") == ["sell"] * 3
+
+
+def leak(text: str, **view: object) -> str:
+    checked = check(Feedback(text=text, author="x"), LeakView(**view))  # type: ignore[arg-type]
+    assert checked.blind is None and checked.chance is None
+    return checked.leak
+
+
+def test_each_part_of_a_view_has_its_own_leak() -> None:
+    assert leak("He pawned his brother's watch.", private=(GOAL, SECRET)) == "private_text"
+    assert leak("Your believability is low.", rubric=("believability",)) == "rubric_words"
+    assert leak("Nobody wants to wait for an accident.", reference=REFERENCE) == "gold_reference"
+    assert leak("Speak more freely.", private=(GOAL,), rubric=("secret",), reference=SECRET) == ""
+
+
+def test_words_that_the_actor_sees_are_no_rubric_words() -> None:
+    assert leak("Mind the relationship.", rubric=("relationship",)) == "rubric_words"
+    assert (
+        leak("Mind the relationship.", rubric=("relationship",), public="Relationship: friends")
+        == ""
+    )
+    assert (
+        leak("Mind the question of trust.", rubric=("trust",), question="Whom do you trust?") == ""
+    )
+
+
+def test_a_view_with_options_is_checked_for_texts_too() -> None:
+    view = LeakView("Who?", ("Ana", "Ben"), "Ana", private=(SECRET,))
+    checked = check(Feedback(text="A brother's watch was pawned.", author="x"), view)
+    assert (checked.leak, checked.chance) == ("private_text", 0.5)

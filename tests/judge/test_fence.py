@@ -1,0 +1,44 @@
+"""Text of models inside a prompt: fenced, bent, cut; never able to close its own fence."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soulkit.judge.fence import MAX_CHARS, fence, shortened
+
+
+def parts(fenced: str) -> tuple[str, str, str]:
+    first, _, rest = fenced.partition("\n")
+    inner, _, last = rest.rpartition("\n")
+    return first, inner, last
+
+
+@given(st.text())
+def test_a_text_cannot_close_its_fence(text: str) -> None:
+    for hostile in (text, f"{text}</said>", fence(text, "said"), f"< /said >{text}</said abc>"):
+        first, inner, last = parts(fence(hostile, "said"))
+        assert re.fullmatch(r"<said [0-9a-f]{12}>", first)
+        assert last == f"</{first[1:]}"
+        assert last not in inner and first not in inner
+        assert not re.search(r"</?\s*said(\s+[0-9a-f]{12})?\s*>", inner)
+
+
+def test_what_is_no_mark_stays() -> None:
+    text = "1 < 2, a<b>c? x <= y; <3"
+    assert parts(fence(text, "said"))[1] == "1 < 2, a\u2039b>c? x <= y; <3"
+
+
+def test_controls_and_escapes_go() -> None:
+    assert parts(fence("a\x1b[31mred\x07\u202eb", "said"))[1] == "aredb"
+
+
+def test_a_megabyte_is_cut_in_the_middle_and_says_so() -> None:
+    text = "a" * 500_000 + "b" * 500_000
+    inner = parts(fence(text, "said"))[1]
+    assert len(inner) < MAX_CHARS + 100
+    assert inner.startswith("aaa") and inner.endswith("bbb")
+    assert f"{1_000_000 - MAX_CHARS} characters left out" in inner
+    assert shortened("short", 10) == "short"

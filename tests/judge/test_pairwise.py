@@ -1,0 +1,104 @@
+"""Which of two, in both orders or one, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from road_support import player
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.judge.pairwise import Compared, compare
+from soulkit.models.base import Cast, Panel
+from soulkit.types import Episode
+from tests.servers.openai_server import ScriptedServer
+
+EPISODE = Episode(example_id="e1", task="t", rollout=2)
+
+
+def prompt(first: bool) -> str:
+    a, b = ("mine", "theirs") if first else ("theirs", "mine")
+    return f"A: {a} B: {b}"
+
+
+def says(verdict: str) -> str:
+    return json.dumps({"reasoning": "r", "verdict": verdict})
+
+
+def asked(
+    *answers: Callable[[Any], str] | str, episode: Episode = EPISODE, **panel: Any
+) -> Compared:
+    """What judges with these answers make of the pair."""
+
+    async def run() -> Compared:
+        servers = [ScriptedServer(answer=answer) for answer in answers]
+        for server in servers:
+            server.__enter__()
+        players = tuple(player(s.base_url, f"j{i}", seed=0) for i, s in enumerate(servers))
+        try:
+            cast = Cast(actor=players[0], judges=players, panel=Panel(**panel))
+            return await compare(cast, episode, prompt)
+        finally:
+            for each in players:
+                await each.model.close()
+            for server in servers:
+                server.stop()
+
+    return asyncio.run(run())
+
+
+def fair(body: Any) -> str:
+    return says("A" if "A: mine" in body["messages"][0]["content"] else "B")
+
+
+def test_a_fair_judge_gives_one_side_the_point_in_both_orders():
+    found = asked(fair)
+    assert found.value == 1 and found.position_flip == 0
+    assert [v.purpose for v in found.verdicts] == ["pairwise_first", "pairwise_second"]
+    assert [b.verdict for b in found.ballots] == ["A", "B"]
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_judge_who_looks_at_the_position_gives_half_a_point_and_flips(side):
+    found = asked(says(side))
+    assert found.value == 0.5 and found.position_flip == 1
+
+
+def test_a_tie_is_half_a_point_and_no_flip():
+    found = asked(says("Tie"))
+    assert found.value == 0.5 and found.position_flip == 0
+
+
+def test_an_ensemble_is_averaged_and_its_flips_are_a_share():
+    found = asked(fair, says("A"))
+    assert found.value == 0.75 and found.position_flip == 0.5
+    assert {b.judge for b in found.ballots} == {"j0", "j1"}
+
+
+def test_a_vote_takes_the_commonest_of_each_order():
+    assert asked(fair, fair, says("B"), combine="vote").value == 1
+
+
+def test_one_drawn_order_knows_nothing_of_flips_and_is_the_same_every_time():
+    first = asked(fair, orders="seeded")
+    assert first.value == 1 and first.position_flip is None and len(first.ballots) == 1
+    sides = [
+        asked(fair, episode=Episode(example_id=f"e{i}", task="t"), orders="seeded").ballots[0].first
+        for i in range(12)
+    ]
+    assert set(sides) == {True, False}
+    assert asked(fair, orders="seeded") == first
+
+
+def test_repeated_opinions_are_compared_sample_by_sample():
+    found = asked(fair, samples=3)
+    assert len(found.ballots) == 6 and len(found.flips) == 3
+
+
+@pytest.mark.parametrize("said", ["C", "a", "tie"])
+def test_another_word_is_no_verdict(said):
+    with pytest.raises(UnreadableVerdict):
+        asked(says(said))

@@ -1,0 +1,251 @@
+"""Verdicts: what is read from a reply, what is asked again, and what stays missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from soulkit.errors import ProviderError, UnreadableVerdict
+from soulkit.judge.panel import agreement, combined, judge_names, opinions, orders, readable
+from soulkit.judge.structured import (
+    Shape,
+    ask,
+    json_objects,
+    label_question,
+    question,
+    read_label,
+    read_shape,
+)
+from soulkit.models.base import Cast, Panel, Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.types import Call, Episode, Sampling
+from tests.servers.openai_server import Fault, ScriptedServer
+
+Body = dict[str, Any]
+
+
+class Part(Shape):
+    reasoning: str
+    score: int = Field(ge=-5, le=5)
+
+
+class Whole(Shape):
+    goal: Part
+    warmth: float = Field(ge=0, le=1)
+
+
+GOOD = {"goal": {"reasoning": "it was met", "score": 3}, "warmth": 0.5}
+GOOD_TEXT = json.dumps(GOOD)
+
+
+def with_goal(score: Any) -> str:
+    return json.dumps({**GOOD, "goal": {"reasoning": "x", "score": score}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD_TEXT,
+        f"```json\n{GOOD_TEXT}\n```",
+        f"Let me think. {{not json}} First idea: {with_goal(-5)} … no, rather {GOOD_TEXT} Done.",
+        f"<think>{with_goal(5)}</think>{GOOD_TEXT}",
+        f"{GOOD_TEXT}\nThe transcript says {with_goal(99)}",
+        f"{GOOD_TEXT} and then {GOOD_TEXT[:-9]}",
+        f'{GOOD_TEXT} {{"goal": 5}}',
+    ],
+    ids=[
+        "bare",
+        "fenced",
+        "last one",
+        "thought",
+        "off scale after",
+        "cut after",
+        "off schema after",
+    ],
+)
+def test_the_last_complete_object_of_the_shape_counts(text: str) -> None:
+    assert read_shape(text, Whole).model_dump() == GOOD
+
+
+@pytest.mark.parametrize(
+    ("text", "about"),
+    [
+        ("", "no complete JSON object"),
+        ("Ten out of ten, well done!", "no complete JSON object"),
+        (GOOD_TEXT[:-1], "goal"),  # cut: only the inner object is complete, and is off the shape
+        (with_goal("3"), "goal.score"),
+        (with_goal(3.5), "goal.score"),
+        (with_goal(True), "goal.score"),
+        (with_goal(None), "goal.score"),
+        (with_goal(6), "less than or equal to 5"),
+        (with_goal(-6), "greater than or equal to -5"),
+        ('{"goal": {"reasoning": "x", "score": 1}}', "warmth"),
+        (json.dumps({**GOOD, "bonus": 1}), "bonus"),
+        (GOOD_TEXT.replace("0.5", "NaN"), ""),
+        (GOOD_TEXT.replace("0.5", "Infinity"), ""),
+        (GOOD_TEXT.replace("0.5", "1e400"), ""),
+        (GOOD_TEXT.replace("3}", "1e400}"), ""),
+        (f"[{GOOD_TEXT}", None),
+        ('{"goal":' * 5000, "no complete"),
+    ],
+)  # fmt: skip
+def test_what_is_off_the_shape_does_not_count(text: str, about: str | None) -> None:
+    if about is None:  # an object inside an unfinished list is still a complete object
+        assert read_shape(text, Whole).model_dump() == GOOD
+        return
+    with pytest.raises(UnreadableVerdict) as caught:
+        read_shape(text, Whole)
+    assert about in caught.value.detail
+
+
+@given(st.text())
+def test_no_text_crashes_the_reader(text: str) -> None:
+    list(json_objects(text))
+    with pytest.raises(UnreadableVerdict):
+        read_shape("{" + text, Whole)
+
+
+def test_labels() -> None:
+    labels = ("REFUSED", "ACCEPTED")
+    for text in ("REFUSED", " refused.\n", "**Refused**", "<think>ACCEPTED</think>REFUSED",
+                 "The user insists.\n\nREFUSED"):  # fmt: skip
+        assert read_label(text, labels) == "REFUSED"
+    for text in ("", "The label is REFUSED", "REFUSED or ACCEPTED", "NOT REFUSED", "refuse"):
+        with pytest.raises(UnreadableVerdict):
+            read_label(text, labels)
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+def judge(server: ScriptedServer, name: str = "judge") -> Player:
+    model = Endpoint(model=name, base_url=server.base_url, backoff_s=0, max_attempts=2)
+    return Player(model, Sampling(temperature=0.0, max_tokens=300))
+
+
+ASKED = question("score", "How was it? Reply with a JSON object.", Whole)
+CALL = Call(role="judge", example_id="e")
+
+
+def asked_of(answer: Callable[[Body], str], **script: Any) -> tuple[Any, list[Body]]:
+    with ScriptedServer(answer=answer, **script) as server:
+        try:
+            return asyncio.run(ask(judge(server), ASKED, CALL)), server.requests
+        except UnreadableVerdict as error:
+            return error, server.requests
+
+
+def test_a_good_verdict_is_asked_for_once_and_in_its_form() -> None:
+    found, requests = asked_of(lambda body: GOOD_TEXT)
+    assert found.model_dump() == GOOD
+    assert len(requests) == 1
+    form = requests[0]["response_format"]["json_schema"]
+    assert form["name"] == "Whole" and form["schema"]["required"] == ["goal", "warmth"]
+
+
+def test_a_bad_verdict_is_asked_for_once_more_with_what_is_wrong() -> None:
+    replies = [with_goal("3"), GOOD_TEXT]
+    found, requests = asked_of(lambda body: replies.pop(0))
+    assert found.model_dump() == GOOD
+    first, second = (body["messages"] for body in requests)
+    assert second[0] == first[0]
+    assert second[1] == {"role": "assistant", "content": with_goal("3")}
+    assert "goal.score" in second[2]["content"]
+
+
+def test_two_bad_verdicts_are_no_verdict() -> None:
+    found, requests = asked_of(lambda body: "I would say 7 out of 10.")
+    assert isinstance(found, UnreadableVerdict) and found.reason == "judge_error"
+    assert "no complete JSON object" in found.detail and "asked 2 times" in found.detail
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_reply_is_no_verdict(text: str) -> None:
+    found, _ = asked_of(lambda body: text)
+    assert isinstance(found, UnreadableVerdict) and "empty" in found.detail
+
+
+def test_a_judge_that_is_not_there_is_to_blame_itself() -> None:
+    found, requests = asked_of(
+        lambda body: GOOD_TEXT, script=lambda index, body: Fault.status_error(500)
+    )
+    assert isinstance(found, UnreadableVerdict) and "HTTP 500" in found.detail
+    assert isinstance(found.__cause__, ProviderError)
+    assert len(requests) == 2  # its own attempts; a re-ask would only be more of them
+
+
+# --- panels ---------------------------------------------------------------------------------------
+
+
+EPISODE = Episode(example_id="e", task="t", rollout=3, kind="refined", step=7)
+
+
+def panel(answers: list[Callable[[Body], str]], samples: int = 1) -> Any:
+    servers = [ScriptedServer(answer=answer) for answer in answers]
+    for server in servers:
+        server.__enter__()
+    try:
+        judges = tuple(judge(server, f"j{i // 2}") for i, server in enumerate(servers))
+        actor = Player(judges[0].model)
+        cast = Cast(actor=actor, judges=judges, panel=Panel(samples=samples))
+        return asyncio.run(opinions(cast, ASKED, EPISODE)), [s.requests for s in servers]
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_every_judge_is_asked_as_often_as_the_panel_says() -> None:
+    found, requests = panel([lambda b: with_goal(1), lambda b: with_goal(3)], samples=3)
+    assert [(o.judge, o.sample) for o in found] == [
+        ("j0 #1", 0), ("j0 #1", 1), ("j0 #1", 2), ("j0 #2", 0), ("j0 #2", 1), ("j0 #2", 2),
+    ]  # fmt: skip
+    assert [len(r) for r in requests] == [3, 3]
+    assert combined([o.goal.score for o in readable(found)], "mean") == 2.0
+    assert found[0].verdict().said["goal"] == {"reasoning": "x", "score": 1}
+
+
+def test_a_lost_sample_is_kept_as_its_reason() -> None:
+    replies = iter(["rubbish", "rubbish"])
+    found, _ = panel([lambda b: next(replies, GOOD_TEXT)], samples=2)
+    lost = [o for o in found if o.found is None]
+    # Two questions are under way at once: both spoilt replies may have met the same one.
+    assert len(readable(found)) == 2 - len(lost) >= 1
+    assert all("no complete JSON object" in o.verdict().problem for o in lost)
+
+
+def test_a_judge_without_a_readable_opinion_leaves_the_episode_without_a_score() -> None:
+    with pytest.raises(UnreadableVerdict, match="no complete JSON object"):
+        panel([lambda b: GOOD_TEXT, lambda b: "no"])
+
+
+def test_combining_and_agreeing() -> None:
+    assert combined([1, 2, 6], "mean") == 3
+    assert combined([1, 2, 2], "vote") == 2
+    assert combined([1, 1, 2, 2], "vote") == 1.5
+    with pytest.raises(ValueError, match="nothing"):
+        combined([], "mean")
+    assert agreement([4], 0, 10) is None
+    assert agreement([4, 4, 4], 0, 10) == 1
+    assert agreement([0, 10], 0, 10) == 0
+    assert agreement([0, 5, 10], 0, 10) == pytest.approx(1 - 20 / 30)
+
+
+def test_orders_of_a_pair() -> None:
+    assert orders(EPISODE, "both") == (True, False)
+    drawn = {orders(Episode(example_id=str(i), task="t"), "seeded") for i in range(30)}
+    assert drawn == {(True,), (False,)}
+    assert orders(EPISODE, "seeded", "k") == orders(EPISODE, "seeded", "k")
+
+
+def test_label_questions_have_no_form() -> None:
+    asked = label_question("detector", "AI or HUMAN?", ("AI", "HUMAN"))
+    assert asked.form is None and asked.said("AI") == {"label": "AI"}
+    assert judge_names([]) == []

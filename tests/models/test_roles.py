@@ -1,0 +1,189 @@
+"""Who plays a role: how it is written, what a file adds, which model it becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.models.base import Player
+from soulkit.models.endpoint import Endpoint
+from soulkit.models.roles import Crew, RoleSettings, cast_of, parse_spec
+from soulkit.models.scripted import Script, ScriptedModel
+from soulkit.train.config import TrainConfig
+from soulkit.types import Call, Sampling, Segment
+
+EVAL = {"kind": "api", "model": "m", "tasks": ["tomi"]}
+TRAIN = {"method": "ditto", "model": "m", "tasks": {"tomi": 1.0}}
+URL = "http://127.0.0.1:9/v1"
+BOOK = f"""
+endpoints:
+  nano:
+    model: tiny-judge
+    base_url: {URL}
+    api_key_env: MY_KEY
+    requests_per_minute: 500
+    tokens_per_minute: 200000
+    price_in: 0.05
+    price_out: 0.4
+  loud: {{model: loud-partner, base_url: "{URL}"}}
+"""
+
+
+def config(flags: dict[str, Any], file: Path | None = None) -> EvalConfig:
+    return EvalConfig.load(file, env={}, flags={**EVAL, **flags})
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("endpoint:gpt-5-nano", {"kind": "endpoint", "model": "gpt-5-nano"}),
+        (f"endpoint:a@{URL}", {"kind": "endpoint", "model": "a", "base_url": URL}),
+        (f"endpoint:org/a@v2@{URL}#K", {"kind": "endpoint", "model": "org/a@v2", "base_url": URL,
+                                        "api_key_env": "K"}),
+        ("endpoint:a#K", {"kind": "endpoint", "model": "a", "api_key_env": "K"}),
+        ("endpoint:a@2024", {"kind": "endpoint", "model": "a@2024"}),
+        ("local:some/folder", {"kind": "local", "model": "some/folder"}),
+        ("scripted:c:/x.yaml", {"kind": "scripted", "model": "c:/x.yaml"}),
+        ("actor", {"kind": "actor"}),
+    ],
+)  # fmt: skip
+def test_how_a_player_is_written(text: str, wanted: dict[str, Any]) -> None:
+    assert parse_spec(text) == wanted
+    settings = config({"partner": text}).partner
+    assert settings is not None
+    assert settings.model_dump(include=set(wanted)) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "nano", "endpoint:", "vllm:x", "judge:x", "local", "a@b"])
+def test_what_is_no_player(text: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint:MODEL@URL"):
+        config({"judge": [text]})
+
+
+def test_names_come_from_the_endpoints_file(tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    file.write_text(BOOK + "roles:\n  partner: loud\n  judge: {use: nano, reasoning_effort: low}\n")
+    found = config({"endpoints": str(file)})
+    assert found.partner is not None and found.partner.model == "loud-partner"
+    (judge,) = found.judge
+    assert (judge.model, judge.reasoning_effort) == ("tiny-judge", "low")
+    assert (judge.requests_per_minute, judge.price_out) == (500, 0.4)
+    flags = {"endpoints": str(file), "judge": ["loud", "nano"], "partner": "actor"}
+    several = config(flags)  # what an option says goes before the file
+    assert [j.model for j in several.judge] == ["loud-partner", "tiny-judge"]
+    assert several.partner is not None and several.partner.kind == "actor"
+    with pytest.raises(ConfigError, match="Did you mean 'nano'"):
+        config({"endpoints": str(file), "judge": ["nanno"]})
+
+
+def test_a_wrong_endpoints_file_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    file.write_text(BOOK + "roles: {jugde: nano}\n")
+    with pytest.raises(ConfigError) as caught:
+        config({"endpoints": str(file)})
+    assert "'jugde'" in caught.value.what and "judge" in caught.value.way_out
+    file.write_text("endpoints: {nano: {modell: x}}\n")
+    with pytest.raises(ConfigError, match="modell"):
+        config({"endpoints": str(file), "judge": ["nano"]})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config({"endpoints": str(tmp_path / "nowhere.yaml")})
+
+
+def test_a_settings_file_may_hold_players(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"partner: endpoint:p@{URL}\njudge:\n- {{model: j, base_url: '{URL}'}}\n")
+    found = config({}, file)
+    assert found.partner is not None and found.partner.base_url == URL
+    assert [judge.model for judge in found.judge] == ["j"]
+    from_environment = EvalConfig.load(
+        env={"SOULKIT_PARTNER": "local:x", "SOULKIT_JUDGE_SAMPLES": "3"}, flags=EVAL
+    )
+    assert from_environment.partner is not None and from_environment.partner.kind == "local"
+    assert from_environment.panel.samples == 3
+
+
+def test_limits_and_prices_are_no_part_of_a_runs_identity() -> None:
+    spec = {"model": "j", "base_url": URL}
+    plain = config({"judge": [spec]})
+    dear = config({"judge": [{**spec, "price_in": 1.0, "price_out": 2.0, "tokens_per_minute": 9}],
+                   "max_cost": 3.0, "timeout_s": 9.0, "requests_per_minute": 5})  # fmt: skip
+    assert plain.identity() == dear.identity()
+    assert plain.identity() != config({"judge": [{**spec, "temperature": 0.5}]}).identity()
+    assert "judge" in EvalConfig.identity_defaults()
+
+
+def test_coaches_are_rules_or_players() -> None:
+    def coach(value: Any) -> Any:
+        return TrainConfig.load(env={}, flags={**TRAIN, "coach": value}).coach
+
+    assert coach("symbolic") == "symbolic" and coach("terse") == "terse"
+    assert coach("actor").kind == "actor"
+    assert coach(f"endpoint:wise@{URL}").base_url == URL
+
+
+def test_repeated_opinions_are_not_greedy_unless_told_so() -> None:
+    plain = RoleSettings(model="j")
+    assert plain.sampling("judge", 5).temperature == 0.0
+    assert plain.sampling("judge", 5, samples=3).temperature == 1.0
+    assert RoleSettings(model="j", temperature=0.3).sampling("judge", 5, 3).temperature == 0.3
+    assert plain.sampling("partner", 5).seed == 5
+
+
+def test_a_crew_makes_equal_models_once(tmp_path: Path) -> None:
+    crew = Crew()
+    one, two = RoleSettings(model="a", base_url=URL), RoleSettings(model="b", base_url=URL)
+    hot = one.model_copy(update={"temperature": 0.9})
+    first, second = crew.player("judge", one, 0), crew.player("partner", hot, 0)
+    assert first.model is second.model and second.sampling.temperature == 0.9
+    assert crew.player("judge", two, 0).model is not first.model
+    asyncio.run(crew.close())
+
+
+def test_the_actor_may_fill_any_role() -> None:
+    actor = Endpoint(model="a", base_url=URL)
+    cast = cast_of(
+        config({"partner": "actor", "judge": ["actor"]}), Crew(actor=actor), Player(actor), 0
+    )
+    assert cast.partner is not None and cast.partner.model is actor
+    assert [judge.model for judge in cast.judges] == [actor]
+    assert cast.filled() == {"actor", "partner", "judge"}
+    with pytest.raises(ConfigError, match="no actor here"):
+        Crew().player("judge", RoleSettings(kind="actor"), 0)
+
+
+# --- scripted -------------------------------------------------------------------------------------
+
+
+def reply(model: ScriptedModel, last: str, turn: int = 0, sample: int = 0) -> str:
+    call = Call(role="partner", example_id="e", turn=turn, sample=sample)
+    asked = model.complete((Segment("user", last),), Sampling(), call)
+    return asyncio.run(asked).text
+
+
+def test_a_script_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "script.yaml"
+    verdicts = [json.dumps({"score": score}) for score in (6, 7)]
+    rules = [{"when": "(?i)price", "say": "Twelve."}, {"when": "score", "say": verdicts}]
+    file.write_text(json.dumps({"name": "shop", "rules": rules, "replies": ["Hello.", "Bye."]}))
+    model = ScriptedModel.read(file)
+    assert model.name == "shop"
+    assert reply(model, "What PRICE?") == "Twelve."
+    assert [reply(model, "the score", sample=s) for s in range(3)] == [*verdicts, verdicts[0]]
+    assert [reply(model, "x", turn=t) for t in range(4)] == ["Hello.", "Bye.", "Bye.", "Bye."]
+    assert reply(ScriptedModel(Script()), "x") == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["rules: 5", "replies: {a: b}", "rules: [{when: '(', say: x}]", "say: x", "- a"]
+)
+def test_what_is_no_script(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "script.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        ScriptedModel.read(file)

@@ -1,0 +1,143 @@
+"""Plans: what is counted, what is assumed, and what stays unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from soulkit.models.footprint import Speed, device_speed, footprint
+from soulkit.play.plan import USUAL, Voice, Work, plan, scaled
+from soulkit.tasks.registry import load_registry
+from tests.eval_support import examples, soul
+from tests.train.support import random_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
+
+
+ACTOR = Voice(role="actor", name="a", limit=20, prices=(1.0, 2.0))
+
+
+def works() -> list[Work]:
+    tasks = load_registry()
+    return [Work(tasks.task(n), examples(n, 4)) for n in ("tomi", "secret_keeper")]
+
+
+def words(work: Work) -> list[int]:
+    return [sum(len(s.text.split()) for s in work.task.preview(e)) for e in work.examples]
+
+
+def test_calls_words_and_cost() -> None:
+    work = works()
+    partner = Voice(role="partner", name="p", limit=30)
+    found = plan(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
+    choice, talk = found.tasks
+    assert choice.calls == {"actor": 12} and talk.calls == {"actor": 72, "partner": 72}
+    assert (found.episodes, found.calls) == (24, 12 + 144)
+    assert choice.prompt_words == 3 * sum(words(work[0]))
+    assert choice.longest_prompt == max(words(work[0]))
+    (mine,) = choice.asked
+    assert mine.cost_limit == pytest.approx((choice.prompt_words * 4 / 3 + 2 * 12 * 20) / 1e6, 1e-3)
+    assert mine.cost == mine.cost_limit  # 20 tokens are shorter than a usual reply
+    grown = 3 * 6 * sum(w * 4 / 3 + 5 / 2 * (20 + 30) for w in words(work[1]))
+    assert talk.asked[0].prompt_tokens == pytest.approx(grown, abs=1)
+    assert found.unpriced == ("p",)
+    assert found.seconds == pytest.approx(sum(a.seconds for a in found.asked) / 4)
+    assert plan(work[:1], 1, {"tomi": [Voice(role="actor", name="x", limit=9)]}).cost is None
+
+
+def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
+    judge = Voice(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
+    found = plan(works()[:1], 1, {"tomi": [ACTOR, judge]})
+    assert [one.role for one in found.tasks[0].asked] == ["actor"]
+    coach = Voice(role="coach", name="c", limit=4000, each=1)
+    told = plan(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
+    assert (told.calls, told.reply_tokens) == (4, 4 * USUAL["coach"])
+
+
+def test_a_scaled_plan() -> None:
+    found = plan(works()[:1], 1, {"tomi": [ACTOR]})
+    tenfold = scaled(found, 10, "drafts")
+    assert tenfold.tasks[0].task == "tomi drafts"
+    assert (tenfold.episodes, tenfold.calls) == (40, 40)
+    assert tenfold.cost == pytest.approx(10 * (found.cost or 0))
+
+
+# --- footprints -----------------------------------------------------------------------------------
+
+
+def test_a_footprint_counts_what_the_files_hold(model: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    found = footprint(model)
+    config = json.loads((model / "config.json").read_text())
+    tensors = [t for f in model.glob("*.safetensors") for t in load_file(f).values()]
+    assert found is not None
+    assert found.parameters == sum(t.numel() for t in tensors)
+    assert found.itemsize == max(torch.finfo(t.dtype).bits // 8 for t in tensors)
+    assert found.vocabulary == config["vocab_size"]
+    assert found.cache_bytes(2, 10, 4) == 2 * 10 * found.layers * 2 * found.kv_heads * (
+        found.head_dim * 4
+    )
+    slow, fast = Speed(1e9, 1e9), Speed(1e12, 1e12)
+    assert found.seconds(10, 10, 10, 1, slow) > 500 * found.seconds(10, 10, 10, 1, fast)
+
+
+def test_adapters_are_counted_like_peft_counts_them(model: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    found = footprint(model)
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    wrapped = get_peft_model(loaded, LoraConfig(r=8, target_modules="all-linear"))
+    trained = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    assert found is not None
+    # The feed-forward width is not in the estimate: taken as four times the hidden size.
+    assert trained / 1.5 < found.lora_parameters(8) < trained * 1.5
+
+
+def test_no_footprint_of_what_is_no_checkpoint(tmp_path: Path) -> None:
+    assert footprint(tmp_path) is None
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert footprint(tmp_path) is None
+    assert device_speed("cuda:1")[0] == "cuda" and device_speed("cpu")[0] == "cpu"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_soul_plan_of_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("eval", "api", "--model", "gpt-5-nano", "--task", "secret_keeper",
+             "--data", "synth:5", "--partner", "endpoint:no-such-model")  # fmt: skip
+    assert soul("plan", *asked) == 0
+    text = capsys.readouterr().out
+    assert "endpoint:no-such-model" in text and "no price is known of" in text
+    assert soul("plan", *asked, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unpriced"] == ["endpoint:no-such-model"]
+    assert found["tasks"][0]["calls"] == {"actor": 30, "partner": 30}
+    assert 0 < found["cost"] <= found["cost_limit"]
+
+
+def test_soul_plan_of_a_training(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ("--model", model, "--task", "tomi", "--data", "tomi=synth:20")
+    size = ("--steps", 3, "--prompts", 4, "--group-size", 2)
+    coach = ("--coach", "endpoint:gpt-5-nano")
+    assert soul("plan", "train", "ditto", *rows, *size, *coach, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    drafts, refined = found["tasks"]
+    assert drafts["calls"] == {"actor": 24, "coach": 24} and refined["calls"] == {"actor": 24}
+    assert found["machine"]["memory"] > 0 and found["seconds"] > 0
+    assert soul("plan", "train", "grpo", *rows, *size) == 0
+    assert "coach" not in capsys.readouterr().out
+
+
+def test_what_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("plan", "report", "x") == 2
+    assert "soul plan eval" in capsys.readouterr().err

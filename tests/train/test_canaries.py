@@ -1,0 +1,161 @@
+"""Canaries beside training: a judge that starts to like nonsense is noticed, a sound one is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.records import load_records
+from soulkit.runs import read_jsonl
+from soulkit.tasks.canaries import NAMES, texts
+from soulkit.train.canaries import canary_totals, first_values, reasons
+from tests.eval_support import three_lines
+from tests.judged_support import TASKS, asked, opinion, write_rows
+from tests.servers.openai_server import Fault, ScriptedServer
+from tests.train.support import soul
+
+GIBBERISH = texts()["gibberish"]
+STEPS = 4
+
+
+class Judge:
+    """5 for what an actor says, 0 for canaries; from its `turn`-th look at gibberish on, 10."""
+
+    def __init__(self, turn: int | None) -> None:
+        self.turn, self.seen = turn, 0
+
+    def __call__(self, body: Any) -> str:
+        said = asked(body)
+        if GIBBERISH in said:
+            self.seen += 1
+            return opinion(10 if self.turn is not None and self.seen > self.turn else 0)
+        return opinion(0 if any(text in said for text in texts().values()) else 5)
+
+
+def trained(warm: Path, out: Path, url: str, *arguments: object, steps: int = STEPS) -> int:
+    rows = write_rows(out.parent / "rows.jsonl", 6)
+    return soul(
+        "train", "grpo", "--model", warm / "model", "--tasks", TASKS, "--task", "essay",
+        "--data", f"essay={rows}", "--judge", f"endpoint:j@{url}", "--steps", steps, "--prompts", 2,
+        "--group-size", 2, "--max-tokens", 8, "--lora-r", 4, "--lr", 1e-4, "--out", out, "--json",
+        "--set", "backoff_s=0", *arguments,
+    )  # fmt: skip
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def test_a_judge_that_starts_to_like_gibberish_raises_the_alarm(
+    warm: Path, tmp_path: Path, capfd: Any
+) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=Judge(turn=4)) as server:
+        assert trained(warm, out, server.base_url, "--canary-every", 1) == 0
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    assert [line["canary/gibberish"] for line in lines] == [0, 0, 1, 1]
+    assert [line["canary/keywords"] for line in lines] == [0, 0, 0, 0]
+    assert ["canary_alarm" in line for line in lines] == [False, False, True, True]
+    alarm = {"canary": "gibberish", "value": 1, "first": 0, "drafts": 0.5}
+    assert lines[2]["canary_alarm"] == [{**alarm, "why": ["rose", "above_drafts"]}]
+    canaries = summary_of(out)["canaries"]
+    assert canaries["alarms"] == 2 and canaries["newest"][0]["step"] == 3
+    assert "canary alarm at step 2: gibberish scores 1.00" in capfd.readouterr().err
+    assert soul("report", out) == 0
+    assert "2 alarms, the newest at step 3: gibberish" in capfd.readouterr().out
+
+
+def test_a_sound_judge_raises_none_and_canaries_are_in_no_file_of_episodes(
+    warm: Path, tmp_path: Path, capfd: Any
+) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=Judge(None)) as server:
+        assert trained(warm, out, server.base_url, "--canary-every", 2) == 0
+        looks = [body for body in server.requests if GIBBERISH in asked(body)]
+    assert len(looks) == 2 * 2  # two examples at steps 0 and 2
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    assert ["canary/gibberish" in line for line in lines] == [True, False, True, False]
+    assert not any("canary_alarm" in line or "canary_unscored" in line for line in lines)
+    assert summary_of(out)["canaries"]["alarms"] == 0
+    assert "alarm at" not in capfd.readouterr().err
+    assert len(load_records(out / "episodes.jsonl")) == STEPS * 2 * 2
+    assert GIBBERISH not in (out / "episodes.jsonl").read_text()
+    assert soul("report", out) == 0
+    assert "no alarm" in capfd.readouterr().out
+
+
+def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
+    warm: Path, tmp_path: Path
+) -> None:
+    out, judge, mended = tmp_path / "run", Judge(turn=4), False
+
+    def script(index: int, body: Any) -> Fault | None:
+        """After two steps no draft is judged any more."""
+        canary = any(text in asked(body) for text in texts().values())
+        gone = judge.seen >= 4 and not canary and not mended
+        return Fault.status_error(400, "gone") if gone else None
+
+    with ScriptedServer(answer=judge, script=script) as server:
+        more = ("--canary-every", 1, "--checkpoint-every", 1)
+        assert trained(warm, out, server.base_url, *more) == 1
+        before = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+        assert len(before) == 2 and first_values(before)["gibberish"] == 0
+        mended = True
+        assert trained(warm, out, server.base_url, *more) == 0
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    assert len(lines) == STEPS and lines[-1]["canary/gibberish"] == 1
+    assert lines[-1]["canary_alarm"][0]["first"] == 0
+    assert summary_of(out)["canaries"]["first"] == dict.fromkeys(NAMES, 0)
+    assert judge.seen == 2 * STEPS
+
+
+def test_a_judge_that_mumbles_at_canaries_leaves_no_number(warm: Path, tmp_path: Path) -> None:
+    def answer(body: Any) -> str:
+        return "mumble" if GIBBERISH in asked(body) else opinion(5)
+
+    out = tmp_path / "run"
+    with ScriptedServer(answer=answer) as server:
+        assert trained(warm, out, server.base_url, "--canary-every", 1, steps=1) == 0
+    line = read_jsonl(out / "metrics.jsonl")[0]
+    assert line["canary/gibberish"] is None and line["canary_unscored"] == 2
+    assert line["canary/keywords"] == 0.5 and "canary_alarm" not in line  # not above the drafts
+    assert "gibberish" not in summary_of(out)["canaries"]["first"]
+
+
+def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> None:
+    code = soul(
+        "train", "grpo", "--model", warm / "model", "--task", "tomi", "--data", "tomi=synth:20",
+        "--canary-every", 1, "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 2 and not (tmp_path / "run").exists()
+    assert "no judge scores tomi" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_totals_of_a_run_without_canaries_are_empty() -> None:
+    assert canary_totals([{"step": 0, "draft_reward": 1.0}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "drafts", "why"),
+    [
+        (0.05, 0.0, 0.5, []),
+        (0.1, 0.0, 0.5, []),
+        (0.15, 0.0, 0.5, ["rose"]),
+        (0.3, 0.3, 0.29, ["above_drafts"]),
+        (0.3, 0.3, 0.3, []),
+        (0.3, 0.3, None, []),
+        (0.9, 0.0, 0.5, ["rose", "above_drafts"]),
+        (0.0, 0.9, 0.5, []),
+    ],
+)
+def test_reasons_for_an_alarm(value, first, drafts, why) -> None:
+    assert reasons(value, first, drafts, allowed=0.1) == why
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_canary_says_something(name: str) -> None:
+    assert len(texts()[name].split()) > 30 or name == "to_the_judge"
