@@ -7,11 +7,11 @@ whose story cannot be read are counted, never judged.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from soulkit.data.files import write_lines
 from soulkit.data.stories.questions import read_question, solve
 from soulkit.data.stories.sources import (
     StoryItem,
@@ -129,11 +129,9 @@ def audit_items(items: Iterable[StoryItem], rules: Rules) -> AuditReport:
     )
 
 
-def write_disputed(report: AuditReport, path: Path | str) -> int:
-    """Write the disputed rows as JSON lines, replacing the file; returns how many."""
-    lines = [json.dumps(asdict(d), ensure_ascii=False) + "\n" for d in report.disputed]
-    Path(path).write_text("".join(lines), encoding="utf-8")
-    return len(lines)
+def write_disputed(report: AuditReport, path: Path, *, replace: bool = True) -> int:
+    """Write the disputed rows as JSON lines; returns how many."""
+    return write_lines(path, map(asdict, report.disputed), replace=replace)
 
 
 def _same(one: str, other: str) -> bool:

@@ -288,6 +288,12 @@ def clean_rows(
     rows: Sequence[RawRow], overlap: Overlap, drop: Collection[str] = ROW_KINDS
 ) -> list[RawRow]:
     """The training rows without an overlap of the kinds in `drop`; ConfigError for another kind."""
+    if not drop:
+        raise ConfigError(
+            "No kind of overlap was named.",
+            "--drop says which overlapping rows --exclude leaves out.",
+            f"Name some of {', '.join(overlap.kinds)}, or leave --drop out.",
+        )
     for kind in drop:
         if kind not in overlap.kinds:
             raise ConfigError(

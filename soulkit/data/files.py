@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import filecmp
 import io
 import json
 import math
@@ -289,17 +290,21 @@ def flatten(row: Any) -> dict[str, Any]:
         inner = _packed(inner, must=set(fields) <= RELEASED)
     if not isinstance(inner, Mapping):
         return fields
-    flat = {**inner, **_raw(inner)}
+    flat = _opened(inner)
     if "data_source" in fields:
         flat["data_source"] = fields["data_source"]
     # Files that mix both layouts keep their other columns; the wrapping itself is dropped.
     return {**{k: v for k, v in fields.items() if k not in RELEASED}, **present(flat)}
 
 
-def _raw(inner: Mapping[str, Any]) -> Mapping[str, Any]:
+def _opened(inner: Mapping[str, Any]) -> dict[str, Any]:
+    """`inner` with the keys of the object under `raw` in its place, where there is one."""
     given = inner.get("raw")
-    found = _packed(given, must=False) if isinstance(given, str) else given
-    return found if isinstance(found, Mapping) else {}
+    if isinstance(given, str):
+        given = _packed(given, must=False)
+    if not isinstance(given, Mapping):
+        return dict(inner)
+    return {**{k: v for k, v in inner.items() if k != "raw"}, **given}
 
 
 def _packed(text: str, must: bool) -> Mapping[str, Any] | None:
@@ -348,45 +353,78 @@ def refuse_same(source: Path, target: Path) -> None:
         )
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], *, data_source: str = "") -> int:
+def check_target(path: Path, suffixes: Iterable[str] = (".jsonl", ".parquet")) -> None:
+    """DataError when `path` is a folder or ends in none of the suffixes: told before the work."""
+    if path.suffix.lower() not in suffixes or path.is_dir():
+        known = " or ".join(suffixes)
+        raise DataError(
+            f"Nothing can be written to '{path}'.",
+            f"What this command writes goes to a {known} file, and the suffix says which.",
+            f"Name a file that ends in {known}.",
+        )
+
+
+def write_rows(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    data_source: str = "",
+    replace: bool = True,
+) -> int:
     """Write flat rows as .jsonl or .parquet, aside and renamed; returns how many.
 
-    `data_source` marks every row that has no mark of its own. DataError when there are no rows or
-    the suffix is neither.
+    `data_source` marks every row that has no mark of its own. DataError when there are no rows, the
+    suffix is neither, or, without `replace`, the file is there and holds something else.
     """
+    check_target(path)
     marked = [{**({"data_source": data_source} if data_source else {}), **row} for row in rows]
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None or path.is_dir():
-        raise DataError(
-            f"Rows cannot be written to '{path}'.",
-            "They are written as JSON lines or Parquet, chosen by the suffix.",
-            "Name a file that ends in .jsonl or .parquet.",
-        )
     if not marked:
         raise DataError(
             f"There are no rows to write to '{path}'.",
             "An empty file would stop the next command anyway.",
             "Check what was asked for, and the bad rows if any were named.",
         )
-    try:
-        _write_aside(path, writer, marked)
-    except OSError as error:
-        raise DataError(
-            f"Rows cannot be written to '{path}'.",
-            f"The system says: {error.strerror or error}.",
-            "Check the folder and the space left, or give another name with -o.",
-        ) from error
+    _write_aside(path, _WRITERS[path.suffix.lower()], marked, replace)
     return len(marked)
 
 
-def _write_aside(path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool = True) -> int:
+    """Write objects that are no rows as JSON lines, as `write_rows` does; they may be none."""
+    check_target(path, (".jsonl",))
+    found = list(lines)
+    _write_aside(path, _write_jsonl, found, replace)
+    return len(found)
+
+
+def _write_aside(
+    path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]], replace: bool
+) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        writer(aside, rows)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            writer(aside, rows)
+            if not replace:
+                _refuse_other(path, aside)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"'{path}' cannot be written.",
+            f"The system says: {error.strerror or error}.",
+            "Check the folder and the space left, or give another name.",
+        ) from error
+
+
+def _refuse_other(path: Path, aside: Path) -> None:
+    """DataError when a file is there that says something else than the new one."""
+    if path.exists() and not filecmp.cmp(path, aside, shallow=False):
+        raise DataError(
+            f"'{path}' is there already, and holds something else.",
+            "Writing would replace it, and what it holds might be nowhere else.",
+            "Give another name, or remove the file first.",
+        )
 
 
 def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

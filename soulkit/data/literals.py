@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from soulkit.errors import DataError
 from soulkit.types import Protocol
 
 # A letter, a full stop, and text without commas, up to the next lettered option or the end.
@@ -22,15 +23,16 @@ _SENTENCE_END = (".", "!", "?", "…", '"', "”", "'")
 
 
 def read_literal(text: str) -> Any:
-    """The Python or JSON literal that `text` spells; ValueError when it spells none."""
+    """The JSON or Python literal that `text` spells; ValueError when it spells none."""
+    try:
+        # First, because Python reads JSON's escapes (\/ and pairs of surrogates) as other signs.
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass  # quotes, None, True and False may be Python's: the second reading decides
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass  # JSON spells null, true and false in its own way: the second reading decides.
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("the literal is nested too deeply") from error
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"it is no literal: {error}") from error
 
 
 def structure(value: Any) -> Any:
@@ -68,6 +70,20 @@ def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return found if isinstance(found, list) else None
+
+
+def item_text(value: Any, what: str) -> str:
+    """`value`, one of the texts that `what` names, stripped; "" for None, numbers as written.
+
+    DataError for a list or an object: written out, its brackets and keys would pass for words.
+    """
+    if isinstance(value, Mapping | list | tuple):
+        raise DataError(
+            f"One of the row's {what} is no text.",
+            f"It is {type(value).__name__} {value!r:.60}.",
+            "Write plain texts; the column may be nested otherwise than it used to be.",
+        )
+    return "" if value is None else str(value).strip()
 
 
 def parse_story(value: Any, protocol: Protocol = "paper") -> str:

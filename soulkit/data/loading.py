@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
 from soulkit.data.folder import looked_for, released_files
 from soulkit.data.importers import import_rows, importable
-from soulkit.data.rows import ColumnsError, Loaded, to_examples
+from soulkit.data.rows import Loaded, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import DataError
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from soulkit.tasks.base import Task
 
 
-def examples_from(task: Task, given: str, seed: int = 0) -> Loaded:
+def examples_from(task: Task, given: str, seed: int = 0, *, forms: bool = True) -> Loaded:
     """The examples of `task` in `given`, at least one.
 
     That is `synth:N`, a row file, a folder with the released evaluation files, or a file of the
-    original release.
+    original release. Without `forms` every row is one example, as it is written.
 
     DataError when nothing in it can be used as this task, ConfigError for a `synth:` without a
     count or a task that has no generator.
     """
-    found = _loaded(task, given, seed)
+    found = _loaded(task, given, seed, forms)
     if not found.examples:
         others = ", ".join(f"{name} ({n} rows)" for name, n in found.skipped.items())
         first = f"{found.bad[0].source}: {found.bad[0].why.rstrip('.')}" if found.bad else ""
@@ -44,25 +44,25 @@ def examples_from(task: Task, given: str, seed: int = 0) -> Loaded:
     return found
 
 
-def _loaded(task: Task, given: str, seed: int) -> Loaded:
+def _loaded(task: Task, given: str, seed: int, forms: bool) -> Loaded:
     if given.startswith(MADE):
-        return to_examples(task, made_rows(task.name, given, seed, "test"))
+        return to_examples(task, made_rows(task.name, given, seed, "test"), forms=forms)
     path = Path(given)
     if path.is_dir():
-        return _released(task, given)
+        return _released(task, given, forms)
     original = task.name in importable()
     if path.suffix.lower() not in ROW_SUFFIXES and original:
-        return _imported(task, path)
-    rows, bad = read_rows(path)
+        return _imported(task, path, forms)
     try:
-        return to_examples(task, rows, bad=bad)
-    except ColumnsError:
+        rows, bad = read_rows(path)
+        return to_examples(task, rows, bad=bad, forms=forms)
+    except DataError:  # no list of rows, or rows of other columns: the importer may know it
         if not original:
             raise
-        return _imported(task, path)
+        return _imported(task, path, forms)
 
 
-def _released(task: Task, folder: str) -> Loaded:
+def _released(task: Task, folder: str, forms: bool) -> Loaded:
     names = task.spec.files.eval
     paths = released_files(task.name, names, folder)
     if not paths:
@@ -77,13 +77,13 @@ def _released(task: Task, folder: str) -> Loaded:
         rows, broken = read_rows(path)
         good += rows
         bad += broken
-    return to_examples(task, good, bad=bad)
+    return to_examples(task, good, bad=bad, forms=forms)
 
 
-def _imported(task: Task, path: Path) -> Loaded:
+def _imported(task: Task, path: Path, forms: bool) -> Loaded:
     found = import_rows(task.name, path)
     rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(found.rows, 1)]
-    return to_examples(task, rows, bad=found.bad)
+    return to_examples(task, rows, bad=found.bad, forms=forms)
 
 
 def marked(

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.files import BadRow, RawRow, present, read_rows, write_rows
-from soulkit.data.literals import literal_list, parse_candidates, parse_choices, parse_story
+from soulkit.data.literals import (
+    literal_list,
+    parse_candidates,
+    parse_choices,
+    parse_story,
+    structure,
+)
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.types import Example
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadRow", "ColumnsError", "Loaded", "RawRow", "bind", "content_hash", "dev_split",
     "load_examples", "parse_candidates", "parse_choices", "parse_story", "read_rows", "sources",
-    "to_examples", "write_rows",
+    "to_examples", "unpacked", "write_rows",
 ]  # fmt: skip
 
 
@@ -95,6 +101,27 @@ def bind(
         name: None if value is None else _typed(name, value, columns[name], source)
         for name, value in values.items()
     }
+
+
+def unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[str, Any]:
+    """`row` with the keys of the objects under `names` as its own; they may be JSON text.
+
+    DataError for a value that is no object.
+    """
+    opened = dict(row)
+    for name in names:
+        packed = opened.pop(name, None)
+        if packed is None:
+            continue
+        inner = structure(packed)
+        if not isinstance(inner, Mapping):
+            raise DataError(
+                f"{source or 'row'}: '{name}' should hold an object, or the JSON text of one.",
+                f"It holds {type(packed).__name__} {packed!r:.60}.",
+                "Mend the row, or leave it out.",
+            )
+        opened |= present(inner)
+    return opened
 
 
 def _find(row: Mapping[str, Any], name: str, column: Column) -> Any:
@@ -246,9 +273,17 @@ def load_examples(
 
 
 def to_examples(
-    task: Task, rows: Iterable[RawRow], *, split: str = "test", bad: Iterable[BadRow] = ()
+    task: Task,
+    rows: Iterable[RawRow],
+    *,
+    split: str = "test",
+    bad: Iterable[BadRow] = (),
+    forms: bool = True,
 ) -> Loaded:
-    """Rows as examples, in their order. ColumnsError when every row lacks required columns."""
+    """Rows as examples, in their order. ColumnsError when every row lacks required columns.
+
+    Without `forms` a row that is played in several forms is one example, as it is written.
+    """
     own = sources(task)
     found: dict[str, Example] = {}
     broken = list(bad)
@@ -262,7 +297,7 @@ def to_examples(
             continue
         tried += 1
         try:
-            for example in _examples(task, row, split):
+            for example in _examples(task, row, split, forms):
                 duplicates += example.id in found
                 found.setdefault(example.id, example)
         except DataError as error:
@@ -279,11 +314,14 @@ def sources(task: Task) -> frozenset[str]:
     return frozenset((task.name, *task.spec.files.data_source))
 
 
-def _examples(task: Task, row: RawRow, split: str) -> tuple[Example, ...]:
-    examples = task.examples(row.fields, source=row.source, split=split)
+def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example, ...]:
+    examples = (
+        task.examples(row.fields, source=row.source, split=split)
+        if forms
+        else (task.example(row.fields, source=row.source, split=split),)
+    )
     for name, column in task.spec.columns.items():
-        value = examples[0].fields.get(name)
-        if column.required and isinstance(value, str) and not value.strip():
+        if column.required and _says_nothing(examples[0].fields.get(name)):
             raise DataError(
                 f"{row.source}: the required column '{name}' is blank.",
                 "A row without it cannot be played or scored.",
@@ -292,8 +330,15 @@ def _examples(task: Task, row: RawRow, split: str) -> tuple[Example, ...]:
     return examples
 
 
+def _says_nothing(value: Any) -> bool:
+    """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, list | tuple | Mapping) and not value
+
+
 def _why(error: DataError, source: str) -> str:
-    return f"{error.what.removeprefix(f'{source}: ')} {error.why}"
+    return f"{error.what.removeprefix(f'{source}: ').removeprefix('row: ')} {error.why}"
 
 
 def _unusable(task: Task, paths: Sequence[Path], loaded: Loaded) -> DataError:

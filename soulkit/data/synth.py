@@ -12,6 +12,8 @@ from typing import Any, Literal
 from soulkit.data.files import RawRow
 from soulkit.data.made.alignx import TASKS as ALIGNX
 from soulkit.data.made.alignx import rows as _alignx
+from soulkit.data.made.humanual import TASKS as HUMANUAL
+from soulkit.data.made.humanual import rows as _humanual
 from soulkit.errors import ConfigError, did_you_mean
 
 Row = dict[str, Any]
@@ -112,7 +114,9 @@ def _made(task_name: str, n: int, seed: int) -> list[Row]:
 _MAKERS: dict[str, Callable[[str, int, int], list[Row]]] = {
     "fantom": _made,
     **dict.fromkeys(ALIGNX, _alignx),
+    "coser": _made,
     "hitom": _stories,
+    **dict.fromkeys(HUMANUAL, _humanual),
     "humanllm": _made,
     "paratomi": _stories,
     "secret_keeper": _people,
@@ -121,8 +125,14 @@ _MAKERS: dict[str, Callable[[str, int, int], list[Row]]] = {
     "social_r1": _made,
     "lifechoices": _made,
     "mistakes": _made,
+    "mistakes_worked": lambda _, n, seed: _made("mistakes", n, seed),
     "socsci210": _made,
     "twinvoice": _made,
     "behaviorchain": _made,
+    "sotopia": _made,
     "tombench": _made,
+    "userllm": _made,
+    "mirrorbench": _made,
+    "sim_math": _made,
+    "sim_doc": _made,
 }

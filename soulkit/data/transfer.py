@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from huggingface_hub import (
     HfApi,
@@ -46,7 +45,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from soulkit.errors import ConfigError, DataError
-from soulkit.text import one_line
+from soulkit.text import one_line, web_address
 
 ATTEMPTS = 5
 """Tries in a row that bring no new byte before a download is given up."""
@@ -329,12 +328,7 @@ class Hub:
 
 def _checked(endpoint: str) -> str:
     """The address; ConfigError when no request could be sent to it."""
-    try:
-        parts = urlsplit(endpoint)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits:
+    if web_address(endpoint) is None:
         raise ConfigError(
             f"'{endpoint}' is no address of a hub.",
             "HF_ENDPOINT names a mirror by scheme, host and port.",

@@ -3,10 +3,10 @@
 What is known of the person differs by split: a description (demo), replies that they compared
 before (pair), comments they wrote (ugc), any of these (arbitrary), or sixteen earlier items.
 
-Example row: {"raw_prompt": "My flatmate borrows my bike. What do I say?", "chosen": "Ask first!",
-"rejected": "Maybe leave a note.", "demographic": "Blunt, values clear rules.", "icl_pairs":
-[{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ..., "comment": ...}],
-"n_icl": 2, "n_ugc": 2, "index": 7}.
+Example row: {"raw_prompt": "How do I start running at fifty?", "chosen": "Week one: walk two
+minutes, run one, six times.", "rejected": "Listen to your body!", "demographic": "Engineer, likes
+plans.", "icl_pairs": [{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ...,
+"comment": ...}], "n_icl": 2, "n_ugc": 2, "index": 7}.
 
 Which reply stands first matters to many models. `reference` has one order a row, drawn from the
 row's index. `paper` plays every row in both orders: two examples that differ in `flip` alone, whose
@@ -29,6 +29,7 @@ from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
+from soulkit.records import drafts
 from soulkit.tasks.base import READABLE, ChoiceTask
 from soulkit.tasks.budgets import share_fairly
 from soulkit.tasks.lessons import safest
@@ -261,7 +262,7 @@ def _answers(item: Mapping[str, str], fields: Mapping[str, Any]) -> bool:
 def _pairs(records: Sequence[Record]) -> list[list[Record]]:
     """For each play of a row: its two records, where both are scored."""
     plays: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
-    for record in records:
+    for record in drafts(records):
         row, _, order = record.example_id.rpartition("-")
         if record.score.scored:
             plays[row, record.kind, record.step, record.rollout][order] = record

@@ -99,6 +99,7 @@ def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
     lettered = [view for _, view in viewed if view.letters and view.letter]
     favourite, position = _position_bias(lettered)
     prompts = {e.id: "\n".join(segment.text for segment in task.preview(e)) for e in examples}
+    read = {e.id: prompts[e.id] or _read_by_actors(e) for e in examples}
     shown = {e.id: _shown(prompts[e.id], view) for e, view in viewed}
     golds = {e.id: plain(view.gold) for e, view in viewed}
     leaks = [e for e, _ in viewed if shown[e.id] == {golds[e.id]}]
@@ -115,7 +116,7 @@ def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
         gold_in_prompt=sum(golds[key] in options for key, options in shown.items()),
         remarks=(
             *(Remark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
-            *_contradictions(task, examples, prompts),
+            *_contradictions(task, examples, read),
             *_twins(viewed),
         ),
         bad=loaded.bad,
@@ -218,13 +219,19 @@ def _leak_detail(task: Task, example: Example) -> str:
 # -- rows that cannot all be right ---------------------------------------------------------------
 
 
+def _read_by_actors(example: Example) -> str:
+    """What the actor's seats may see, for rows of which there is no prompt."""
+    seats = [seat for seat, role in example.seats.items() if role == "actor"]
+    return content_hash("", {seat: example.visible(seat) for seat in seats})
+
+
 def _contradictions(
-    task: Task, examples: Sequence[Example], prompts: Mapping[str, str]
+    task: Task, examples: Sequence[Example], read: Mapping[str, str]
 ) -> Iterable[Remark]:
     """Rows in which everything the actor reads is the same and the gold is not."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
-        groups.setdefault(prompts[example.id], []).append(example)
+        groups.setdefault(read[example.id], []).append(example)
     for group in groups.values():
         golds = {_gold_id(task, example): example for example in group}
         if len(golds) > 1:

@@ -7,15 +7,16 @@ no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "
 sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
 
 Beyond single answers there are sets: the questions on one piece of information. ALL asks for every
-letter, list and yes or no of a set, ALL* for the free beliefs as well.
+letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and `set_beliefs`
+of a row say how many there are.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from soulkit.data.rows import parse_candidates
@@ -23,6 +24,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
+from soulkit.records import drafts
 from soulkit.tasks.base import ChoiceTask
 from soulkit.tasks.fantom_coach import lesson
 from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
@@ -31,6 +33,7 @@ Form = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
 NOBODY = "nobody"
+_SIZES = ("set_size", "set_beliefs")
 _MARKS = "[]'\" \t\r\n"
 _OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
 _LETTER = re.compile(r"\(?([a-d])\)?\.?")
@@ -144,7 +147,8 @@ class Fantom(ChoiceTask):
         if belongs and str(example.fields["correct_answer"]) != "no:long":
             access = example.fields.get("missed_info_accessibility")
             note = {"set": f"{example.fields['set_id']}/{access}", "form": _group(example.fields)}
-            episode = replace(episode, notes={**episode.notes, **note})
+            sizes = {k: v for k in _SIZES if (v := example.fields.get(k)) is not None}
+            episode = replace(episode, notes={**episode.notes, **note, **sizes})
         return episode
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
@@ -153,16 +157,22 @@ class Fantom(ChoiceTask):
         A set counts if it has a lettered belief, a question on who can answer and one on who has
         the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
         the whole conversation only, stay out. An unscored question takes its conversation's sets
-        out of the count.
+        out of the count, and a question that was not asked its own set. That can be known only
+        where rows have the size of their set, as made and imported ones do: `sets_complete` counts
+        these, and beyond it (released rows) a part of a set counts as a set.
         """
-        sets = [s for s in _sets(records) if {"choice", "answerability", "info"} <= set(s)]
+        every = _sets(drafts(records))
+        sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
         if not sets:
             return {}
-        strict = [all(s[form] for form in s if form != "belief") for s in sets]
-        found = {"set_all": sum(strict) / len(sets), "sets": float(len(sets))}
-        starred = [all(s.values()) for s in sets if "belief" in s]
+        found = {
+            "set_all": sum(s.all_right() for s in sets) / len(sets),
+            "sets": float(len(sets)),
+            "sets_complete": float(sum(s.size is not None for s in sets)),
+        }
+        starred = [s for s in sets if "belief" in s.right and s.all_free]
         if starred:
-            found["set_all_star"] = sum(starred) / len(starred)
+            found["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
         return found
 
     # -- gold ---------------------------------------------------------------------------------
@@ -243,9 +253,37 @@ def _group(fields: Mapping[str, Any]) -> str:
     return "info" if "info_accessibility" in str(fields["question_type"]) else "answerability"
 
 
-def _sets(records: Sequence[Record]) -> list[dict[str, bool]]:
-    """For each play of a set: question group → whether all its questions are right."""
-    found: dict[tuple[Any, ...], dict[str, bool]] = defaultdict(dict)
+@dataclass(slots=True)
+class _Set:
+    """One play of a set, as far as its questions are among the records."""
+
+    right: dict[str, bool] = field(default_factory=dict)
+    """Question group → whether all its questions are right."""
+    asked: Counter[bool] = field(default_factory=Counter)
+    """Free beliefs (True) and all others."""
+    size: int | None = None
+    beliefs: int | None = None
+
+    def add(self, notes: Mapping[str, Any], right: bool) -> None:
+        group = str(notes["form"])
+        self.right[group] = self.right.get(group, True) and right
+        self.asked[group == "belief"] += 1
+        self.size, self.beliefs = (notes.get(name) for name in _SIZES)
+
+    @property
+    def whole(self) -> bool:
+        return self.size is None or self.asked[False] >= self.size
+
+    @property
+    def all_free(self) -> bool:
+        return self.beliefs is None or self.asked[True] >= self.beliefs
+
+    def all_right(self, *, free: bool = False) -> bool:
+        return all(right for group, right in self.right.items() if free or group != "belief")
+
+
+def _sets(records: Sequence[Record]) -> list[_Set]:
+    found: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
     broken: set[tuple[Any, ...]] = set()
     for record in records:
         play = (record.cluster, record.kind, record.step, record.rollout)
@@ -253,13 +291,10 @@ def _sets(records: Sequence[Record]) -> list[dict[str, bool]]:
         if not score.scored:
             broken.add(play)
         elif "set" in notes:
-            group = notes["form"]
-            near = score.metrics.get("nearer_gold") if group == "belief" else score.value
-            if near is None:  # a free belief without a wrong one beside it decides nothing
-                continue
-            groups = found[*play, notes["set"]]
-            groups[group] = groups.get(group, True) and near == 1
-    return [groups for key, groups in found.items() if key[:-1] not in broken]
+            near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
+            if near is not None:  # a free belief without a wrong one beside it decides nothing
+                found[*play, notes["set"]].add(notes, near == 1)
+    return [one for key, one in found.items() if key[:-1] not in broken]
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from soulkit.data.stories.explain import explain
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
+from soulkit.records import drafts
 from soulkit.tasks.base import ChoiceTask
 from soulkit.types import Episode, Example, Record, Score
 
@@ -81,7 +82,7 @@ def _by_story(records: Sequence[Record]) -> list[dict[int, float]]:
     """For each play of a story: order → the worst value among its questions of that order."""
     stories: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     broken: set[tuple[tuple[Any, ...], int]] = set()
-    for record in records:
+    for record in drafts(records):
         if "order" not in record.tags:
             continue
         play = (record.cluster, record.kind, record.step, record.rollout)

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soulkit.data.literals import first_message
+from soulkit.data.literals import first_message, item_text
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
@@ -41,7 +41,7 @@ class HumanLLM(ChoiceTask):
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = _text(fields)
-        candidates = tuple(str(item).strip() for item in fields["candidates"])
+        candidates = tuple(item_text(item, "candidates") for item in fields["candidates"])
         self._check(candidates, fields["answer_index"])
         persona, history = split_history(_LIST.split(text, maxsplit=1)[0])
         return {

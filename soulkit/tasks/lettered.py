@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from soulkit.data.literals import read_literal
+from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView, check
 from soulkit.judge.verdict import spoken, tagged_letter
@@ -90,7 +90,7 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
 
     Either may be JSON text. What a gap left behind (None, NaN, blank) is no option. Raises
-    DataError when a value is neither form.
+    DataError when a value is neither form, or an option no text.
     """
     by_letter, in_order = _opened(mapping, Mapping), _opened(listed, list)
     pairs = (
@@ -98,8 +98,8 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
         if by_letter
         else list(zip(LETTERS, in_order or (), strict=False))
     )
-    found = {k: str(v).strip() for k, v in sorted(pairs) if v is not None and k in LETTERS}
-    return {letter: text for letter, text in found.items() if text not in _ABSENT}
+    found = {k: item_text(v, "options") for k, v in pairs if v is not None and k in LETTERS}
+    return {letter: found[letter] for letter in sorted(found) if found[letter] not in _ABSENT}
 
 
 def _opened(value: Any, kind: type[Any]) -> Any:

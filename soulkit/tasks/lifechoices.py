@@ -1,10 +1,10 @@
 """LifeChoices: what a character from a book decides, from what is remembered of their life.
 
-Example row: {"character_name": "Corin Vale", "book": "The Salt Road", "input_text": "Corin is a
-ferryman. He once hid a deserter ...", "Multiple Choice Question": {"Scenario": "The magistrate's
-men are at the landing.", "Question": "What will Corin do?", "Options": ["Leave", "Confess", "Hide
-him", "Wait"], "Correct Answer": "C"}}. The question may also be JSON in a string, or lie flat in
-columns of its own.
+Example row: {"character_name": "Odile Marchetti", "book": "Nine Winters of Glass", "input_text":
+"Odile blows glass and signs nothing she did not make ...", "Multiple Choice Question": {"Scenario":
+"A count offers to sell her lamps under his name.", "Question": "What does Odile answer?",
+"Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}. The question may
+also be JSON in a string, or lie flat in columns of its own.
 
 Memories are long (thousands of words): `input_text` is cut at its word budget, the same for every
 model and for drafts and refined replies alike; the instructions never are. The tag `memory` says
@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from soulkit.data.literals import literal_list, structure
+from soulkit.data.literals import item_text, literal_list, structure
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken
@@ -159,7 +159,7 @@ def _options(value: Any) -> tuple[str, ...]:
     found = structure(value)
     if isinstance(found, Mapping):
         found = [found[key] for key in sorted(found)]
-    texts = [str(item or "").strip() for item in literal_list(found) or ()]
+    texts = [item_text(item or None, "options") for item in literal_list(found) or ()]
     led = [led_letter(text, "ABCDEFGHIJ") for text in texts]
     if len(texts) > 1 and led == list("ABCDEFGHIJ"[: len(texts)]) and all(map(plain, texts)):
         cut = [re.sub(r"\A[\s(\[*]*\w[)\]*.:]+\s*", "", text) for text in texts]

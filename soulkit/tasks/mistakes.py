@@ -6,25 +6,37 @@ denominators", "TargetOption": "A", "TargetAnswer": "2/5", "CorrectAnswer": "B"}
 to the problem is wrong here; where a row names it, `picked_correct` tells how often a model solves
 the problem instead of playing the student, and `picked_other` how often it errs in another way.
 
-Feedback is a lesson by default. A task that is declared with this class and `feedback: {kind:
-worked_example}` gives the student's own line of thought instead, which ends in the answer.
+Feedback is a lesson in `mistakes`; `mistakes_worked`, the same rows under a name of its own, gives
+the student's line of thought instead, which ends in the answer (`feedback: {kind:
+worked_example}`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
+from soulkit.records import drafts
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lettered import LETTERS, opening, read_state
+from soulkit.tasks.prompting import PromptFolder
+from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_letter
-from soulkit.types import Example, Record, Score
+from soulkit.types import Example, Protocol, Record, Score
 
 
 class Mistakes(WorkedTask):
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        own = folder is not None and (folder / "prompts" / name).is_dir()
+        self.prompts = PromptFolder(name if own else "mistakes", folder)
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         target = str(fields.get("TargetOption") or "").strip().upper()
         right = led_letter(str(fields.get("CorrectAnswer") or ""), "ABCD")
@@ -105,7 +117,7 @@ class Mistakes(WorkedTask):
         Unscored replies stay out.
         """
         picks: dict[str, Counter[str]] = defaultdict(Counter)
-        for record in records:
+        for record in drafts(records):
             target = record.tags.get("target")
             if target and record.score.scored:
                 read = record.score.status in READABLE and record.score.words in LETTERS

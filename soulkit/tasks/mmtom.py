@@ -1,10 +1,10 @@
 """MMToM-QA, text only: which of two statements about a person at home is more likely.
 
-Example row: {"question": "What's inside the apartment: ... Ada walks to the kitchen, ... Question:
-If Ada has been trying to get a plate, which is more likely? (a) Ada thinks that the plate is in the
-fridge. (b) Ada thinks that it is not. Please respond with either a or b.", "answer": "a",
-"question_type": 1.1, "episode": 7}. Scene, question and options are one text. Types that begin with
-1 ask for a belief, those that begin with 2 for a goal.
+Example row: {"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf.
+Question: Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf.
+(b) To her mind it does not lie there. Answer with a or b.", "answer": "a", "question_type": 1.1,
+"episode": 7}. Scene, question and options are one text. Types that begin with 1 ask for a belief,
+those that begin with 2 for a goal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Social-R1: what people in a short scene feel, want, believe or mean; lettered options.
 
-Example row: {"prompt_text": "Story: Noor stained the coat ...\\nQuestion: Why ...?\\nA. He is
-proud\\nB. He is embarrassed", "answer_text": "B. He is embarrassed"}. Story, question and options
-are one text, which may also stand under `conversations[0].messages[0].content` or `prompt`; the
-gold is `answer_letter`, or the letter that leads `answer_text`.
+Example row: {"prompt_text": "Story: Ilka lets her little brother win at chess ...\\nQuestion: What
+is she after?\\nA. A quick end\\nB. His good mood", "answer_text": "B. His good mood"}. Story,
+question and options are one text, which may also stand under
+`conversations[0].messages[0].content` or `prompt`; the gold is `answer_letter`, or the letter that
+leads `answer_text`.
 
 `paper` reads the options out of the text and refuses a row whose gold is none of them, or whose
 letter and text contradict each other. `reference` takes the first character of a gold without a

@@ -26,6 +26,7 @@ from soulkit.data.scales import read_scale
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
+from soulkit.records import drafts
 from soulkit.tasks.base import ChoiceTask
 from soulkit.types import Episode, Example, Feedback, Record, Score, Segment
 
@@ -171,7 +172,7 @@ class SocSci210(ChoiceTask):
         `constant_middle` answers the middle of every scale; `constant_best` the one number that
         serves the rows of a scale and type best, chosen with their answers in sight.
         """
-        scored = [r for r in records if r.score.value is not None]
+        scored = [r for r in drafts(records) if r.score.value is not None]
         if not scored:
             return {}
         studies: dict[str, list[float]] = defaultdict(list)

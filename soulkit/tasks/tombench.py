@@ -5,14 +5,26 @@ Example row: {"language": "en", "story": "Ada leaves the shed. Ben moves the rop
 hook"}, "correct_letter": "B", "ability": "Belief: Location false beliefs"}. `options`, a list in
 order, may stand for `options_dict`; `zh` rows get a Chinese prompt, all others an English one.
 The ability before the colon is the group that break-downs go by.
+
+As in the benchmark, `paper` asks every question with its options in five orders (`options:
+{shuffles: 5}` in tasks.yaml; 1 keeps the order of the row) and lets the majority of the answers
+stand for the row. The five are examples whose ids share their beginning, so that a subset by id
+keeps them together; the headline is the mean over all of them. `reference` asks once.
 """
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
+from soulkit.errors import ConfigError
+from soulkit.records import drafts
+from soulkit.tasks.base import READABLE
 from soulkit.tasks.lettered import (
     UNREAD,
     LetteredTask,
@@ -22,7 +34,7 @@ from soulkit.tasks.lettered import (
     read_options,
     read_state,
 )
-from soulkit.types import Example, Record, Score
+from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
@@ -82,8 +94,42 @@ class ToMBench(LetteredTask):
             "options": options,
             "options_dict": None,
             "correct_letter": letter or None,
+            "order": None,
             "story_id": fields.get("story_id") or fields["story"],
         }
+
+    @property
+    def shuffles(self) -> int:
+        """In how many orders of its options a question is asked; ConfigError for no such number."""
+        given = self.spec.options.get("shuffles", 1)
+        if self.protocol == "reference":
+            return 1
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ConfigError(
+                f"The task '{self.name}' cannot ask in {given!r} orders.",
+                "Its option 'shuffles' says in how many orders of its options a question is asked.",
+                "Write a whole number of at least 1; the benchmark has 5.",
+            )
+        return given
+
+    def examples(
+        self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
+    ) -> tuple[Example, ...]:
+        """The row once for every order of its options."""
+        asked = self.example(row, source=source, split=split)
+        if self.shuffles == 1:
+            return (asked,)
+        drawn = orders(tuple(asked.fields["options"]), self.shuffles, asked.id)
+        return tuple(_reordered(asked, order, i) for i, order in enumerate(drawn))
+
+    def _episode(
+        self, example: Example, context: tuple[Segment, ...], completion: Completion,
+        index: int, kind: Kind,
+    ) -> Episode:  # fmt: skip
+        """With a note on the order of the options, for `summarise`."""
+        episode = super()._episode(example, context, completion, index, kind)
+        order = example.fields["order"]
+        return replace(episode, notes={**episode.notes, "order": order}) if order else episode
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Language, group of abilities, and the ability in full where the row names one."""
@@ -102,9 +148,65 @@ class ToMBench(LetteredTask):
         yield general
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """`macro_ability`: the mean over groups of abilities of their accuracies."""
+        """`macro_ability`: the mean over groups of abilities of their accuracies.
+
+        `majority_accuracy`: the share of rows of which the majority of answers over all orders is
+        right, among rows scored in every order. Of options with equally many votes the one that an
+        earlier order voted for wins, as in the benchmark; a reply that cannot be read is no vote.
+        """
         mean = macro(records, "ability")
-        return {} if mean is None else {"macro_ability": mean}
+        found = {} if mean is None else {"macro_ability": mean}
+        rows = _whole_rows(records, self.shuffles) if self.shuffles > 1 else []
+        if rows:
+            found["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
+        return found
+
+
+# -- orders --------------------------------------------------------------------------------------
+
+
+def orders(letters: Sequence[str], n: int, seed: str) -> list[str]:
+    """`n` orders of the letters, drawn by the seed; none comes twice before all have come once."""
+    every = ["".join(order) for order in permutations(letters)]
+    random.Random(f"orders/{seed}").shuffle(every)
+    return [every[i % len(every)] for i in range(n)]
+
+
+def _reordered(example: Example, order: str, number: int) -> Example:
+    """`order` BCA: what the row calls B is shown as A, its C as B, its A as C."""
+    options, gold = example.fields["options"], example.fields["correct_letter"]
+    shown = dict(zip(options, order, strict=True))
+    letter = next((new for new, old in shown.items() if old == gold), gold)
+    fields = {
+        **example.fields,
+        "options": {new: options[old] for new, old in shown.items()},
+        "correct_letter": letter,
+        "order": order,
+    }
+    return replace(example, id=f"{example.id}-{number}", fields=fields)
+
+
+def _whole_rows(records: Sequence[Record], orders: int) -> list[list[Record]]:
+    """For each play of a row its records, in order, where all orders are scored."""
+    plays: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
+    for record in drafts(records):
+        row, _, number = record.example_id.rpartition("-")
+        if record.score.scored and "order" in record.episode.notes:
+            plays[row, record.kind, record.step, record.rollout][number] = record
+    whole = (play for play in plays.values() if len(play) == orders)
+    return [[play[number] for number in sorted(play, key=int)] for play in whole]
+
+
+def _majority_right(records: Sequence[Record]) -> bool:
+    votes: Counter[str] = Counter()
+    right: dict[str, bool] = {}
+    for record in records:
+        order = str(record.episode.notes["order"])
+        meant = dict(zip(sorted(order), order, strict=True)).get(record.score.words)
+        if meant and record.score.status in READABLE:
+            votes[meant] += 1
+            right[meant] = record.score.value == 1
+    return bool(votes) and right[votes.most_common(1)[0][0]]
 
 
 def group_of(ability: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from soulkit.data.rows import parse_candidates, parse_story
 from soulkit.data.stories.explain import explain
 from soulkit.data.stories.questions import read_question
+from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named, plain, tagged_text
 from soulkit.tasks.base import ChoiceTask
@@ -86,10 +87,22 @@ class ParaToMi(PlaceTask):
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         found = {**super().prepare(fields), "story": parse_story(fields["story"])}
+        if self.protocol == "paper":
+            _check_gold(found["cands"], str(fields["correct_answer"]))
         asked = read_question(str(fields["question"]))
         if found.get("order") is None and asked is not None:
             found["order"] = asked.order
         return found
+
+
+def _check_gold(cands: Sequence[str], gold: str) -> None:
+    """DataError when candidates are shown and the gold is none of them."""
+    if cands and plain(gold) not in map(plain, cands):
+        raise DataError(
+            f"The gold answer '{gold:.40}' is none of the row's candidates.",
+            "The actor is shown the candidates, so that nobody who picks one could be right.",
+            "Mend the row, or leave it out.",
+        )
 
 
 def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:

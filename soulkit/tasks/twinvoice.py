@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from soulkit.data.literals import item_text
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.tasks.budgets import keep_latest, words
@@ -124,7 +125,7 @@ def _entry(item: Any) -> str:
     if isinstance(item, Mapping):
         kept = ((str(k).strip(), str(v).strip()) for k, v in item.items() if v is not None)
         return "\n  ".join(f"{k}: {v}" for k, v in kept if v)
-    return "" if item is None else str(item).strip()
+    return item_text(item, "entries of the history")
 
 
 def _index(value: Any, n: int, protocol: Protocol) -> int:

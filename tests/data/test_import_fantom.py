@@ -68,6 +68,7 @@ def test_every_pair_becomes_a_row_and_a_belief_two(tmp_path: Path) -> None:
         "answerabilityQAs_binary[2]: its gold answer is 'error'"
     ]
     assert "evaluation" in found.notes[0] and "evaluation" in found.rows[0]["licence"]
+    assert {row["provenance"] for row in found.rows} == {"FANToM, fantom_v1.json:1"}
     by_kind = {row["question_type"]: row["complete_question"] for row in found.rows}
     assert (
         by_kind["tom:answerability:list"] == "Question: What did Ben cook?\nWho knows the answer?"
@@ -75,6 +76,10 @@ def test_every_pair_becomes_a_row_and_a_belief_two(tmp_path: Path) -> None:
     assert by_kind["tom:info_accessibility:binary"] == (
         "Information: What did Ben cook? Ben cooked paella.\nDoes Ada? Answer yes or no."
     )
+    sizes = {(r["missed_info_accessibility"], r["set_size"], r["set_beliefs"])
+             for r in found.rows if r.get("missed_info_accessibility")}  # fmt: skip
+    assert sizes == {("inaccessible", 1, 1)}
+    assert {r["set_size"] for r in found.rows if "list" in r["question_type"]} == {4}
     letters = found.rows[2]
     gold = "(a)" if letters["correct_answer"] == 0 else "(b)"
     assert f"{gold} Ada does not know it." in letters["complete_question"]

@@ -79,6 +79,8 @@ def test_tomi_rows_from_blocks(tmp_path: Path):
         "order": 0,
         "cands": ["bag", "red_box"],
         "story_id": 0,
+        "provenance": "ToMi, toy.txt:1",
+        "licence": "CC-BY-NC-4.0 (ToMi, and what is derived from it)",
     }
     assert (found.rows[1]["order"], found.rows[1]["story_id"]) == (2, 1)
     assert len(found.bad) == 2
@@ -97,6 +99,7 @@ def test_paratomi_rows_from_blocks_read_like_prose(tmp_path: Path):
     assert row["cands"] == ["bag", "tool shed", "treasure chest"]
     assert (row["correct_answer"], row["index"]) == ("bag", 0)
     assert (row["qType"], row["qTypeRaw"]) == ("first_order_no_tom", "first_order_0_no_tom")
+    assert row["provenance"] == "ToMi, toy.txt:1" and "CC-BY-NC" in row["licence"]
 
 
 def test_without_a_trace_the_question_says_its_type(tmp_path: Path):
@@ -166,6 +169,8 @@ def test_hitom_halves(tmp_path: Path, half: str | None, golds: list[str]):
         "1 Ada entered the attic.\n2 The pen is in the red_box."
     }
     assert "different golds to 1" in found.notes[0]
+    assert all("Apache" in row["licence"] for row in found.rows)
+    assert found.rows[-1]["provenance"] == f"Hi-ToM, Hi-ToM_data.json:{1 if half is None else 2}"
     assert [b.source for b in found.bad] == [f"Hi-ToM_data.json:{n}" for n in (5, 3, 4)]
 
 

@@ -17,6 +17,10 @@ CHAT = [{"messages": [{"role": "user", "content": "Hello"}]}]
     [
         ('{"a": null}', {"a": None}),
         ("['a', None]", ["a", None]),
+        ("['it\\'s', \"so\"]", ["it's", "so"]),
+        # JSON's own escapes: a pair of surrogates is one sign, and a slash may be escaped.
+        (json.dumps(["😀 é"]), ["😀 é"]),
+        ('["a\\/b"]', ["a/b"]),
         ("[sic] he said", "[sic] he said"),
         ("(1, 2)", "(1, 2)"),
         ("7", "7"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from soulkit.data.fantom_sets import part_of
 from soulkit.data.literals import parse_candidates
 from soulkit.data.made.fantom import COMING, LEAVING, RETURNING, rows
 
@@ -74,10 +75,32 @@ def test_everything_occurs() -> None:
     }  # fmt: skip
     golds = Counter(r["correct_answer"] for r in ROWS if r["question_type"].endswith("choice"))
     assert min(golds["0"], golds["1"]) > 0.35 * golds.total()
-    said = Counter(r["correct_answer"] for r in ROWS if r["question_type"].endswith("binary"))
-    assert said["no"] > 0.2 * said.total()
     assert {r["tom_type"] for r in ROWS if "tom_type" in r} == {"first-order", "second-order"}
     assert any(r["events"]["retold"] for r in ROWS)
+
+
+def test_yes_is_no_better_a_guess_than_no() -> None:
+    for seed in range(5):
+        asked = [r for r in rows(1500, seed) if r["question_type"].endswith("binary")]
+        said = Counter(r["correct_answer"] for r in asked)
+        assert 0.45 < said["yes"] / said.total() < 0.55
+    lacking = {(r["set_id"], name) for r in ROWS if r["question_type"].endswith(":list")
+               for name in parse_candidates(r["wrong_answer"])}  # fmt: skip
+    denied = {(r["set_id"], r["question"].split()[1]) for r in ROWS
+              if r["question_type"].endswith("binary") and r["correct_answer"] == "no"}  # fmt: skip
+    last = ROWS[-1]["set_id"]
+    assert {d for d in denied if d[0] != last} == {x for x in lacking if x[0] != last}
+
+
+def test_rows_know_the_size_of_their_set() -> None:
+    last = ROWS[-1]["set_id"]
+    counts = Counter(
+        (r["set_id"], r["missed_info_accessibility"], part_of(r)) for r in ROWS
+    )  # fmt: skip
+    for row in ROWS:
+        place = (row["set_id"], row["missed_info_accessibility"])
+        sizes = (counts[*place, "strict"], counts[*place, "belief"])
+        assert row["set_id"] == last or (row["set_size"], row["set_beliefs"]) == sizes
 
 
 def test_rows_are_a_prefix_of_more_and_differ_by_seed() -> None:

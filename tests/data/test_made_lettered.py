@@ -51,7 +51,7 @@ def test_rows_of_a_joined_file_are_the_rows_that_were_made(joined: Path, name: s
     task = task_of(name)
     loaded = load_examples(task, [joined])
     assert not loaded.bad and sum(loaded.skipped.values()) == 2 * N
-    made = {task.example(row).id: task.example(row) for row in synth(name, N, 5)}
+    made = {e.id: e for row in synth(name, N, 5) for e in task.examples(row)}
     assert {e.id for e in loaded.examples} == set(made)
     for example in loaded.examples:
         same = made[example.id]

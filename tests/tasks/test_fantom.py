@@ -275,6 +275,37 @@ def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
     assert found["set_all"] == 1 and "set_all_star" not in found
 
 
+def test_a_part_of_a_set_is_no_set_where_the_size_is_known() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    best = task.summarise(records({}, rows))
+    assert best["sets_complete"] == best["sets"]
+    lost = row_of("yes_no", rows)
+    part = [row for row in rows if task.example(row).id != lost.id]
+    found = task.summarise(records({}, part))
+    assert found["sets"] == found["sets_complete"] == best["sets"] - 1
+    unsized = [{**row, "set_size": None, "set_beliefs": None} for row in part]
+    found = task.summarise(records({}, unsized))
+    assert (found["sets"], found["sets_complete"]) == (best["sets"], 0)
+
+
+def test_a_set_without_one_of_its_free_beliefs_is_not_starred() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    lost = row_of("belief", rows)
+    part = [row for row in rows if task.example(row).id != lost.id]
+    wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
+    whole, found = (task.summarise(records(wrong, r)) for r in (rows, part))
+    assert found["sets"] == whole["sets"]
+    assert whole["set_all_star"] < 1 == found["set_all_star"], "the wrong set has the gap"
+
+
+def test_sets_are_made_of_drafts() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    wrong = {task.example(row).id: "<answer>x</answer>" for row in rows}
+    refined = [replace(r, kind="refined", key=f"{r.key}/r") for r in records(wrong, rows)]
+    drafts = records({}, rows)
+    assert task.summarise([*refined, *drafts]) == task.summarise(drafts)
+
+
 def test_golds_of_the_whole_conversation_stay_out_of_sets() -> None:
     long = {**BASE, **KINDS["yes_no"], "correct_answer": "no:long"}
     (record,) = records({}, [long])

@@ -121,7 +121,7 @@ def test_joint_accuracy_with_gaps_repeats_and_kinds() -> None:
     assert summarise([record("s", 0, None), record("s", 0, 1)]) == {}, "an unscored part: no joint"
     assert summarise([record("s", 0, 1), record("s", 0, 0)]) == {"joint_order_0": 0.0}
     refined = replace(record("s", 0, 0), kind="refined")
-    assert summarise([record("s", 0, 1), refined]) == {"joint_order_0": 0.5}
+    assert summarise([record("s", 0, 1), refined]) == {"joint_order_0": 1.0}, "drafts alone"
     assert summarise([record("s", 0, 1), record("s", 0, 0, rollout=1)]) == {"joint_order_0": 0.5}
     assert summarise([]) == {} and reference_aggregates([None]) == {}
 

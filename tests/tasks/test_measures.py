@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from road_support import score_text, synth_examples, task_of
 
+from soulkit.data.synth import synth
 from soulkit.eval.summary import summarise
 from soulkit.tasks.tomi import ToMi
-from soulkit.types import Episode, Example, Record, Score
+from soulkit.types import Completion, Episode, Example, Record, Score
 
 
 class Measured(ToMi):
@@ -59,3 +62,24 @@ def test_the_summary_counts_how_answers_could_be_read() -> None:
     assert found["statuses"] == {"tomi": {"no_tag": 2, "ok": 1, "salvaged": 1}}
     assert found["tasks"]["tomi"]["words"]["mean"] == 0.5
     assert found["tasks"]["tomi"]["age"]["n_scored"] == 0
+
+
+@pytest.mark.parametrize("name", ["hitom", "alignx_demo", "mistakes", "socsci210", "fantom"])
+def test_what_is_summed_up_over_a_batch_is_of_drafts(name: str) -> None:
+    """A training run also has refined episodes; feedback made them another quantity."""
+    task = task_of(name)
+    examples = [e for row in synth(name, 40, 2) for e in task.examples(row)]
+    drafts = [recorded(task, e, "draft", task.gold_completion(e)) for e in examples]
+    refined = [recorded(task, e, "refined", task.wrong_completion(e)) for e in examples]
+    found = task.summarise(drafts)
+    assert found and task.summarise([*refined, *drafts]) == found
+    assert task.summarise(refined) != found, "without a draft, of what there is"
+
+
+def recorded(task: Any, example: Example, kind: Any, text: str) -> Record:
+    episode = task._episode(example, task.context(example, None), Completion(text=text), 0, kind)
+    return Record(
+        key=f"{example.id}/{kind}", task=task.name, example_id=example.id, rollout=0, kind=kind,
+        episode=episode, score=score_text(task, example, text), cluster=example.cluster,
+        tags=example.tags, gold=task.gold_text(example),
+    )  # fmt: skip

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from road_support import NO_ONE, ROLLOUT, episode_of, played_by, score_text, synth_examples, task_of
 
+from soulkit.data.rows import RawRow, to_examples
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check
 from soulkit.models.base import Cast
 from soulkit.tasks.mistakes import Mistakes
+from soulkit.tasks.registry import load_registry
 from soulkit.types import Episode, Failure, Record, Score, unscored
 
 ROW = {
@@ -32,12 +35,6 @@ ROW = {
 def score(text: str, **changes: Any) -> Score:
     task = task_of("mistakes")
     return score_text(task, task.example({**ROW, **changes}), text)
-
-
-def worked() -> Mistakes:
-    spec = task_of("mistakes").spec
-    feedback = spec.feedback.model_copy(update={"kind": "worked_example"})
-    return Mistakes("mistakes", spec.model_copy(update={"feedback": feedback}))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,8 @@ def test_lessons_tell_solving_from_another_error() -> None:
 
 
 def test_the_worked_form_is_the_students_thought_with_its_end() -> None:
-    task, example = worked(), task_of("mistakes").example(ROW)
+    task = task_of("mistakes_worked")
+    example = task.example(ROW)
     text = task.explain(example, None, None)
     assert '"Adds numerators and adds denominators"' in text and text.endswith("<answer>A</answer>")
     draft, scored = episode_of(task, example, "B."), score("B.")
@@ -154,6 +152,20 @@ def test_the_worked_form_is_the_students_thought_with_its_end() -> None:
     found = asyncio.run(run())
     assert found.kind == "worked_example" and found.usable and "two and three" in found.text
     assert "picks A: 2/5" in seen[0]
+
+
+def test_the_worked_form_shares_rows_prompts_and_scores(tmp_path: Path) -> None:
+    lessons, worked = task_of("mistakes"), task_of("mistakes_worked")
+    assert load_registry().by_source()["mistakes"] == "mistakes"
+    rows = [RawRow({**ROW, "data_source": "mistakes"}, "x:1")]
+    (one,), (other,) = (to_examples(t, rows).examples for t in (lessons, worked))
+    assert lessons.preview(one) == worked.preview(other)
+    given = [score_text(t, e, "<answer>A</answer>") for t, e in ((lessons, one), (worked, other))]
+    assert given[0] == given[1]
+    (tmp_path / "prompts" / "mine").mkdir(parents=True)
+    (tmp_path / "prompts" / "mine" / "user.md").write_text("Mine.")
+    mine = Mistakes("mine", worked.spec, folder=tmp_path)
+    assert mine.preview(other)[0].text == "Mine."
 
 
 def record(target: str, words: str, status: str = "ok", value: float | None = 0.0) -> Record:

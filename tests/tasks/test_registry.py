@@ -109,8 +109,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in error_of(tmp_path / "bytes.yaml")
 
 
-def test_an_empty_file_adds_nothing(tmp_path: Path) -> None:
-    assert load_registry(write(tmp_path, "")).specs == load_registry().specs
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n"])
+def test_an_empty_file_declares_nothing(tmp_path: Path, text: str) -> None:
+    assert "is empty" in error_of(write(tmp_path, text))
+    assert load_registry(write(tmp_path, "tasks: {}\n")).specs == load_registry().specs
 
 
 def test_unknown_names_are_hinted_at() -> None:

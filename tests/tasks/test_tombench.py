@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from letter_support import assert_lessons_keep_quiet, record, released
+from letter_support import assert_lessons_keep_quiet, draft_of, record, released
 from road_support import score_text, synth_examples, task_of
 
+from soulkit.data.loading import examples_from
 from soulkit.data.synth import synth
-from soulkit.errors import DataError
-from soulkit.tasks.tombench import group_of
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.tombench import ToMBench, group_of, orders
+from soulkit.types import Failure, Record, unscored
 
 ROW: dict[str, Any] = {
     "language": "en",
@@ -109,3 +113,89 @@ def test_both_languages_of_a_story_are_one_cluster() -> None:
 
 def test_lessons_give_nothing_away() -> None:
     assert_lessons_keep_quiet("tombench", 64)
+
+
+# -- orders --------------------------------------------------------------------------------------
+
+FOUR = {**ROW, "options_dict": {x: f"Place {x}" for x in "ABCD"}}
+
+
+def test_a_row_is_asked_in_five_orders_under_paper() -> None:
+    task = task_of("tombench")
+    forms = task.examples(released(FOUR))
+    row = task.example(released(FOUR))
+    assert [e.id for e in forms] == [f"{row.id}-{i}" for i in range(5)]
+    assert {e.cluster for e in forms} == {row.cluster}
+    assert len({tuple(e.fields["options"].values()) for e in forms}) == 5
+    for form in forms:
+        assert list(form.fields["options"]) == list("ABCD") and task.gold_text(form) == "Place B"
+        assert score_text(task, form, task.gold_completion(form)).value == 1
+    again = task.examples(released({**FOUR, "index": 7}))
+    assert [e.fields["order"] for e in again] == [e.fields["order"] for e in forms]
+    (once,) = task_of("tombench", "reference").examples(released(FOUR))
+    assert once.id == row.id and "order" not in draft_of(task, row, "A").notes
+
+
+def test_two_options_stand_in_either_order() -> None:
+    drawn = orders("AB", 5, "seed")
+    assert sorted(drawn.count(o) for o in ("AB", "BA")) == [2, 3]
+    assert len(set(orders("ABCD", 24, "seed"))) == 24
+    gap = released({**ROW, "options_dict": {"A": "In the crate", "C": "On the hook"}})
+    forms = task_of("tombench").examples({**gap, "correct_letter": "C"})
+    assert {tuple(e.fields["options"]) for e in forms} == {("A", "C")}
+    assert {e.fields["correct_letter"] for e in forms} == {"A", "C"}
+
+
+def voted(texts: str, **changes: Any) -> list[Record]:
+    """Records of FOUR in its orders; a vote is a letter of the row itself, `-` an unread reply."""
+    task, found = task_of("tombench"), []
+    for example, vote in zip(task.examples(released(FOUR)), texts, strict=True):
+        said = next((k for k, v in example.fields["options"].items() if v[-1] == vote), "none")
+        episode = draft_of(task, example, said)
+        score = score_text(task, example, episode.final.text)
+        given = {"key": example.id, "task": "tombench", "example_id": example.id, "rollout": 0,
+                 "kind": "draft", "episode": episode, "score": score}  # fmt: skip
+        found.append(Record(**{**given, **changes}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("votes", "right"),
+    [("BBBAC", 1), ("ABABB", 1), ("AABBC", 0), ("BACAB", 1), ("-----", 0), ("B----", 1),
+     ("AB-BA", 0), ("CCCBB", 0)],
+)  # fmt: skip
+def test_the_majority_of_answers_stands_for_a_row(votes: str, right: float) -> None:
+    found = task_of("tombench").summarise(list(reversed(voted(votes))))
+    assert found["majority_accuracy"] == right, "on a draw the earliest vote decides"
+
+
+def test_only_rows_that_were_scored_in_every_order_have_a_majority() -> None:
+    task, whole = task_of("tombench"), voted("BBBBA")
+    lost = replace(whole[0], score=unscored(Failure("provider_error")))
+    assert "majority_accuracy" not in task.summarise(whole[1:])
+    assert "majority_accuracy" not in task.summarise([lost, *whole[1:]])
+    refined = voted("AAAAA", kind="refined")
+    assert task.summarise([*refined, *whole])["majority_accuracy"] == 1, "drafts alone"
+    second = voted("AAAAA", rollout=1)
+    assert task.summarise([*second, *whole])["majority_accuracy"] == 0.5
+    assert "majority_accuracy" not in task_of("tombench", "reference").summarise(whole)
+
+
+@pytest.mark.parametrize("shuffles", [0, -1, "5", 2.5, True])
+def test_orders_that_are_no_number(shuffles: Any) -> None:
+    spec = load_registry().spec("tombench").model_copy(update={"options": {"shuffles": shuffles}})
+    with pytest.raises(ConfigError, match=rf"cannot ask in {shuffles!r} orders"):
+        ToMBench("tombench", spec).examples(released(FOUR))
+
+
+def test_one_order_is_the_order_of_the_row() -> None:
+    spec = load_registry().spec("tombench").model_copy(update={"options": {"shuffles": 1}})
+    (only,) = ToMBench("tombench", spec).examples(released(FOUR))
+    assert only.fields["correct_letter"] == "B" and only.fields["order"] is None
+
+
+def test_rows_are_audited_as_they_are_written() -> None:
+    found = examples_from(task_of("tombench"), "synth:20", forms=False)
+    played = examples_from(task_of("tombench"), "synth:20")
+    assert (len(found.examples), len(played.examples)) == (20, 100)
+    assert {e.id.rpartition("-")[0] for e in played.examples} == {e.id for e in found.examples}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from letter_support import logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
@@ -33,11 +34,7 @@ def found(vector: Vector, protocol: str, split: str = "demo", **given: Any) -> d
     return {
         "predicted": score.words or None,
         "reward": score.reward,
-        "metrics": {
-            "alignx/reward": score.reward,
-            "alignx/response_length": len(output.split()),
-            "all/score": score.value,
-        },
+        "metrics": logged("alignx", vector, score),
         "gold_letter": task.gold_letter(example),
         "flip": example.fields["flip"],
     }

@@ -1,16 +1,39 @@
-"""Conformance: how thinking is taken out of a completion."""
+"""Conformance: how thinking is taken out of a completion, and how long texts are cut."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from vectors_support import Vector, assert_matches, load_vectors
 
-from soulkit.judge.verdict import remove_think
+from soulkit.judge.verdict import remove_think, split_think
+from soulkit.tasks.budgets import first_words, last_words, turns_within
+
+Input = Mapping[str, Any]
 
 
-@pytest.mark.parametrize("vector", load_vectors("common.parse", fns={"remove_think"}))
-def test_remove_think(vector: Vector) -> None:
-    text = vector.input["text"]
-    # A missing completion never reaches the parser: there is no text to take anything out of.
-    result = None if text is None else remove_think(text, vector.input["remove_unclosed"])
-    assert_matches(result, vector.expected["result"])
+def split(given: Input) -> dict[str, str]:
+    think, content = split_think(given["text"] or "")
+    return {"think": think, "content": content}
+
+
+READERS: dict[str, Callable[[Input], Any]] = {
+    "remove_think": lambda given: remove_think(given["text"], given["remove_unclosed"]),
+    "split_think": split,
+    "truncate_text": lambda given: first_words(given["text"], given["n_words"]),
+    "truncate_text_left": lambda given: last_words(given["text"], given["n_words"]),
+    "truncate_turns_for_reference": lambda given: turns_within(
+        given["turns"], given["max_words_per_turn"]
+    ),
+}
+
+
+@pytest.mark.parametrize("vector", load_vectors("common.parse", fns=set(READERS)))
+def test_vector(vector: Vector) -> None:
+    if vector.family != "split_think" and vector.input.get("text", "") is None:
+        # A missing completion never gets here: there is no text to take anything out of.
+        assert vector.expected["result"] is None
+        return
+    assert_matches(READERS[vector.family](vector.input), vector.expected["result"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from letter_support import logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors, vectors_folder
 
@@ -10,27 +11,19 @@ from soulkit.errors import DataError
 from soulkit.metrics.overlap import token_f1
 from soulkit.tasks.fantom import name_list, reference_aggregates
 
-DIFFER = {
+REPAIRED = {
     "empty-gold-list-never-right": "where nobody knows, `nobody` is right; a blank gold is no row",
     "first-tag-wins": "the last tag decides",
     "gold-case-sensitive": "the gold is read in any case of letters",
+    "hedge-polarity": "yes and no need no blanks around them, and a hedge is no answer",
     "name-parsing-splits-quotes": "lists of names are read as literals",
     "prefix-polarity": "yes and no are words, not beginnings of words",
     "unclosed-think-kept": "what is thought is no answer",
     "wrong-name-inside-gold": "a longer name is read first, and its words are then spent",
+    "salvaged": "an answer with more around it is read",
+    "gold-is-no-option": "a gold that is no option's place makes a bad row",
 }
-LETTERS = "a letter with more around it is read"
-BAD_GOLD = "a gold that is no option makes a bad row"
-BLANKS = "hedge-polarity: words need no blanks around them"
-WITHOUT_SLUG = {
-    "fantom.choice.0012": LETTERS,
-    "fantom.choice.0023": LETTERS,
-    "fantom.choice.0024": LETTERS,
-    "fantom.choice.0033": BAD_GOLD,
-    "fantom.choice.0035": BAD_GOLD,
-    "fantom.choice.0138": BLANKS,
-    "fantom.choice.0142": BLANKS,
-}
+"""Quirk → what `paper` does instead; the last two have no slug of their own in the vectors."""
 
 
 @pytest.mark.parametrize("vector", load_vectors("fantom.choice"))
@@ -42,27 +35,29 @@ def test_choice(vector: Vector) -> None:
         return
     output = vector.input["output_text"] or ""
     score = score_text(task, task.example(vector.input["row"]), output)
-    metrics = {
-        "fantom/reward": score.reward,
-        "fantom/response_length": len(output.split()),
-        "all/score": score.value,
-        "all/score_v1": score.value,
+    actual = {
+        "predicted": score.words,
+        "reward": score.reward,
+        "metrics": logged("fantom", vector, score),
     }
-    actual = {"predicted": score.words, "reward": score.reward, "metrics": metrics}
     assert_matches(actual, vector.expected)
 
 
-@pytest.mark.parametrize("vector", load_vectors("fantom.choice", differ=DIFFER))
+@pytest.mark.parametrize("vector", load_vectors("fantom.choice"))
 def test_choice_under_paper(vector: Vector) -> None:
-    if vector.id in WITHOUT_SLUG:
-        pytest.skip(f"quirk {WITHOUT_SLUG[vector.id]}")
-    task = task_of("fantom")
-    if vector.raises:
-        with pytest.raises(DataError, match="is not known"):
-            task.example(vector.input["row"])
+    task, quirks = task_of("fantom"), set(vector.quirks)
+    try:
+        example = task.example(vector.input["row"])
+    except DataError as error:
+        if "no option's place" in error.what:
+            quirks.add("gold-is-no-option")
+        assert vector.raises or quirks & set(REPAIRED), vector.note
         return
-    score = score_text(task, task.example(vector.input["row"]), vector.input["output_text"] or "")
-    assert_matches(score.reward, vector.expected["reward"])
+    score = score_text(task, example, vector.input["output_text"] or "")
+    if score.status == "salvaged" and vector.expected["reward"] == 0:
+        quirks.add("salvaged")
+    if not quirks & set(REPAIRED):
+        assert_matches(score.reward, vector.expected["reward"])
 
 
 @pytest.mark.parametrize("vector", load_vectors("fantom.lexical", fns={"aggregates"}))

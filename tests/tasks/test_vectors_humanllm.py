@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from letter_support import logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
@@ -30,10 +31,8 @@ def found(vector: Vector, protocol: str) -> dict[str, Any]:
         "predicted": list(task.ranking(example, score.words)) or None,
         "reward": score.reward,
         "metrics": {
-            "humanllm/reward": score.reward,
+            **logged("humanllm", vector, score),
             **{f"humanllm/{name}": value for name, value in score.metrics.items()},
-            "humanllm/response_length": len(output.split()),
-            "all/score": score.value,
         },
         "rank": task.rank(example, score.words) or -1,
     }

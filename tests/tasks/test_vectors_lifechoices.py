@@ -7,6 +7,7 @@ letter on its ladder below the tag.
 from __future__ import annotations
 
 import pytest
+from letter_support import THINKING, logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
@@ -15,13 +16,10 @@ from soulkit.judge.verdict import spoken
 from soulkit.tasks.lifechoices import climb
 
 DEPARTURES = {
+    **THINKING,
     "first-abcd-character-fallback": "prose is not searched for letters",
     "first-tag-wins": "the last tag decides",
     "letter-taken-from-a-word": "prose is not searched for letters",
-    "nested-think-tail-kept": "all thinking is removed",
-    "stray-think-close-kept": "all thinking is removed",
-    "think-tag-case-sensitive": "all thinking is removed",
-    "unclosed-think-kept": "all thinking is removed",
 }
 BAD_ROWS = ("gold missing", "fewer options")
 
@@ -32,13 +30,8 @@ def test_reference(vector: Vector) -> None:
     output = vector.input["output_text"] or ""
     example = task.example(vector.input["row"])
     score = score_text(task, example, output)
-    metrics = {
-        "lifechoices/reward": score.reward,
-        "lifechoices/response_length": len(output.split()),
-        "all/score": score.value,
-        "all/score_v1": score.value,
-    }
-    actual = {"predicted": score.words or None, "reward": score.reward, "metrics": metrics,
+    actual = {"predicted": score.words or None, "reward": score.reward,
+              "metrics": logged("lifechoices", vector, score),
               "correct_answer": task.gold_letter(example)}  # fmt: skip
     assert_matches(actual, vector.expected)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pytest
+from letter_support import THINKING, logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
@@ -13,11 +14,8 @@ from soulkit.errors import DataError
 from soulkit.tasks.mistakes import reference_aggregates
 
 DEPARTURES = {
+    **THINKING,
     "first-tag-wins": "the last tag decides",
-    "nested-think-tail-kept": "all thinking is removed",
-    "stray-think-close-kept": "all thinking is removed",
-    "think-tag-case-sensitive": "all thinking is removed",
-    "unclosed-think-kept": "all thinking is removed",
 }
 TIDIED = "target longer than a letter"
 """`A)` is no letter to the reference, and the letter A to `paper`."""
@@ -29,13 +27,8 @@ def test_reference(vector: Vector) -> None:
     output = vector.input["output_text"] or ""
     example = task.example(vector.input["row"])
     score = score_text(task, example, output)
-    metrics = {
-        "mistakes/reward": score.reward,
-        "mistakes/response_length": len(output.split()),
-        "all/score": score.value,
-        "all/score_v1": score.value,
-    }
-    actual = {"predicted": score.words or None, "reward": score.reward, "metrics": metrics,
+    actual = {"predicted": score.words or None, "reward": score.reward,
+              "metrics": logged("mistakes", vector, score),
               "correct": task.gold_letter(example)}  # fmt: skip
     assert_matches(actual, vector.expected)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pytest
+from letter_support import THINKING, logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
@@ -13,12 +14,9 @@ from soulkit.errors import DataError
 from soulkit.tasks.mmtom import reference_aggregates
 
 DEPARTURES = {
+    **THINKING,
     "empty-gold-matches-empty-prediction": "a row without gold is a bad row",
     "first-tag-wins": "the last tag decides",
-    "nested-think-tail-kept": "all thinking is removed",
-    "stray-think-close-kept": "all thinking is removed",
-    "think-tag-case-sensitive": "all thinking is removed",
-    "unclosed-think-kept": "all thinking is removed",
     "unicode-casefold-letter": "letters are normalised before they are read",
 }
 
@@ -28,12 +26,11 @@ def test_reference(vector: Vector) -> None:
     task = task_of("mmtom", "reference")
     output = vector.input["output_text"] or ""
     score = score_text(task, task.example(vector.input["row"]), output)
-    metrics = {
-        "mmtom/reward": score.reward,
-        "mmtom/response_length": len(output.split()),
-        "all/score": score.value,
+    actual = {
+        "predicted": score.words,
+        "reward": score.reward,
+        "metrics": logged("mmtom", vector, score),
     }
-    actual = {"predicted": score.words, "reward": score.reward, "metrics": metrics}
     assert_matches(actual, vector.expected)
 
 

@@ -9,6 +9,8 @@ import pytest
 from vectors_support import Vector, assert_matches, load_vectors
 
 from soulkit.data.rows import parse_candidates, parse_choices, parse_story
+from soulkit.metrics.overlap import token_f1
+from soulkit.tasks.fantom import name_list
 from soulkit.tasks.humanllm import reformat_history
 from soulkit.tasks.social_r1 import leading_letter
 
@@ -18,11 +20,18 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "paratomi.parse_candidates": lambda value: parse_candidates(value, "reference"),
     "humanllm.reformat_history": reformat_history,
     "social_r1.gold_letter": leading_letter,
+    "fantom.str_to_list": name_list,
 }
 DIFFER = {"evaluates-python-source": "a data file must not run code"}
 
 
-@pytest.mark.parametrize("vector", load_vectors("rows.parse", fns=set(READERS), differ=DIFFER))
+@pytest.mark.parametrize(
+    "vector", load_vectors("rows.parse", fns={*READERS, "fantom.f1"}, differ=DIFFER)
+)
 def test_vector(vector: Vector) -> None:
+    if vector.family == "fantom.f1":
+        found = token_f1(vector.input["gold"], vector.input["pred"])
+        assert_matches(found, vector.expected["result"])
+        return
     value = vector.input["text" if "text" in vector.input else "value"]
     assert_matches(READERS[vector.family](value), vector.expected["result"])

@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import pytest
+from letter_support import THINKING, logged
 from road_support import score_text, task_of
 from vectors_support import Vector, assert_matches, load_vectors
 
 from soulkit.errors import DataError
 
 DEPARTURES = {
+    **THINKING,
     "first-tag-wins": "the last tag decides",
     "gold-first-character": "a gold is an option's letter or text, or the row is bad",
-    "nested-think-tail-kept": "all thinking is removed",
-    "stray-think-close-kept": "all thinking is removed",
-    "think-tag-case-sensitive": "all thinking is removed",
-    "unclosed-think-kept": "all thinking is removed",
     "unicode-casefold-letter": "the Kelvin sign and the long s are no letters of an option",
     "gold-letter-not-trimmed": "`B.` is the letter B",
 }
@@ -33,12 +31,8 @@ def test_reference(vector: Vector) -> None:
     output = vector.input["output_text"] or ""
     example = task.example(vector.input["row"])
     score = score_text(task, example, output)
-    metrics = {
-        "social_r1/reward": score.reward,
-        "social_r1/response_length": len(output.split()),
-        "all/score": score.value,
-    }
-    actual = {"predicted": score.words or None, "reward": score.reward, "metrics": metrics,
+    actual = {"predicted": score.words or None, "reward": score.reward,
+              "metrics": logged("social_r1", vector, score),
               "correct": task.gold_letter(example)}  # fmt: skip
     assert_matches(actual, vector.expected)
 

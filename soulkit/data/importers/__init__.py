@@ -13,13 +13,20 @@ from pathlib import Path
 from soulkit.data.importers.alignx import SPLITS as ALIGNX
 from soulkit.data.importers.alignx import importer as alignx
 from soulkit.data.importers.base import HALVES, Half, Imported
+from soulkit.data.importers.coser import import_coser
 from soulkit.data.importers.fantom import import_fantom
 from soulkit.data.importers.hitom import import_hitom
+from soulkit.data.importers.humanual import TASKS as HUMANUAL
+from soulkit.data.importers.humanual import import_humanual
+from soulkit.data.importers.mirrorbench import import_mirrorbench
 from soulkit.data.importers.mistakes import import_mistakes
+from soulkit.data.importers.sim_arena import import_documents, import_lessons
 from soulkit.data.importers.socsci210 import import_socsci210
+from soulkit.data.importers.sotopia import import_sotopia
 from soulkit.data.importers.tombench import import_tombench
 from soulkit.data.importers.tomi import import_paratomi, import_tomi
 from soulkit.data.importers.twinvoice import import_twinvoice
+from soulkit.data.importers.userllm import import_userllm
 from soulkit.errors import ConfigError, did_you_mean
 
 __all__ = ["HALVES", "Half", "Imported", "build_rows", "import_rows", "importable"]
@@ -27,12 +34,19 @@ __all__ = ["HALVES", "Half", "Imported", "build_rows", "import_rows", "importabl
 _IMPORTERS: dict[str, Callable[[Path, Half], Imported]] = {
     "fantom": lambda path, _: import_fantom(path),
     **{split: alignx(split) for split in ALIGNX},
+    "coser": lambda path, _: import_coser(path),
     "hitom": import_hitom,
+    **dict.fromkeys(HUMANUAL, lambda path, _: import_humanual(path)),
     "mistakes": lambda path, _: import_mistakes(path),
+    "mirrorbench": lambda path, _: import_mirrorbench(path),
     "paratomi": lambda path, _: import_paratomi(path),
+    "sim_doc": lambda path, _: import_documents(path),
+    "sim_math": lambda path, _: import_lessons(path),
+    "sotopia": lambda path, _: import_sotopia(path),
     "tombench": lambda path, _: import_tombench(path),
     "tomi": lambda path, _: import_tomi(path),
     "twinvoice": lambda path, _: import_twinvoice(path),
+    "userllm": lambda path, _: import_userllm(path),
     "socsci210": lambda path, _: import_socsci210(path),
 }
 

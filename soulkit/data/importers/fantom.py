@@ -3,7 +3,8 @@
 * `fantom_v1.json`: one record a set, with its question-answer pairs under `factQA`, `beliefQAs`,
   `answerabilityQA_list` and so on. Each pair gives a row, a belief two (in free words, and with its
   two answers as options in an order that follows from the words); the questions on who can answer
-  or has the information get what they are about in front of them.
+  or has the information get what they are about in front of them. Rows say how large their
+  set is.
 * `flattened_fantom.csv` with `Percept-FANToM.csv` beside it (PercepToM): questions and a part of
   the conversations, but no answers. None of its records can be scored; each is listed, with why.
 
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.fantom_sets import sized
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
 
@@ -67,6 +69,7 @@ def _rows(record: RawRow) -> tuple[list[Row], list[BadRow]]:
         "fact_question": str(fact["question"]),
         "fact_answer": str(fact["correct_answer"]),
         **{k: record.fields.get(k) for k in ("set_id", "part_id")},
+        "provenance": f"FANToM, {record.source}",
         "licence": LICENCE,
     }
     good: list[Row] = []
@@ -76,7 +79,7 @@ def _rows(record: RawRow) -> tuple[list[Row], list[BadRow]]:
             good += [{**row, **shared} for row in _from_pair(pair, shared)]
         except BadRecord as error:
             bad.append(BadRow(record.source, f"{name}: {error}"))
-    return good, bad
+    return sized(good), bad
 
 
 def _pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

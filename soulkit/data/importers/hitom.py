@@ -16,6 +16,8 @@ from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.importers.base import BadRecord, Half, Imported, need, wrong_shape
 from soulkit.data.literals import parse_choices
 
+LICENCE = "Apache-2.0 (Hi-ToM)"
+
 _NUMBERED = re.compile(r"\s*\d+\s")
 _FIELDS = ("story", "question", "choices")
 
@@ -54,6 +56,8 @@ def _row(raw: RawRow) -> dict[str, Any]:
         "correct_answer": gold.strip(),
         **{name: raw.fields[name] for name in kept if name in raw.fields},
         "index": raw.fields.get("sample_id", raw.fields.get("index")),
+        "provenance": f"Hi-ToM, {raw.source}",
+        "licence": LICENCE,
     }
 
 

@@ -27,6 +27,8 @@ from soulkit.data.stories.questions import read_question
 from soulkit.data.stories.read import read_lines, story_lines
 
 Row = dict[str, Any]
+LICENCE = "CC-BY-NC-4.0 (ToMi, and what is derived from it)"
+
 _ORDERS = {"memory": 0, "reality": 0, "first_order": 1, "second_order": 2}
 
 
@@ -60,7 +62,7 @@ def _from_blocks(
         row = make(block)
         story = stories.setdefault(block.sentences, len(stories))
         row |= {"story_id": story} if number_stories else {"index": index}
-        rows.append(row)
+        rows.append(row | _origin(block.source))
     notes = []
     if unread := sum("cands" not in row for row in rows):
         notes.append(f"{unread} of {len(rows)} rows have no candidates: a sentence was not read.")
@@ -76,10 +78,14 @@ def _from_records(path: Path, fields: Sequence[str], make: Callable[[RawRow], Ro
     rows = []
     for row in raw:
         try:
-            rows.append(make(row))
+            rows.append(make(row) | _origin(row.source))
         except BadRecord as error:
             bad.append(BadRow(row.source, str(error)))
     return Imported(rows=tuple(rows), bad=tuple(bad))
+
+
+def _origin(source: str) -> Row:
+    return {"provenance": f"ToMi, {source}", "licence": LICENCE}
 
 
 # -- tomi ----------------------------------------------------------------------------------------

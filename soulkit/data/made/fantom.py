@@ -4,13 +4,14 @@ A conversation is made as a list of moments (someone speaks, leaves, comes, or t
 others missed); who was there for which part follows, and with it the gold of every question. Each
 piece of information gives one set of questions: the fact, what absent and present people believe
 (free, with options, and one inside of another), and lists and yes-or-no questions on who can answer
-and who has the information. Sets follow one another, so that a hundred rows hold about six whole
-ones.
+and who has the information. Yes-or-no questions are asked about everybody who lacks the information
+and about as many who have it, so that neither answer is the better guess. Sets follow one another,
+so that a hundred rows hold about seven whole ones.
 
 Example: {"context": "Ada: I cooked paella.\\n...", "complete_question": "...", "question_type":
 "tom:info_accessibility:list", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
-"missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "part_id": "0-0",
-"events": {"told": 7, "retold": []}}.
+"missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7, "set_beliefs": 1,
+"part_id": "0-0", "events": {"told": 7, "retold": []}}.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from soulkit.data.fantom_sets import sized
 
 Row = dict[str, Any]
 
@@ -219,7 +222,7 @@ def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
             "part_id": f"{number}-0",
             "events": {"told": piece.line, "retold": piece.retold},
         }
-        for row in _questions(rng, talk, piece):
+        for row in sized(list(_questions(rng, talk, piece))):
             yield {**row, **shared}
 
 
@@ -229,13 +232,13 @@ def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
 def _talk(rng: random.Random) -> Talk:
     """Two or three pieces, with people who leave, come late or come back between them."""
     people = rng.sample(NAMES, rng.randint(3, 6))
-    late = people[3:5] if rng.random() < 0.75 else []
+    late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
     topics = rng.sample(TOPICS, 3)
     # Everybody says something at once: who is there must be readable from the conversation.
     for who, greeting in zip(sorted(talk.present), rng.sample(GREETINGS, 6), strict=False):
         talk.say(who, greeting)
-    if rng.random() < 0.6:
+    if rng.random() < (0.5 if late else 0.15):  # without late ones nobody would miss it
         talk.tell(topics[0])
     away = rng.sample(sorted(talk.present), min(len(talk.present) - 2, rng.randint(1, 3)))
     for who in away:
@@ -245,14 +248,14 @@ def _talk(rng: random.Random) -> Talk:
         _someone_comes(talk, who, RETURNING)
     for who in late:
         _someone_comes(talk, who, COMING)
-    if rng.random() < 0.3:
+    if rng.random() < 0.12:
         talk.tell(topics[2])
     return talk
 
 
 def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
     talk.come(who, greetings)
-    if talk.rng.random() < 0.25:
+    if talk.rng.random() < 0.2:
         talk.retell(who)
 
 
@@ -272,8 +275,8 @@ def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
         inner = rng.choice(absent)
         seer = rng.choice([p for p in talk.people if p in piece.overview])
         yield from _beliefs(rng, piece, (seer, inner))
-    yield from _who(talk, piece, "answerability", piece.topic.asked)
-    yield from _who(talk, piece, "info_accessibility")
+    yield from _who(rng, talk, piece, "answerability", piece.topic.asked)
+    yield from _who(rng, talk, piece, "info_accessibility")
 
 
 def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
@@ -299,8 +302,8 @@ def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterat
     yield _row(f"{asked}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, asked, tom)
 
 
-def _who(talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
-    """The list question and one yes-or-no question a person.
+def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
+    """The list question, and yes-or-no questions with as many golds of either sort as can be.
 
     With `asked` they are about the question, without it about the information itself.
     """
@@ -312,7 +315,8 @@ def _who(talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
     what = " the right answer to this question" if asked else " this"
     every = f"Who of those in the conversation knows{what}? Name all of them."
     yield _row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
-    for who in talk.people:
+    some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
+    for who in (p for p in talk.people if p in rest or p in some):
         one = f"Does {who} know{what}?"
         gold = "yes" if who in piece.heard else "no"
         full = f"{lead}{one} Answer yes or no."

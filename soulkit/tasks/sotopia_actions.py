@@ -1,0 +1,350 @@
+"""What a character does in one turn: read from a model's reply, and told to the others.
+
+A turn is an action of a kind (speak, non-verbal communication, action, leave) with an argument,
+asked for as a JSON object. `none` is no kind that is offered: it stands for having done nothing.
+
+Two readers. `reference` reproduces the published one: strict JSON, else the largest JSON value that
+starts anywhere in the reply, else the whole reply is speech, JSON debris included. `paper` repairs
+it: kinds in any spelling, raw line breaks kept as they are, fences and wrappers removed, broken
+JSON read for its argument, and where nothing is left to say, nothing is said. Pure functions.
+
+    {"action_type": "speak", "argument": "Good evening."}  →  Ana said: "Good evening."
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from soulkit.judge.verdict import remove_think, spoken
+from soulkit.tasks.budgets import MARK, first_words
+from soulkit.text import sanitise
+from soulkit.types import Protocol
+
+SPEAK, GESTURE, ACT, LEAVE, NONE = "speak", "non-verbal communication", "action", "leave", "none"
+KINDS = (SPEAK, GESTURE, ACT, LEAVE)
+TOLD = (SPEAK, GESTURE, ACT)
+"""Kinds that are nothing without an argument."""
+
+MAX_WORDS = 2048
+"""Longest line, in words, that anybody hears; under `reference` of the partner's alone."""
+MAX_CHARS = 20_000
+"""The same in characters: text without blanks has no words to count. JSON is looked for in so much
+of a reply as well."""
+_READ_CHARS: dict[Protocol, int] = {"paper": 200_000, "reference": 60_000}
+"""Of a reply that never stops, the rest is not read; the reference's own limit is 8192 tokens."""
+
+_SPELLINGS = {
+    "speak": SPEAK, "say": SPEAK, "speech": SPEAK,
+    "nonverbalcommunication": GESTURE, "nonverbal": GESTURE, "gesture": GESTURE,
+    "action": ACT, "act": ACT,
+    "leave": LEAVE, "none": NONE, "nothing": NONE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One turn. `status` says how it could be read."""
+
+    kind: str
+    argument: str = ""
+    status: str = "ok"
+    """`ok`; `salvaged`: readable, but not in the form asked for; `empty`, `malformed`: nothing."""
+    cut: bool = False
+    """Whether the argument is the beginning of a longer one."""
+
+    def json(self) -> str:
+        """The action in the form that is asked for."""
+        return json.dumps({"action_type": self.kind, "argument": self.argument}, ensure_ascii=False)
+
+
+def read_action(text: str, protocol: Protocol, name: str = "") -> Action:
+    """The action in a model's reply; a character (`name`) may narrate in the third person.
+
+    What others hear is freed of control characters and, under `paper`, cut at MAX_WORDS.
+    """
+    text = _shortened(text, _READ_CHARS[protocol])
+    if protocol == "reference":
+        action = parse_action(remove_think(text, remove_unclosed=True))
+        argument = sanitise(action.argument)
+    else:
+        said = spoken(text, "paper")
+        action = _from_objects(said) or _from_pieces(said) or _from_prose(said, name)
+        argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
+        if action.kind in TOLD and not argument.strip():
+            return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
+    return replace(action, argument=argument, cut=argument.endswith(MARK))
+
+
+def _shortened(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars].rstrip()} {MARK}"
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def told(name: str, action: Action) -> str:
+    """The line that everybody hears."""
+    if action.kind == LEAVE:
+        return f"{name} left the conversation"
+    if action.kind == NONE:
+        return f"{name} did nothing"
+    if action.kind in (GESTURE, ACT):
+        return f"{name} [{action.kind}] {action.argument}"
+    return f'{name} said: "{action.argument}"'
+
+
+def heard(name: str, line: str) -> Action:
+    """The action that a line of `told` tells; other text is speech."""
+    rest = line.removeprefix(name).strip() if line.startswith(f"{name} ") else line
+    if rest == "left the conversation":
+        return Action(LEAVE)
+    if rest == "did nothing":
+        return Action(NONE)
+    for kind in (GESTURE, ACT):
+        if rest.startswith(f"[{kind}]"):
+            return Action(kind, rest.removeprefix(f"[{kind}]").strip())
+    quoted = re.fullmatch(r'said:\s*"(.*)"', rest, re.DOTALL)
+    return Action(SPEAK, quoted.group(1) if quoted else rest)
+
+
+def in_place(text: str, name1: str, name2: str, protocol: Protocol) -> str:
+    """`text` with the names of the two in the place of Agent1 and Agent2.
+
+    `reference` also replaces inside words, so that Agent12 becomes the name and a 2.
+    """
+    edge = "" if protocol == "reference" else r"\b"
+    for number, name in ((1, name1), (2, name2)):
+        # The pieces are joined by hand: a name may hold what a replacement would read as a group.
+        text = name.join(re.split(rf"{edge}[Aa]gent{number}{edge}", text))
+    return text
+
+
+# -- reading, paper --------------------------------------------------------------------------------
+
+_FENCE = re.compile(r"```[A-Za-z]*")
+_PIECE_KIND = re.compile(r"""["']action_type["']\s*:\s*["']([^"'\n]{0,40})["']""")
+_PIECE_TEXT = re.compile(
+    r"""["']argument["']\s*:\s*(["'])(.*?)(?:\1\s*\}|\1\s*,\s*["']action_type["']|\1?[\s`]*\Z)""",
+    re.DOTALL,
+)
+_ESCAPED = re.compile(r"""\\(["'\\/nt])""")
+_LENIENT = json.JSONDecoder(strict=False)
+
+
+def _from_objects(said: str) -> Action | None:
+    """The first action among the JSON objects of a reply: whoever plays both sides goes first."""
+    for value, _, _ in _objects(said):
+        action = _found(value)
+        if action is not None:
+            alone = _FENCE.sub("", said).strip()
+            whole = alone.startswith("{") and alone.endswith("}") and _single(alone)
+            return action if whole else replace(action, status=_worse(action))
+    return None
+
+
+def _worse(action: Action) -> str:
+    return "salvaged" if action.status == "ok" else action.status
+
+
+def _single(text: str) -> bool:
+    return len([None for _ in _objects(text)]) == 1
+
+
+def _objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Outermost JSON objects with where they stand; raw line breaks inside texts are allowed."""
+    text = text[:MAX_CHARS]
+    place = text.find("{")
+    while place >= 0:
+        try:
+            value, end = _LENIENT.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            end = place + 1
+        else:
+            yield value, place, end
+        place = text.find("{", end)
+
+
+def _found(value: Any, depth: int = 3) -> Action | None:
+    """The action that an object is, or holds."""
+    if isinstance(value, list):
+        inner: list[Any] = value
+    elif not isinstance(value, Mapping):
+        return None
+    elif "action_type" in value or "argument" in value:
+        return _action(value)
+    else:
+        inner = list(value.values())
+        texts = [item for item in inner if isinstance(item, str) and item.strip()]
+        if len(inner) == len(texts) == 1:
+            return Action(SPEAK, texts[0], "salvaged")
+    candidates = (_found(item, depth - 1) for item in inner if depth > 0)
+    found = next((action for action in candidates if action is not None), None)
+    return None if found is None else replace(found, status=_worse(found))
+
+
+def _action(value: Mapping[str, Any]) -> Action | None:
+    given, argument = value.get("action_type"), value.get("argument")
+    kind, text = _kind(given), _text(argument)
+    if kind is None and not text.strip():
+        return None
+    # Who leaves or does nothing may say so in as many words: the argument is then no line.
+    if kind == NONE:
+        return Action(NONE)
+    if kind in TOLD and not text.strip():
+        return Action(NONE, "", "salvaged")
+    exact = given in KINDS and (isinstance(argument, str) or kind == LEAVE)
+    return Action(kind or SPEAK, text, "ok" if exact else "salvaged")
+
+
+def _kind(given: Any) -> str | None:
+    letters = "".join(c for c in str(given).casefold() if c.isalpha()) if given else ""
+    return _SPELLINGS.get(letters)
+
+
+def _text(argument: Any) -> str:
+    if isinstance(argument, str):
+        return argument
+    if isinstance(argument, list):
+        return "; ".join(item for item in argument if isinstance(item, str))
+    if argument is None or isinstance(argument, Mapping):
+        return ""
+    return json.dumps(argument)
+
+
+def _from_pieces(said: str) -> Action | None:
+    """The action of an object that is no JSON: unescaped quotes, single quotes, cut off."""
+    found = _PIECE_TEXT.search(said[:MAX_CHARS])
+    kind_given = _PIECE_KIND.search(said[:MAX_CHARS])
+    kind = _kind(kind_given.group(1)) if kind_given else None
+    if kind in (LEAVE, NONE):
+        return Action(kind, "", "salvaged")
+    if found is None:
+        return Action(NONE, "", "malformed") if kind_given else None
+    text = _ESCAPED.sub(_unescaped, _FENCE.sub("", found.group(2))).strip()
+    if not text:
+        return Action(NONE, "", "malformed")
+    return Action(kind or SPEAK, text, "salvaged")
+
+
+def _unescaped(mark: re.Match[str]) -> str:
+    return {"n": "\n", "t": "\t"}.get(mark.group(1), mark.group(1))
+
+
+def _from_prose(said: str, name: str) -> Action:
+    """What is left when JSON and fences are gone, as speech; or as what it narrates."""
+    if not said:
+        return Action(NONE, "", "empty")
+    pieces, end = [], 0
+    for _, start, stop in _objects(said):
+        pieces.append(said[end:start])
+        end = stop
+    rest = _FENCE.sub("", " ".join([*pieces, said[end:]])).strip()
+    action = heard(name, rest)
+    text = _bare(action.argument) if action.kind == SPEAK else action.argument
+    if action.kind in TOLD and not text:
+        return Action(NONE, "", "malformed")
+    return Action(action.kind, text, "salvaged")
+
+
+def _bare(text: str) -> str:
+    """Without the braces of a broken object, and without quotation marks around the whole."""
+    text = text.strip("{} \n\t,:")
+    for mark in ('"', "'"):
+        if text.startswith(mark) and text.count(mark) <= 2:
+            text = text.strip(mark)
+    return text.strip()
+
+
+# -- reading, reference ----------------------------------------------------------------------------
+
+# The closing mark is optional, so that no text is read twice; what has none is left as it is.
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*("?)', re.DOTALL)
+
+
+def parse_action(text: str | None) -> Action:
+    """The action as the reference reads it: the trimmed reply is speech when all else fails."""
+    if text is None or not text.strip():
+        return Action(NONE)
+    value = parse_json(text)
+    if isinstance(value, dict):
+        kind = value.get("action_type", SPEAK)
+        if kind in KINDS:
+            return Action(kind, str(value.get("argument", "")))
+    return Action(SPEAK, text.strip())
+
+
+def narrated(name: str, action: Mapping[str, Any]) -> str:
+    """The reference's line for an action as a mapping: an unknown kind is speech."""
+    kind = action.get("action_type", NONE)
+    known = kind if kind in (*KINDS, NONE) else SPEAK
+    return told(name, Action(known, str(action.get("argument", ""))))
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value in `text` as the reference finds it, None without one.
+
+    The whole text, else of the values that start anywhere the one that is longest when written out
+    (of equals the first). A raw line break inside quotes becomes a backslash and an n.
+    """
+    escaped = _STRING.sub(_escaped, text)
+    try:
+        return json.loads(escaped)
+    except (ValueError, RecursionError):
+        return _largest(escaped[:MAX_CHARS])
+
+
+def _escaped(string: re.Match[str]) -> str:
+    whole = string.group(0)
+    return whole.replace("\n", "\\\\n") if string.group(1) else whole
+
+
+_BOTTOMLESS = 100
+"""Values nested beyond reason, after so many of which no other is looked for: each costs time."""
+
+
+def _largest(text: str) -> Any:
+    decoder, best, length, bottomless = json.JSONDecoder(), None, 0, 0
+    for start in re.finditer(r'[\[{"\-0-9tfnNI]', text):
+        try:
+            value, _ = decoder.raw_decode(text, start.start())
+            size = len(json.dumps(value))
+        except RecursionError:
+            bottomless += 1
+            if bottomless > _BOTTOMLESS:
+                break
+            continue
+        except ValueError:
+            continue
+        if size > length:
+            best, length = value, size
+    return best
+
+
+def extract_json(text: str | None, repair: Callable[[str], str]) -> tuple[Any, int]:
+    """(value, calls of `repair`): what holds no value, or an empty one, is given to `repair`."""
+    if not text:
+        return None, 0
+    value = parse_json(text)
+    return (value, 0) if value else (parse_json(repair(text) or ""), 1)
+
+
+def parse_rollout(output: str, actor: str, partner: str) -> list[dict[str, Any]]:
+    """The turns of a saved rollout, as the reference splits it: at role words that end a line."""
+    parts = re.split(r"(assistant|user)\s*\n", output)
+    turns = []
+    for turn, (role, said) in enumerate(zip(parts[1::2], parts[2::2], strict=True), 1):
+        said = remove_think(said, remove_unclosed=True)
+        if not said:
+            continue
+        action = parse_action(said) if role == "assistant" else Action(SPEAK, said)
+        line = told(actor, action) if role == "assistant" else said
+        who = actor if role == "assistant" else partner
+        turns.append(
+            {"turn": turn, "agent": who, "action_type": action.kind,
+             "argument": action.argument, "natural_language": line}
+        )  # fmt: skip
+    return turns

@@ -1,0 +1,180 @@
+"""What a UserLLM row and a reply to it say: intent, choices, conversation, truth values, end token.
+
+Columns come in several spellings: choices as a list, a list of `{text}`, `{"text": [...]}`, or the
+JSON text of any of these; a conversation as tagged lines or a list of messages; `is_last_turn` as a
+truth value, a number or a word. The functions here are those of the published scores except where
+they take a protocol; conversations are read for prompts only and have one way of being read.
+
+Example: "You are a user chatting with an assistant language model to: book a table" is the intent
+"book a table", and the reply "thanks <|endconversation|> bye" says "thanks" and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from soulkit.data.literals import structure
+from soulkit.judge.verdict import spoken
+from soulkit.types import Protocol
+
+END = "<|endconversation|>"
+CSQA, NQ, PRISM = "commonsense_qa", "natural_questions", "prism"
+SOURCES = (CSQA, NQ, PRISM)
+METRICS: dict[str, tuple[str, ...]] = {
+    CSQA: ("role_adherence",),
+    NQ: ("intent_adherence",),
+    PRISM: ("ai_detector_score", "first_turn_diversity", "intent_decomposition", "termination_f1"),
+}
+"""What each subset is scored with, under the names that rows use."""
+
+_PREAMBLE = "you are a user chatting with an assistant language model to"
+_DASHES = " \t\n\r:-\u2013\u2014"
+_TAG = re.compile(r"^\s*<user>:\s*", re.IGNORECASE)
+_LINE = re.compile(r"^[ \t]*<?(user|human|you|ai|assistant|model|bot)>?:[ \t]*", re.I | re.M)
+_MINE = ("user", "human", "you")
+_TRUTH = {"true": True, "yes": True, "y": True, "1": True,
+          "false": False, "no": False, "n": False, "0": False}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A reply without its thinking: the text before the end token, and whether there was one."""
+
+    text: str
+    ended: bool
+
+    @property
+    def output(self) -> str:
+        """What the published scores are computed on."""
+        return self.text + END if self.ended else self.text
+
+
+def read_reply(text: str | None, protocol: Protocol) -> Said:
+    """What a completion says; None, no completion, says nothing.
+
+    `paper` also drops thinking that was never closed, and marks that only wrap the end token.
+    """
+    before, end, _ = spoken(text or "", protocol).partition(END)
+    said = before.strip()
+    if protocol == "paper" and end and not said.strip("`\"'*_\u201c\u201d "):
+        said = ""
+    return Said(said, bool(end))
+
+
+def normalize_intent(text: Any) -> str:
+    """The wish alone, without the sentence that introduces it."""
+    given = "" if text is None else str(text).strip()
+    place = given.lower().find(_PREAMBLE)
+    rest = given[place + len(_PREAMBLE) :].strip(" \t\n\r").lstrip(_DASHES) if place >= 0 else ""
+    return rest.strip() or given
+
+
+def extract_intent(row: Mapping[str, Any]) -> str:
+    """The first of `intent`, `intent_summary` and `opening_prompt` that says anything, else the
+    first line of a conversation in text."""
+    for name in ("intent", "intent_summary", "opening_prompt"):
+        if found := normalize_intent(row.get(name)):
+            return found
+    history = row.get("conversation_history")
+    lines = history.strip().splitlines() if isinstance(history, str) else []
+    return normalize_intent(_TAG.sub("", lines[0])) if lines else ""
+
+
+def extract_choices(value: Any) -> tuple[str, ...]:
+    """The texts of the choices, blank ones left out; empty when there are none to be read."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return ()
+    if isinstance(value, Mapping):
+        value = value.get("text")
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return ()
+    texts = (item.get("text") if isinstance(item, Mapping) else item for item in value)
+    return tuple(text for item in texts if item and (text := str(item).strip()))
+
+
+def to_optional_bool(value: Any) -> bool | None:
+    """True or False from the value, the numbers 1 and 0, or a word; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return bool(value) if value in (0, 1) else None
+    return _TRUTH.get(value.strip().lower()) if isinstance(value, str) else None
+
+
+def read_source(value: Any) -> str:
+    """One of SOURCES, or the text as it is when it names none of them."""
+    given = "" if value is None else str(value).strip().lower()
+    return PRISM if "prism" in given else given
+
+
+def related_metrics(row: Mapping[str, Any]) -> set[str]:
+    """The metrics that a row names, else those of its source."""
+    named = row.get("related_metrics") or row.get("related_metric")
+    listed = [named] if isinstance(named, str) else named
+    listed = listed if isinstance(listed, list | tuple) else ()
+    known = {name for names in METRICS.values() for name in names}
+    found = {name for name in listed if isinstance(name, str)} & known
+    return found or set(METRICS.get(read_source(row.get("source")), ()))
+
+
+def adherence_fields(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(question, what the assistant suggested instead), None unless both are there."""
+    names = ("question", "assistant_suggestion_turn")
+    question, suggestion = (str(row.get(name) or "").strip() for name in names)
+    return (question, suggestion) if question and suggestion else None
+
+
+# -- conversations -------------------------------------------------------------------------------
+
+
+def read_conversation(value: Any) -> tuple[dict[str, str], ...] | None:
+    """`{"speaker": "user" | "assistant", "text"}` in order; None when there is no reading it.
+
+    Nothing, a blank text and an empty list are no conversation yet: the empty tuple. Text without
+    any tag is the user's.
+    """
+    value = structure(value)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ()
+    if isinstance(value, str):
+        return _tagged(value)
+    if not isinstance(value, list | tuple):
+        return None
+    turns = [_message(item) for item in value]
+    return None if None in turns else tuple(turn for turn in turns if turn and turn["text"])
+
+
+def _tagged(text: str) -> tuple[dict[str, str], ...]:
+    marks = list(_LINE.finditer(text))
+    if not marks or text[: marks[0].start()].strip():
+        return ({"speaker": "user", "text": text.strip()},) if not marks else _headless(text, marks)
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    pairs = [(mark.group(1), text[mark.end() : end].strip())
+             for mark, end in zip(marks, ends, strict=True)]  # fmt: skip
+    return tuple(_turn(who, said) for who, said in pairs if said)
+
+
+def _headless(text: str, marks: Sequence[re.Match[str]]) -> tuple[dict[str, str], ...]:
+    """Lines before the first tag belong to whoever is not tagged first."""
+    first = "assistant" if marks[0].group(1).lower() in _MINE else "user"
+    start = marks[0].start()
+    return ({"speaker": first, "text": text[:start].strip()}, *_tagged(text[start:]))
+
+
+def _message(item: Any) -> dict[str, str] | None:
+    if not isinstance(item, Mapping):
+        return None
+    who = next((item[k] for k in ("speaker", "role", "from") if isinstance(item.get(k), str)), None)
+    said = next((item[k] for k in ("text", "content", "value") if isinstance(item.get(k), str)), "")
+    return None if who is None else _turn(who, said.strip())
+
+
+def _turn(who: str, said: str) -> dict[str, str]:
+    return {"speaker": "user" if who.strip().lower() in _MINE else "assistant", "text": said}
