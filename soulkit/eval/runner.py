@@ -343,6 +343,7 @@ def summary_of(
             for w in work
         },
         scale=_scales(w.task for w in work),
+        beside={w.task.name: w.task.spec.metric.beside for w in work},
     )
 
 

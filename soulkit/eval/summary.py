@@ -8,7 +8,8 @@ episodes stand under `value/kind=refined`, since feedback made them another quan
 
     {"command", "model", "protocol", "seconds", "cost", "n", "n_scored", "unscored_share",
      "tasks":    {task: {metric: {"mean", "ci_low", "ci_high", "n_scored", "n", "method",
-                                  "unscored": {reason: count}, and "worst", "best" if known}}},
+                                  "unscored": {reason: count}, and "worst", "best" if known,
+                                  "beside": True if it belongs beside the headline}}},
      "statuses": {task: {status: count}}}
 """
 
@@ -50,13 +51,15 @@ def summarise(
     cost: float | None,
     extra: Mapping[str, Mapping[str, float | None]] | None = None,
     scale: Mapping[str, Interval] | None = None,
+    beside: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The contents of `summary.json`; the shape stands at the top of this module.
 
     `extra` holds, by task, what the task computed over the whole batch (no interval: it is no mean
     over episodes). `scale` gives the (lowest, highest) score of a task, or of one of its other
     metrics under the name `task/metric`; binary metrics are known to lie in [0, 1]. `seconds` is
-    wall time, `cost` US dollars or None when no price is known.
+    wall time, `cost` US dollars or None when no price is known. `beside` names, by task, metrics
+    that are read together with the headline: their cells say so.
     """
     groups = by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
@@ -64,6 +67,9 @@ def summarise(
         counted = drafts(groups.get(name, []))
         cells = tasks.setdefault(name, {})
         cells.update({metric: _given(value, counted) for metric, value in metrics.items()})
+    for name, together in (beside or {}).items():
+        for metric in set(together) & set(tasks.get(name, {})):
+            tasks[name][metric]["beside"] = True
     return {
         "command": command,
         "model": model,

@@ -308,7 +308,26 @@ _HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored
 
 
 def _cells(run: RunData) -> list[tuple[str, str, Cell]]:
-    return [(t, m, cell) for t, metrics in run.tasks.items() for m, cell in metrics.items()]
+    return [(t, m, cell) for t, metrics in run.tasks.items() for m, cell in in_order(metrics)]
+
+
+def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
+    """The headline, what belongs beside it, its break-downs, then the others."""
+
+    def place(item: tuple[str, Cell]) -> int:
+        name, cell = item
+        if name == "value":
+            return 0
+        return 1 if cell.get("beside") else 2 if name.startswith("value/") else 3
+
+    return sorted(metrics.items(), key=place)
+
+
+def beside(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | None]]]:
+    """(metric, its cell of each run) for what a task shows beside its headline."""
+    found = [run.tasks.get(task, {}) for run in runs]
+    names = dict.fromkeys(n for metrics in found for n, c in metrics.items() if c.get("beside"))
+    return [(name, [metrics.get(name) for metrics in found]) for name in names]
 
 
 def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
@@ -324,11 +343,7 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
 
 def _terminal_table(run: RunData) -> RenderableType:
     table = _table()
-    rows = [
-        _row(task, metric, cell)
-        for task, metrics in run.tasks.items()
-        for metric, cell in sorted(metrics.items(), key=lambda item: not _of_value(item[0]))
-    ]
+    rows = [_row(*item) for item in _cells(run)]
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
     for i in shown:
@@ -351,11 +366,6 @@ def _terminal_table(run: RunData) -> RenderableType:
     return table
 
 
-def _of_value(metric: str) -> bool:
-    """Whether this is the headline or a break-down of it, which stand together."""
-    return metric == "value" or metric.startswith("value/")
-
-
 def _overview(runs: Sequence[RunData]) -> RenderableType:
     table = _table()
     table.add_column("task")
@@ -364,6 +374,9 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
     for task, cells in rows_across(runs):
         texts = [mean_text(c) if c else DASH for c in cells]
         table.add_row(*map(_plain, [one_line(task), *texts]))
+        for name, others in beside(runs, task):
+            texts = [mean_text(c) if c else DASH for c in others]
+            table.add_row(*map(_plain, [f"  {one_line(name)}", *texts]), style="dim")
     return table
 
 

@@ -48,6 +48,8 @@ class Metric(Strict):
     high: float = 1.0
     scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Other metric → its lowest and highest value, where that is not 0 and 1."""
+    beside: tuple[str, ...] = ()
+    """Metrics that a report always shows beside the headline: what it must not be bought with."""
 
 
 class Files(Strict):

@@ -214,10 +214,12 @@ async def _reinforce(
     if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
-    return rollout_summary(config, loop, records)
+    return rollout_summary(config, loop, records, material)
 
 
-def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) -> dict[str, Any]:
+def rollout_summary(
+    config: TrainConfig, loop: Loop, records: Sequence[Record], material: Material
+) -> dict[str, Any]:
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
     cost are those of the whole run."""
     with Ledger(loop.run.ledger_path) as ledger:
@@ -229,6 +231,7 @@ def rollout_summary(config: TrainConfig, loop: Loop, records: Sequence[Record]) 
         protocol=config.protocol,
         seconds=loop.seconds,
         cost=paid["cost"],
+        beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
     rewards, lines = reward_metrics(records), read_jsonl(loop.run.metrics)
     names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")

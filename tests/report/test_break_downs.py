@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from eval_support import api, oracle, soul, summary
 
+from soulkit.report import html, table
+from soulkit.report.load import RunData
 from tests.servers.openai_server import ScriptedServer
 
 TYPES = ("true_belief", "false_belief", "second_order_false_belief")
@@ -54,3 +56,21 @@ def test_the_report_shows_every_break_down(
     for name in EXPECTED[task]:
         assert cells[name]["n_scored"] > 0, name
         assert name.removeprefix("value/") in shown, name
+
+
+def test_what_belongs_beside_a_headline_stands_there() -> None:
+    cell = {"mean": 1.0, "ci_low": None, "ci_high": None, "n_scored": 2, "n": 2, "unscored": {}}
+    metrics = {
+        "believability": cell, "secret": {**cell, "beside": True}, "value": cell,
+        "value/side=a": cell,
+    }  # fmt: skip
+    order = [name for name, _ in table.in_order(metrics)]
+    assert order == ["value", "secret", "value/side=a", "believability"]
+    summary = {"command": "eval api", "model": "m", "protocol": "paper", "seconds": 1.0,
+               "cost": None, "tasks": {"t": metrics}, "statuses": {}}  # fmt: skip
+    runs = [RunData(name=n, path=Path(n), kind="eval", summary=summary) for n in ("one", "two")]
+    assert table.beside(runs, "t") == [("secret", [{**cell, "beside": True}] * 2)]
+    assert "secret" in html.render(runs) and "believability" in html.render(runs)
+    lines = [line.split() for line in table.terminal_text(runs).splitlines() if line.strip()]
+    heads = [line[0] for line in lines]
+    assert heads.index("secret") == heads.index("t") + 1  # also where runs stand side by side
