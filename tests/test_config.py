@@ -51,6 +51,12 @@ def test_lists_and_groups_from_the_environment(tmp_path: Path) -> None:
         load(tmp_path, SOULKIT_TASKS="[a")
 
 
+def test_a_part_of_what_has_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SOULKIT_TASKS__MODEL is a part of no setting"):
+        load(tmp_path, SOULKIT_TASKS__MODEL="x")
+    assert load(tmp_path, SOULKIT_OTHER__MODEL="x").model == "m"
+
+
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOULKIT_MODEL", "from-env")
     assert Eval.load().model == "from-env"

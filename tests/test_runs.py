@@ -118,6 +118,9 @@ def test_a_start_killed_before_its_configuration_starts_anew(tmp_path: Path) -> 
         {"api_key_env": "sk-0123456789abcdef0123"},
         {"api_key_env": "not a name"},
         {"base_url": "https://user:word@host/v1"},
+        {"base_url": "https://word@host/v1"},
+        {"model": "m@https://user:word@host/v1"},
+        {"api_key_env": "gsk_0123456789abcdef0123"},
     ],
 )
 def test_secrets_are_refused_and_never_repeated(tmp_path: Path, config: dict[str, Any]) -> None:
@@ -131,6 +134,7 @@ def test_secrets_are_refused_and_never_repeated(tmp_path: Path, config: dict[str
 def test_harmless_settings_are_no_secrets(tmp_path: Path) -> None:
     config = {
         "api_key_env": "OPENAI_API_KEY",
+        "judge": {"api_key_env": "my_openai_api_key_2024"},
         "max_tokens": 512,
         "tokenizer": "org/name",
         "api_key": None,

@@ -89,6 +89,9 @@ def _shared(
     backoff: Annotated[
         Number, typer.Option("--backoff", help="Seconds before the second attempt.")
     ] = None,
+    down_after: Annotated[
+        Number, typer.Option("--down-after", help="Seconds until a silent server counts as down.")
+    ] = None,
     ledger: Annotated[Text, typer.Option("--ledger", help="record, replay or off.")] = None,
     ledger_file: Annotated[
         Text, typer.Option("--ledger-file", help="The ledger of the run to replay.")
@@ -208,8 +211,8 @@ def _command(
 
 def _flags(
     kind: str, *, task: str | None, tasks: Path | None, data: Sequence[str] | None,
-    timeout: float | None, backoff: float | None, endpoints: Path | None, prices: Path | None,
-    **same: Any,
+    timeout: float | None, backoff: float | None, down_after: float | None,
+    endpoints: Path | None, prices: Path | None, **same: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Option values under the names of their settings."""
     names = [name.strip() for name in (task or "").split(",") if name.strip()]
@@ -220,6 +223,7 @@ def _flags(
         "data": _rows(data, names),
         "timeout_s": timeout,
         "backoff_s": backoff,
+        "down_after_s": down_after,
         "endpoints": None if endpoints is None else str(endpoints),
         "prices": None if prices is None else str(prices),
         **same,

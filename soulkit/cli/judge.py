@@ -137,8 +137,27 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
         for judge, reading in found["reading"].items():
             for reason, count in reading["reasons"].items():
                 _say(f"{task}, {judge}: no verdict {count} times: {reason}")
+        for remark in _left_out(found):
+            _say(f"{task}: {remark}")
     for remark in report["remarks"]:
         _say(remark)
+
+
+def _left_out(found: Mapping[str, Any]) -> list[str]:
+    """What of a task's episodes and human labels entered no figure."""
+    remarks = []
+    if found.get("by_rules"):
+        remarks.append(
+            f"{found['by_rules']} episodes were scored by rules without asking the judge, and say "
+            "nothing about it"
+        )
+    for name in found.get("unmatched_labels", ()):
+        remarks.append(f"people labelled '{name}', and no verdict has such a dimension")
+    for name, dimension in found["dimensions"].items():
+        lost = max((c.get("no_numbers", 0) for c in dimension["people"].values()), default=0)
+        if lost:
+            remarks.append(f"{lost} human labels of '{name}' are no numbers, and are left out")
+    return remarks
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -171,7 +190,7 @@ def _trust(cell: Mapping[str, Any]) -> str:
     if cell["alpha"]["value"] is None or cell["trust"] == cell["at_worst"]:
         return str(cell["trust"])
     if cell["alpha"]["ci_low"] is None:
-        return f"{cell['trust']}, but too few rows"
+        return f"{cell['trust']}, but no interval"
     return f"{cell['trust']}; at worst: {cell['at_worst']}"
 
 
@@ -235,6 +254,6 @@ def _say_thresholds(limits: Mapping[str, float]) -> None:
     _say(
         f"Krippendorff's alpha: from {limits['reliable']:g} on reliable, from "
         f"{limits['tentative']:g} tentative, below: do not rank models by it (Krippendorff 2004). "
-        "rho is Spearman's; gap is the mean difference in points; flips: the other answer wins "
-        "when the two change places."
+        "rho is Spearman's; gap is the mean difference in points; flips: the verdict on a pair is "
+        "another one when the two change places. No interval: too few rows, or they hardly differ."
     )

@@ -47,13 +47,21 @@ def command(
 
 
 def _recorded(run: Path) -> Recorded:
+    from soulkit.errors import RunError
     from soulkit.eval.rescore import command_of, recorded_eval
 
-    if not command_of(run).startswith("train"):
+    command = command_of(run)
+    if command.startswith("eval"):
         return recorded_eval(run)
-    from soulkit.train.recorded import recorded_training
+    if command.startswith("train"):
+        from soulkit.train.recorded import recorded_training
 
-    return recorded_training(run)
+        return recorded_training(run)
+    raise RunError(
+        f"{run} was made by 'soul {command}'.",
+        "Only the episodes of an evaluation or a training can be scored again.",
+        "Name the folder of a soul eval or soul train run.",
+    )
 
 
 def _print(done: Rescored) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
 from soulkit.data.folder import looked_for, released_files
-from soulkit.data.importers import import_rows, importable
+from soulkit.data.importers import import_rows, importable, original_folder
 from soulkit.data.rows import Loaded, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import DataError
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def examples_from(task: Task, given: str, seed: int = 0, *, forms: bool = True) -> Loaded:
     """The examples of `task` in `given`, at least one.
 
-    That is `synth:N`, a row file, a folder with the released evaluation files, or a file of the
-    original release. Without `forms` every row is one example, as it is written.
+    That is `synth:N`, a row file, a folder with the released evaluation files, or a file (for some
+    tasks: a folder) of the original release. Without `forms` every row is one example, as it is
+    written.
 
     DataError when nothing in it can be used as this task, ConfigError for a `synth:` without a
     count or a task that has no generator.
@@ -49,7 +50,8 @@ def _loaded(task: Task, given: str, seed: int, forms: bool) -> Loaded:
         return to_examples(task, made_rows(task.name, given, seed, "test"), forms=forms)
     path = Path(given)
     if path.is_dir():
-        return _released(task, given, forms)
+        release = original_folder(task.name, path)
+        return _imported(task, path, forms) if release else _released(task, given, forms)
     original = task.name in importable()
     if path.suffix.lower() not in ROW_SUFFIXES and original:
         return _imported(task, path, forms)
@@ -82,6 +84,12 @@ def _released(task: Task, folder: str, forms: bool) -> Loaded:
 
 def _imported(task: Task, path: Path, forms: bool) -> Loaded:
     found = import_rows(task.name, path)
+    if not found.rows and found.bad:
+        raise DataError(
+            f"No record of '{path}' can be a row of '{task.name}'.",
+            f"{found.bad[0].source}: {found.bad[0].why.rstrip('.')}.",
+            f"To see all: soul data import {task.name} {path}",
+        )
     rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(found.rows, 1)]
     return to_examples(task, rows, bad=found.bad, forms=forms)
 

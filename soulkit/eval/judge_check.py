@@ -233,7 +233,7 @@ async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None) ->
     crew = Crew(ledger, None, _load_checkpoint, patience)
     try:
         players = check.players(crew)
-        asking = Asking(check, run, players)
+        asking = Asking(check, run, players, ledger)
         with bars(asking.left) if bars else nullcontext() as bar:
             await asking.all(bar)
     finally:
@@ -254,6 +254,7 @@ class Asking:
     check: Check
     run: Run
     players: Mapping[str, Player]
+    ledger: Ledger
     judgements: dict[tuple[str, str, int], Judgement] = field(default_factory=dict)
     matches: dict[tuple[str, str], Match] = field(default_factory=dict)
     silent: int = 0
@@ -306,7 +307,7 @@ class Asking:
                         yield partial(self._rate, file, seen, name, sample)
 
     async def _rate(self, file: JsonlWriter, seen: Seen, name: str, sample: int) -> bool:
-        found = await judgement(seen, name, self.players[name], sample)
+        found = await judgement(seen, name, self.players[name], sample, self.ledger)
         self.judgements[found.key, name, sample] = found
         if found.answered:
             file.write(_JUDGEMENT.dump_python(found, mode="json"))

@@ -17,7 +17,9 @@ from soulkit.judge.fence import fence
 from soulkit.judge.pairwise import compare
 from soulkit.judge.reliability import Judgement, Match, Said, Subject, said_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
+from soulkit.models.ledger import Ledger
 from soulkit.tasks.base import Task
+from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
 
 HUMAN = "human_"
@@ -127,22 +129,29 @@ def _label(value: Any) -> Said:
     return float(value) if isinstance(value, int | float) else str(value)
 
 
-def _table(judge: Player, listener: Listener) -> Cast:
+def _table(judge: Player, listener: Listener, ledger: Ledger | None = None) -> Cast:
     return Cast(
         actor=Player(_Nobody()),
         judges=(replace(judge, model=listener),),
         panel=Panel(orders="both"),
+        ledger=ledger,
     )
 
 
 # -- one judgement -------------------------------------------------------------------------------
 
 
-async def judgement(seen: Seen, name: str, judge: Player, sample: int) -> Judgement:
-    """What `judge`, called `name` in the report, says of an episode in its `sample`-th opinion."""
+async def judgement(
+    seen: Seen, name: str, judge: Player, sample: int, ledger: Ledger | None = None
+) -> Judgement:
+    """What `judge`, called `name` in the report, says of an episode in its `sample`-th opinion.
+
+    Services that the task pays for itself are asked through `ledger`. An episode that was scored
+    without the judge gives a judgement that says nothing.
+    """
     listener, problem = Listener(judge.model, sample), ""
     try:
-        score = await seen.task.score(seen.example, seen.episode, _table(judge, listener))
+        score = await seen.task.score(seen.example, seen.episode, _table(judge, listener, ledger))
         problem = _missing(score)
     except CallError as error:
         problem = error.detail
@@ -151,7 +160,7 @@ async def judgement(seen: Seen, name: str, judge: Player, sample: int) -> Judgem
         cluster=seen.example.cluster,
         judge=name,
         sample=sample,
-        said={} if problem else said_in(score),
+        said={} if problem or not listener.asked else said_in(score),
         problem=problem,
         answered=not listener.failed,
         asked=listener.asked,
@@ -231,4 +240,5 @@ def _transcript(seen: Seen) -> str:
     lines = seen.episode.transcript
     if len(lines) == 1:
         return lines[0].text
-    return "\n".join(f"{line.seat}: {line.text}" for line in lines)
+    # On one line each: a line break in speech could forge the line of another seat.
+    return "\n".join(f"{line.seat}: {one_line(line.text)}" for line in lines)

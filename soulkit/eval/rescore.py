@@ -6,7 +6,8 @@
 Nothing is played: what the actor said stays as it is. Judges answer from the run's ledger, opened
 for replay; a question that was never asked (its prompt has changed) is a *miss*, and misses stop
 the command before anything is written, unless they are to be left unscored. What was unscored
-because a model failed stays so: there is no reply to read. The old folder is only read.
+because a model failed stays so: there is no reply to read. The old folder is only read; the new
+one is written aside and renamed, so that a killed command is simply given again.
 
 A training run is rescored the same way; what knows its rows is in `train/recorded.py`.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,7 +139,7 @@ def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> 
     the scorers need now and `missing` is `stop`. Then nothing has been written.
     """
     folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
-    _check_new(folder, recorded.path)
+    _check_new(folder)
     _check_rows(recorded)
     with _replay(recorded.ledger) as ledger:
         found, misses = asyncio.run(_scored_again(recorded, ledger))
@@ -249,16 +251,22 @@ def strange_settings(path: Path, error: ValidationError) -> RunError:
     )
 
 
-def _check_new(folder: Path, source: Path) -> None:
-    if is_run(folder) or folder.resolve() == source.resolve():
+def _check_new(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise RunError(
-            f"'{folder}' holds a run already.",
+            f"'{folder}' holds {'a run' if is_run(folder) else 'something else'} already.",
             "Rescored episodes go into a folder of their own; the old scores stay as they are.",
             "Give a new or empty folder with --out.",
         )
 
 
 def _check_rows(recorded: Recorded) -> None:
+    if not recorded.records:
+        raise RunError(
+            f"'{recorded.path}' holds no episode to score.",
+            "Its episodes.jsonl is empty: the run was stopped before the first one was finished.",
+            "Give the run's own command again, and rescore when it has episodes.",
+        )
     gone = [r for r in recorded.records if r.example_id not in recorded.rows]
     if gone:
         raise RunError(
@@ -295,7 +303,10 @@ def _replay(path: Path | None) -> Iterator[Ledger]:
 
 
 def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: int) -> Rescored:
-    run = Run.open(folder, f"{_PREFIX}{recorded.command}", _new_settings(recorded))
+    aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
+    if aside.exists():  # of a command that was killed here
+        shutil.rmtree(aside)
+    run = Run.open(aside, f"{_PREFIX}{recorded.command}", _new_settings(recorded))
     writer = RecordWriter(run.episodes)
     try:
         writer.write(*found)
@@ -305,11 +316,12 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     after = recorded.summary(found, before["seconds"], before["cost"])
     run.write_summary({**after, "rescored_from": str(recorded.path)})
     done = Rescored(
-        source=str(recorded.path), path=str(run.path), episodes=len(found), misses=misses,
+        source=str(recorded.path), path=str(folder), episodes=len(found), misses=misses,
         changed=sum(map(_differs, recorded.records, found)),
         changes=tuple(_changes(recorded.records, found, before, after)),
     )  # fmt: skip
     write_json(run.path / CHANGES, done.as_dict())
+    aside.replace(folder.resolve())
     return done
 
 

@@ -18,7 +18,7 @@ from soulkit.text import sanitise
 
 MAX_CHARS = 60_000
 """Characters of one fenced text; about 15,000 tokens."""
-_MARK = re.compile(r"<(?=/?\s*[A-Za-z][\w-]*(?:\s+[0-9a-f]{12})?\s*>)")
+_MARK = re.compile(r"<(?=(?:\s*/\s*)?[A-Za-z][\w-]*(?:\s[^<>]{0,80})?/?>)")
 
 
 def fence(text: str, label: str, max_chars: int = MAX_CHARS) -> str:

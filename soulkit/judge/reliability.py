@@ -11,11 +11,14 @@ one episode, as numbers and labels by dimension. From many of them come
 * reading: how often no verdict could be read, and how often the question had to be put again.
 
 Agreement is judged by Krippendorff's alpha (`metrics.agreement.trust`); numbers are compared as
-intervals, labels as names.
+intervals, labels as names. It is that of single opinions: with several of each judge, the first of
+one is held against the first of the other, the second against the second. An episode that rules
+decided without asking the judge (the actor never said a word) says nothing about any of this.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +35,8 @@ from soulkit.metrics.statistics import estimate
 from soulkit.types import Score, Verdict
 
 Said = float | str
+Unit = tuple[str, int]
+"""An episode, and the number of the opinions on it that are held against each other."""
 HEADLINE = "headline"
 """The dimension that is the score itself."""
 PROSE = frozenset(
@@ -57,7 +62,7 @@ class Judgement:
     answered: bool = True
     """False: the judge itself failed (server, context), which says nothing about its verdicts."""
     asked: int = 0
-    """Questions that were put."""
+    """Questions that were put; 0 when rules alone decided the episode."""
     again: int = 0
     """How many of them were put a second time."""
 
@@ -129,6 +134,8 @@ class _Ratings:
     """Units × raters of one dimension, with the cluster of each unit."""
 
     values: Floats
+    keys: tuple[str, ...]
+    """The episode of each unit."""
     clusters: tuple[str, ...]
     level: Level
 
@@ -152,8 +159,8 @@ class _Ratings:
 
     @property
     def n(self) -> int:
-        """Units with two values or more."""
-        return int(self._rated(2).sum())
+        """Episodes with two values or more."""
+        return len({key for key, kept in zip(self.keys, self._rated(2), strict=True) if kept})
 
     def _rated(self, least: int) -> NDArray[np.bool_]:
         """Which units have at least so many values."""
@@ -186,20 +193,34 @@ def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floa
 
 
 def _ratings(
-    rows: Mapping[str, Sequence[Said | None]], clusters: Mapping[str, str], level: Level
+    rows: Mapping[Unit, Sequence[Said | None]], clusters: Mapping[str, str], level: Level
 ) -> _Ratings:
     """Unit → one place per rater; labels become the numbers of their places in the alphabet."""
-    keys = sorted(rows)
-    labels = sorted({str(v) for row in rows.values() for v in row if v is not None})
+    units = sorted(rows)
+    labels = sorted({_name(v) for row in rows.values() for v in row if v is not None})
     codes = {label: float(place) for place, label in enumerate(labels)}
 
     def coded(value: Said | None) -> Rating:
-        if value is None or level == "interval":
-            return value if not isinstance(value, str) else None
-        return codes[str(value)]
+        if value is None:
+            return None
+        return _as_number(value) if level == "interval" else codes[_name(value)]
 
-    table = stats.table([[coded(v) for v in rows[key]] for key in keys])
-    return _Ratings(table, tuple(clusters[key] for key in keys), level)
+    table = stats.table([[coded(v) for v in rows[unit]] for unit in units])
+    keys = tuple(key for key, _ in units)
+    return _Ratings(table, keys, tuple(clusters[key] for key in keys), level)
+
+
+def _name(value: Said) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _as_number(value: Said) -> Rating:
+    """The number that a label spells; None when it is none."""
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -217,11 +238,18 @@ class Reliability:
     def report(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return {
-            "episodes": len({j.key for j in self.judgements}),
+            "episodes": len({j.key for j in self.judgements if j.asked}),
+            "by_rules": len({j.key for j in self.judgements if not j.asked}),
             "dimensions": {name: self._dimension(name) for name in self.dimensions},
             "reading": {judge: self._reading(judge) for judge in self.judges},
             "position": {judge: self._position(judge) for judge in self.judges},
+            "unmatched_labels": self._unmatched(),
         }
+
+    def _unmatched(self) -> list[str]:
+        """Dimensions that people labelled and no verdict has."""
+        labelled = {name for s in self.subjects.values() for name in s.people}
+        return sorted(labelled.difference(self.dimensions))
 
     @property
     def judges(self) -> list[str]:
@@ -257,41 +285,49 @@ class Reliability:
         samples = sorted({j.sample for j in mine})
         if len(samples) < 2:
             return None
-        rows: dict[str, list[Said | None]] = {j.key: [None] * len(samples) for j in mine}
+        rows: dict[Unit, list[Said | None]] = {(j.key, 0): [None] * len(samples) for j in mine}
         for j in mine:
-            rows[j.key][samples.index(j.sample)] = j.said.get(dimension)
+            rows[j.key, 0][samples.index(j.sample)] = j.said.get(dimension)
         return self._agreement(rows, dimension)
 
     def _between(self, dimension: str, judges: Sequence[str]) -> dict[str, Any]:
-        found = [self.opinion(dimension, judge) for judge in judges]
+        found = [self._single(dimension, judge) for judge in judges]
         return self._agreement(_side_by_side(found), dimension)
 
     def _people(self, dimension: str, judge: str) -> dict[str, Any]:
-        people = {k: s.people[dimension] for k, s in self.subjects.items() if dimension in s.people}
-        judged = self.opinion(dimension, judge)
-        return self._agreement(_side_by_side([judged, people]), dimension)
+        labels = {k: s.people[dimension] for k, s in self.subjects.items() if dimension in s.people}
+        judged = self._single(dimension, judge)
+        people = {(key, i): labels[key] for key, i in judged if key in labels}
+        found = self._agreement(_side_by_side([judged, people]), dimension)
+        if self.level(dimension) == "interval":
+            found["no_numbers"] = sum(_as_number(label) is None for label in labels.values())
+        return found
 
-    def opinion(self, dimension: str, judge: str) -> dict[str, Said]:
-        """Episode → what a judge thinks of it: its mean number, or its first label."""
-        said: dict[str, list[Said]] = {}
-        for j in sorted(self.judgements, key=lambda j: j.sample):
-            if j.judge == judge and dimension in j.said:
-                said.setdefault(j.key, []).append(j.said[dimension])
-        return {key: _one(values) for key, values in said.items()}
+    def _single(self, dimension: str, judge: str) -> dict[Unit, Said]:
+        """(episode, sample) → what a judge said of it that time."""
+        mine = (j for j in self.judgements if j.judge == judge and dimension in j.said)
+        return {(j.key, j.sample): j.said[dimension] for j in mine}
+
+    def opinion(self, dimension: str, judge: str) -> dict[str, float]:
+        """Episode → the mean of the numbers that a judge gave it."""
+        given: dict[str, list[float]] = {}
+        for (key, _), said in sorted(self._single(dimension, judge).items()):
+            if not isinstance(said, str):
+                given.setdefault(key, []).append(said)
+        return {key: sum(numbers) / len(numbers) for key, numbers in given.items()}
 
     def _agreement(
-        self, rows: Mapping[str, Sequence[Said | None]], dimension: str
+        self, rows: Mapping[Unit, Sequence[Said | None]], dimension: str
     ) -> dict[str, Any]:
         clusters = {j.key: j.cluster for j in self.judgements}
-        known = {key: row for key, row in rows.items() if key in clusters}
-        return _ratings(known, clusters, self.level(dimension)).agreement()
+        return _ratings(rows, clusters, self.level(dimension)).agreement()
 
     # -- biases --
 
     def _length(self, dimension: str, judge: str) -> dict[str, Any]:
         """Correlation of score and words; the slope is points per 100 words."""
         judged = self.opinion(dimension, judge)
-        keys = sorted(k for k, v in judged.items() if k in self.subjects and isinstance(v, float))
+        keys = sorted(key for key in judged if key in self.subjects)
         clusters = {j.key: j.cluster for j in self.judgements}
         rows = np.array(
             [[judged[k], self.subjects[k].words, self.subjects[k].turns] for k in keys], dtype=float
@@ -327,7 +363,7 @@ class Reliability:
     # -- reading --
 
     def _reading(self, judge: str) -> dict[str, Any]:
-        mine = [j for j in self.judgements if j.judge == judge]
+        mine = [j for j in self.judgements if j.judge == judge and j.asked]
         answered = [j for j in mine if j.answered]
         asked = sum(j.asked for j in answered)
         return {
@@ -339,15 +375,10 @@ class Reliability:
         }
 
 
-def _one(values: Sequence[Said]) -> Said:
-    numbers = [v for v in values if not isinstance(v, str)]
-    return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[0]
-
-
-def _side_by_side(found: Sequence[Mapping[str, Said]]) -> dict[str, list[Said | None]]:
-    """Episodes that every one of them rated."""
+def _side_by_side(found: Sequence[Mapping[Unit, Said]]) -> dict[Unit, list[Said | None]]:
+    """What every one of them rated."""
     shared = set(found[0]).intersection(*found[1:])
-    return {key: [one[key] for one in found] for key in shared}
+    return {unit: [one[unit] for one in found] for unit in shared}
 
 
 def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:

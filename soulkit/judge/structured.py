@@ -138,17 +138,17 @@ def read_label(text: str, labels: tuple[str, ...]) -> str:
 
 def read_shape(text: str, shape: type[S]) -> S:
     """The last complete object of `shape` in a reply; UnreadableVerdict says what is wrong."""
-    problem = "it holds no complete JSON object"
+    problems = []
     for value in reversed(_objects(text)):
         try:
             return shape.model_validate_json(json.dumps(value))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the object"
-            problem = f"{where}: {first['msg']}"
+            problems.append(f"{where}: {first['msg']}")
         except (ValueError, RecursionError):
-            problem = "it holds a number that is not finite, or is nested beyond reason"
-    raise UnreadableVerdict(problem)
+            problems.append("it holds a number that is not finite, or is nested beyond reason")
+    raise UnreadableVerdict(problems[0] if problems else "it holds no complete JSON object")
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

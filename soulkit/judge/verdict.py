@@ -13,12 +13,10 @@ from collections.abc import Iterable
 
 from soulkit.types import Protocol
 
-_CLOSED = re.compile(r"<think>.*?</think>|<seed:think>.*?</seed:think>", re.DOTALL)
+_OPENING = r"<(think|seed:think)>"
 _SEED_BODY = re.compile(r"<seed:think>(.*?)</seed:think>", re.DOTALL)
 _PLAIN_BODY = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _UNCLOSED = re.compile(r"<(?:seed:)?think>.*\Z", re.DOTALL)
-_ANY_CLOSED = re.compile(_CLOSED.pattern, re.DOTALL | re.IGNORECASE)
-_ANY_CLOSING = re.compile(r"</(?:seed:)?think>", re.IGNORECASE)
 _ANY_ORPHAN = re.compile(r"\A.*</(?:seed:)?think>", re.DOTALL | re.IGNORECASE)
 _ANY_UNCLOSED = re.compile(_UNCLOSED.pattern, re.DOTALL | re.IGNORECASE)
 
@@ -41,10 +39,31 @@ _AROUND = "*`\"' \u201c\u201d\u2018\u2019"
 
 def remove_think(text: str, remove_unclosed: bool = False) -> str:
     """Without closed `<think>` and `<seed:think>` blocks (unclosed ones on request), stripped."""
-    text = _CLOSED.sub("", text)
+    text = _without_blocks(text, re.RegexFlag(0))
     if remove_unclosed:
         text = _UNCLOSED.sub("", text)
     return text.strip()
+
+
+def _without_blocks(text: str, flags: re.RegexFlag) -> str:
+    """`text` without closed blocks.
+
+    A kind of block that closes nowhere is looked for once: a reply that opens block after block
+    would else cost the square of its length.
+    """
+    kept: list[str] = []
+    place, endless = 0, set[str]()
+    for opening in re.finditer(_OPENING, text, flags):
+        kind = opening[1].lower()
+        if opening.start() < place or kind in endless:
+            continue
+        closing = re.compile(f"</{kind}>", flags).search(text, opening.end())
+        if closing is None:
+            endless.add(kind)
+            continue
+        kept.append(text[place : opening.start()])
+        place = closing.end()
+    return "".join([*kept, text[place:]])
 
 
 def split_think(text: str) -> tuple[str, str]:
@@ -57,10 +76,7 @@ def spoken(text: str, protocol: Protocol) -> str:
     """What is left of a completion when the thinking is taken out."""
     if protocol == "reference":
         return remove_think(text)
-    # No block closes behind the last closing tag: looking there would cost the square of the length
-    # of a reply that opens block after block.
-    end = max((tag.end() for tag in _ANY_CLOSING.finditer(text)), default=0)
-    text = _ANY_CLOSED.sub("", text[:end]) + text[end:]
+    text = _without_blocks(text, re.IGNORECASE)
     return _ANY_UNCLOSED.sub("", _ANY_ORPHAN.sub("", text)).strip()
 
 

@@ -207,8 +207,9 @@ def measured(
     """`statistic` of `rows` (one a unit) with a percentile interval over drawn clusters of rows.
 
     `lacking` is the reason that is given where the statistic is None. No interval for fewer than
-    MIN_CLUSTERS clusters, nor when more than a tenth of the draws have no value. ValueError
-    unless there is one cluster per row.
+    MIN_CLUSTERS clusters, nor when more than a tenth of the draws have no value, nor when all give
+    the same: five rows without a disagreement do not prove that there is none. ValueError unless
+    there is one cluster per row.
     """
     if len(rows) != len(clusters):
         raise ValueError("one cluster per unit is needed")
@@ -233,6 +234,8 @@ def _bootstrap(
     sampled = [statistic(rows[np.concatenate([members[i] for i in draw])]) for draw in drawn]
     known = [value for value in sampled if value is not None]
     if len(known) < 0.9 * resamples:
+        return None, None
+    if np.ptp(known) < 1e-9:
         return None, None
     low, high = np.quantile(known, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

@@ -27,6 +27,9 @@ AFTER = 8
 """Failures in a row that open it: more than one call has attempts, so that a single call that
 cannot be answered does not stop the others."""
 
+NEVER_HEARD_S = 30.0
+"""Patience with a server that has never answered anything: more likely a wrong address."""
+
 
 class May(Enum):
     """What a call may do now."""
@@ -45,7 +48,8 @@ class Breaker:
     """The state of one server, shared by all calls to it. Times are seconds of one clock.
 
     Args:
-        down_after_s: seconds from opening after which waiting calls give up.
+        down_after_s: seconds from opening after which waiting calls give up; NEVER_HEARD_S at most
+            while the server has not answered anything yet.
         after: failures in a row that open it.
         pause_s: seconds before the first probe.
         max_pause_s: no pause is longer.
@@ -79,7 +83,12 @@ class Breaker:
         self._pause = pause_s
         self._in_line = 0
         self._busy_since: float | None = None
+        self._heard = False
         self.probing = False
+
+    @property
+    def _patience(self) -> float:
+        return self.down_after_s if self._heard else min(self.down_after_s, NEVER_HEARD_S)
 
     @property
     def closed(self) -> bool:
@@ -92,11 +101,11 @@ class Breaker:
         if not self.probing and now >= self._probe_at:
             self.probing = True
             return May.PROBE
-        return May.FAIL if now >= self._opened + self.down_after_s else May.WAIT
+        return May.FAIL if now >= self._opened + self._patience else May.WAIT
 
     def hopeless(self, now: float) -> bool:
         """Whether a call that comes at `now` would fail."""
-        if self._opened is None or now < self._opened + self.down_after_s:
+        if self._opened is None or now < self._opened + self._patience:
             return False
         return self.probing or now < self._probe_at
 
@@ -104,14 +113,14 @@ class Breaker:
         """Seconds until a call that has to wait should ask again, unless something happens."""
         if self._opened is None:
             return 0.0
-        end = self._opened + self.down_after_s
+        end = self._opened + self._patience
         return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
 
     def answered(self) -> None:
         """The server said something: it is up."""
         self.failures, self.since, self.last = 0, None, ""
         self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
-        self._busy_since = None
+        self._busy_since, self._heard = None, True
 
     def failed(self, now: float, why: str, *, probe: bool = False) -> None:
         """A call failed; `probe` when it was the probe."""

@@ -224,8 +224,9 @@ class View:
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         try:
-            with closing(self._db.execute(sql, values)) as cursor:
-                yield from cursor
+            # Not `yield from`: whoever stops early would have the cursor closed after the file.
+            for row in self._db.execute(sql, values):  # noqa: UP028
+                yield row
         except sqlite3.Error as error:
             raise unusable(self.path, str(error)) from error
 

@@ -194,9 +194,7 @@ class Door:
 
     def answered(self, ticket: Ticket, used: float | None) -> None:
         """The server gave an answer; `used` are its tokens, None when it did not say."""
-        if not self.traffic.breaker.closed:
-            log.warning("%s answers again.", self.name)
-        self.traffic.breaker.answered()
+        self._is_up()
         self.room = min(float(self.concurrency), self.room + _REGAINED)
         if used is not None:
             self._correct(ticket.tokens - used)
@@ -204,7 +202,7 @@ class Door:
 
     def refused(self, ticket: Ticket) -> None:
         """The server is up and did no work for this call."""
-        self.traffic.breaker.answered()
+        self._is_up()
         self._correct(ticket.tokens)
         self._left()
 
@@ -238,6 +236,11 @@ class Door:
         if ticket.probe:
             self.traffic.breaker.abandoned()
         self._left()
+
+    def _is_up(self) -> None:
+        if not self.traffic.breaker.closed:
+            log.warning("%s answers again.", self.name)
+        self.traffic.breaker.answered()
 
     def _halve(self, now: float) -> None:
         self.room, self._halved = max(1.0, self.room / 2), now

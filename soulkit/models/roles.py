@@ -329,8 +329,8 @@ class Crew:
     their connections, rate limits and patience. Close it when the run ends.
 
     `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `patience` are
-    further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget). Of the
-    settings in `known` those of equal endpoints count together: the tightest limit, the first price.
+    further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
+    Settings in `known` of equal endpoints count together: the tightest limit, the first price.
     """
 
     ledger: Ledger | None = None
@@ -381,7 +381,7 @@ class Crew:
             )
         return self.load(settings.model)
 
-    def _terms(self, settings: RoleSettings) -> dict[str, float | None]:
+    def _terms(self, settings: RoleSettings) -> dict[str, Any]:
         """Limits and prices of the endpoint of `settings`."""
         key = _identity(settings)
         alike = [settings, *(one for one in self.known if _identity(one) == key)]

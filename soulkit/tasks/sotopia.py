@@ -52,6 +52,7 @@ from soulkit.tasks.sotopia_scores import (
     reference_reward,
     weighted,
 )
+from soulkit.text import one_line
 from soulkit.types import (
     Completion,
     Episode,
@@ -254,6 +255,8 @@ class Sotopia(Task):
     def _fenced(self, example: Example, episode: Episode) -> str:
         idle = {told(name, Action(NONE)) for name in self.names(example).values()}
         lines = [line.text for line in episode.transcript if line.text not in idle]
+        if self.protocol == "paper":  # a line break in speech could forge the other one's line
+            lines = [one_line(text) for text in lines]
         return fence("\n".join(lines) or NOTHING, "transcript")
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:

@@ -143,13 +143,17 @@ def test_patience_may_change_on_resume(tmp_path: Path) -> None:
     assert value(out)["mean"] == 1.0
 
 
-def test_a_dead_server_ends_the_run_early(tmp_path: Path, capsys) -> None:
+def test_a_dead_server_ends_the_run_early(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOULKIT_DOWN_AFTER_S", "0.5")
     with ScriptedServer(answer="x", script=lambda i, b: Fault.status_error(500)) as server:
         assert api(server.base_url, tmp_path / "run", "--max-attempts", 1, "--concurrency", 2,
                    n=60) == 1  # fmt: skip
         assert len(server.requests) <= 22
     said_last = capsys.readouterr().err.splitlines()[-3:]
-    assert said_last[0].startswith("error: 20 episodes in a row failed, the last with: m: HTTP 500")
+    assert said_last[0].startswith("error: 20 episodes in a row failed, the last with: m at http")
+    assert "is down since" in said_last[0] and "(HTTP 500 " in said_last[0]
     assert len(records(tmp_path / "run")) >= 20
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.eval_support import paid, soul, three_lines
-from tests.judged_support import evaluated, judge, write_rows
+from tests.judged_support import TASKS, Body, essay, evaluated, judge, topic, write_rows
 from tests.servers.openai_server import Fault, ScriptedServer
 
 
@@ -129,6 +129,26 @@ def test_unreadable_verdicts_are_counted_with_their_reasons(run: Path, tmp_path:
     assert reading["asked_again"] == pytest.approx(0.4)
     assert list(reading["reasons"].values()) == [12]
     assert "holds no complete JSON object" in next(iter(reading["reasons"]))
+
+
+def test_silent_actors_do_not_make_a_guessing_judge_reliable(tmp_path: Path, capfd: Any) -> None:
+    def half(body: Body) -> str:
+        return essay(body) if topic(body) % 2 else ""
+
+    with ScriptedServer(answer=half) as actor, ScriptedServer(answer=judge(10)) as server:
+        assert soul(
+            "eval", "api", "--model", "m", "--base-url", actor.base_url, "--out", tmp_path / "run",
+            "--tasks", TASKS, "--task", "essay", "--backoff", 0,
+            "--data", f"essay={write_rows(tmp_path / 'rows.jsonl', 24)}",
+            "--judge", f"endpoint:j@{server.base_url}",
+        ) == 0  # fmt: skip
+        capfd.readouterr()
+        report = checked(tmp_path / "run", tmp_path / "check", "--temperature", 1)["tasks"]["essay"]
+    headline = report["dimensions"]["headline"]
+    assert headline["retest"]["j"]["n"] == headline["length"]["j"]["spearman"]["n"] == 12
+    assert headline["retest"]["j"]["alpha"]["value"] < 0.5
+    assert report["reading"]["j"]["judgements"] == 24 and report["by_rules"] == 12
+    assert "12 episodes were scored by rules" in capfd.readouterr().err
 
 
 def test_episodes_whose_rows_are_gone_are_left_out_and_counted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from soulkit.data.contamination import (
     words_of,
 )
 from soulkit.data.files import RawRow
+from soulkit.data.synth import synth
 from soulkit.errors import ConfigError
 from soulkit.tasks.registry import load_registry
 
@@ -118,6 +120,40 @@ def test_lists_name_entities_and_bare_numbers_stay_within_their_task(survey: Any
         ("character", "ben", ("e:1",)),
         ("persona", "survey 7", ("e:1",)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "kind"),
+    [
+        ("sotopia", ("scenario",), "scenario"),
+        ("sotopia", ("agent1_name", "agent1_background"), "persona"),
+        ("coser", ("book",), "book"),
+        ("coser", ("major_characters", "character_profiles"), "character"),
+        ("userllm", ("intent",), "intent"),
+        ("mirrorbench", ("turns",), "conversation"),
+        ("mirrorbench", ("dataset", "conversation_id", "metadata"), "topic"),
+        ("humanual_chat", ("persona",), "persona"),
+        ("sim_math", ("problem",), "problem"),
+        ("sim_math", ("user_profile_text",), "persona"),
+        ("sim_doc", ("intent",), "intent"),
+        ("sim_doc", ("user_profile_text",), "persona"),
+    ],
+)
+def test_the_tasks_say_what_their_rows_may_share(
+    name: str, columns: tuple[str, ...], kind: str
+) -> None:
+    task, packed = load_registry().task(name), {"coser": "circumstance"}.get(name, "raw")
+
+    def opened(seed: int) -> list[dict[str, Any]]:
+        rows = synth(name, 8, seed)
+        return [{**row, **json.loads(row[packed])} if packed in row else row for row in rows]
+
+    ours, theirs = ([{k: v for k, v in row.items() if k != packed} for row in opened(seed)]
+                    for seed in (6, 7))  # fmt: skip
+    planted = {**ours[3], **{column: theirs[3][column] for column in columns}}
+    found = overlap(task, [RawRow(planted, "t:1")], [RawRow(r, f"e:{i}")
+                                                     for i, r in enumerate(theirs)])  # fmt: skip
+    assert "e:3" in {source for s in found.shared if s.kind == kind for source in s.evaluation}
 
 
 def test_the_clean_rows_are_those_without_the_kinds_asked_for(survey: Any) -> None:

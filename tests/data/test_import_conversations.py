@@ -133,6 +133,15 @@ def test_files_without_conversations_are_refused(content: Any, tmp_path: Path) -
         import_rows("mirrorbench", array(tmp_path, content))
 
 
+def test_rows_may_stand_in_an_array_and_broken_json_is_called_that(tmp_path: Path) -> None:
+    row = {"task_description": "T.", "turns": TALK, "dataset": "oasst1"}
+    assert len(import_rows("mirrorbench", array(tmp_path, [row, row])).rows) == 2
+    (tmp_path / "rows.json").write_text("[1, 2")
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        import_rows("mirrorbench", tmp_path / "rows.json")
+    assert "not JSON" in caught.value.why
+
+
 def test_the_subset_is_told_by_the_id_where_the_row_does_not_say_it() -> None:
     keys = {"clariq-4": "clariq", "qulac-1": "qulac", "0a::gpt": "chatbot_arena", "": None,
             "2b6f9c3e-1111-4222-8333-0123456789ab": "oasst1", "x": None}  # fmt: skip
@@ -303,6 +312,15 @@ def test_a_document_takes_what_lies_beside_it(tmp_path: Path) -> None:
     assert row["target_document_preferences"] == "- Tone: Warm."
     assert found.notes == (
         "Not found beside it, and so not part of the rows: writing_style.json.",)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [5, "x", {"a": 1}, [[]], True])
+@pytest.mark.parametrize("column", ["bullet_points", "bullet_points_responses"])
+def test_notes_that_are_no_list_of_texts_stop_nothing(
+    column: str, value: Any, tmp_path: Path
+) -> None:
+    found = import_rows("sim_doc", array(tmp_path, [{**DOCUMENT, column: value}]))
+    assert len(found.rows) == 1 and not loaded("sim_doc", found.rows).bad
 
 
 @pytest.mark.parametrize("name", ["sim_math", "sim_doc"])

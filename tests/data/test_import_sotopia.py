@@ -98,6 +98,9 @@ def test_the_folder_means_the_hard_scenarios_and_the_file_all(tmp_path: Path) ->
         ({SCENES: [{**SCENE, "agent_goals": ["one"]}]}, "no two goals"),
         ({SCENES: [{**SCENE, "scenario": " "}]}, "scenario"),
         ({SCENES: [{**SCENE, "env_id": "other"}]}, "is not in"),
+        ({SCENES: [{**SCENE, "env_id": ["other"]}]}, "is not in"),
+        ({PAIRS: [PAIR, {**PAIR, "agent_ids": [["a"], {"b": 1}]}]}, "two of"),
+        ({PEOPLE: [*PEOPLE_ROWS[:1], {**PEOPLE_ROWS[1], "agent_id": {}}]}, "two of"),
     ],
 )
 def test_a_record_that_cannot_be_joined_is_named(
@@ -120,6 +123,7 @@ def test_the_command_takes_the_folder(tmp_path: Path) -> None:
     folder, out = files(tmp_path), tmp_path / "rows.jsonl"
     assert cli.main(["data", "import", "sotopia", str(folder), "-o", str(out)]) == 0
     assert len(out.read_text().splitlines()) == 2
+    assert cli.main(["data", "audit", "sotopia", str(folder)]) == 0
 
 
 def test_made_rows_are_pairs_of_both_sides() -> None:

@@ -280,6 +280,32 @@ def test_bad_folders(old: Path, home: Path) -> None:
     assert "no episodes" in three_lines(rescore(old, "--out", home / "new")[2])[0]
 
 
+def test_a_killed_command_is_given_again(old: Path, home: Path) -> None:
+    half = home / ".new.half"
+    shutil.copytree(old, half)
+    (half / "summary.json").unlink()
+    code, out, err = rescore(old, "--out", home / "new")
+    assert code == 0, err
+    assert "0 of 10 episodes" in out and not half.exists()
+    assert (home / "new" / "rescore.json").is_file()
+    code, _, err = rescore(old, "--out", home / "new")
+    assert code == 2 and "holds a run already" in three_lines(err)[0]
+    (home / "mine").mkdir()
+    (home / "mine" / "notes.txt").write_text("keep")
+    code, _, err = rescore(old, "--out", home / "mine")
+    assert code == 2 and "holds something else already" in three_lines(err)[0]
+    assert [p.name for p in (home / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_what_has_no_episodes_to_score(old: Path, home: Path) -> None:
+    (old / "episodes.jsonl").write_text('{"torn')
+    assert "holds no episode to score" in three_lines(rescore(old, "--out", home / "new")[2])[0]
+    noted = json.loads((old / "environment.json").read_text()) | {"command": "judge check"}
+    (old / "environment.json").write_text(json.dumps(noted))
+    code, _, err = rescore(old, "--out", home / "new")
+    assert code == 2 and "made by 'soul judge check'" in three_lines(err)[0]
+
+
 def test_a_run_without_a_ledger_needs_none_for_rules(tmp_path: Path, capfd) -> None:
     with ScriptedServer(answer=oracle("tomi", 6)) as server:
         assert api(server.base_url, tmp_path / "old", "--ledger", "off") == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,16 @@ def test_a_text_cannot_close_its_fence(text: str) -> None:
         assert not re.search(r"</?\s*said(\s+[0-9a-f]{12})?\s*>", inner)
 
 
+@pytest.mark.parametrize(
+    "mark",
+    ["</said 9F2C41D07B3E>", "< /said>", "</said id=1>", "</said/>", "</ said\n>", "<said\t>"],
+)
+def test_what_resembles_a_mark_is_bent(mark: str) -> None:
+    assert mark not in fence(f"a{mark}b", "said")
+
+
 def test_what_is_no_mark_stays() -> None:
+    assert parts(fence("if a < b and c > d", "said"))[1] == "if a < b and c > d"
     text = "1 < 2, a<b>c? x <= y; <3"
     assert parts(fence(text, "said"))[1] == "1 < 2, a\u2039b>c? x <= y; <3"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from soulkit.judge.pairwise import Ballot
@@ -96,6 +98,48 @@ def test_people_are_a_rater_like_any_other():
     given = [judged(str(i), "j", s, goal=float(i + s)) for i in range(8) for s in (0, 1)]
     cell = Reliability(given, subjects).report()["dimensions"]["goal"]["people"]["j"]
     assert cell["n"] == 8 and cell["mean_gap"]["value"] == 0.5  # the judge's mean opinion
+
+
+def test_agreement_between_judges_is_that_of_single_opinions():
+    """Means of four opinions agree far better than the single ones that a run scores with."""
+    rng = random.Random(0)
+    true = {str(i): rng.gauss(0, 1) for i in range(200)}
+    given = [
+        judged(key, judge, s, goal=value + rng.gauss(0, 1))
+        for key, value in true.items() for judge in "ab" for s in range(4)
+    ]  # fmt: skip
+    subjects = {key: Subject(words=1, turns=1, people={"goal": v}) for key, v in true.items()}
+    goal = Reliability(given, subjects).report()["dimensions"]["goal"]
+    between, people = goal["between"]["a and b"], goal["people"]["a"]
+    assert between["alpha"]["value"] == pytest.approx(0.5, abs=0.06)  # means of four: 0.8
+    assert people["pearson"]["value"] == pytest.approx(0.5**0.5, abs=0.05)
+    assert between["n"] == people["n"] == 200
+    low, high = between["alpha"]["ci_low"], between["alpha"]["ci_high"]
+    assert 0.1 < high - low < 0.25  # whole episodes are drawn, not their eight hundred opinions
+
+
+def test_what_rules_decided_says_nothing_about_a_judge():
+    """Silent actors score the minimum, whoever judges: that is no agreement of judges."""
+    given = [judged(str(i), "j", s, goal=float((i + s) % 2)) for i in range(10) for s in (0, 1)]
+    alone = Reliability(given, {}).report()
+    silent = [
+        Judgement(key=f"s{i}", cluster="c", judge="j", sample=s) for i in (1, 2) for s in (0, 1)
+    ]
+    mixed = Reliability([*given, *silent], {}).report()
+    assert mixed["dimensions"] == alone["dimensions"] and mixed["reading"] == alone["reading"]
+    assert (mixed["episodes"], mixed["by_rules"]) == (10, 2)
+
+
+def test_labels_that_spell_numbers_count_and_others_are_counted_out():
+    said = {str(i): str(i) for i in range(8)} | {"8": "n/a", "9": "inf"}
+    subjects = {
+        k: Subject(words=1, turns=1, people={"goal": v, "gaol": 1.0}) for k, v in said.items()
+    }
+    given = [judged(key, "j", 0, goal=float(key)) for key in said]
+    report = Reliability(given, subjects).report()
+    cell = report["dimensions"]["goal"]["people"]["j"]
+    assert cell["n"] == 8 and cell["exact"]["value"] == 1 and cell["no_numbers"] == 2
+    assert report["unmatched_labels"] == ["gaol"]
 
 
 def test_length_that_only_follows_turns_is_seen_through():

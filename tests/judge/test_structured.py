@@ -105,6 +105,17 @@ def test_what_is_off_the_shape_does_not_count(text: str, about: str | None) -> N
     assert about in caught.value.detail
 
 
+@pytest.mark.parametrize("quoted", ["it wrote <think> and stopped", "it wrote </think> twice"])
+def test_a_quoted_thinking_mark_takes_no_verdict_away(quoted: str) -> None:
+    verdict = {**GOOD, "goal": {"reasoning": quoted, "score": 1}}
+    assert read_shape(f" {json.dumps(verdict)}\n", Whole).model_dump() == verdict
+
+
+def test_what_is_wrong_is_said_of_the_last_object() -> None:
+    with pytest.raises(UnreadableVerdict, match=r"goal\.score: Input should be less than"):
+        read_shape(f'The transcript says {{"score": 10}}. {with_goal(6)}', Whole)
+
+
 @given(st.text())
 def test_no_text_crashes_the_reader(text: str) -> None:
     list(json_objects(text))

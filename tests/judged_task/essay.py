@@ -62,6 +62,8 @@ class Essay(Task):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         text = "\n".join(line.text for line in episode.transcript)
+        if not text.strip():  # the actor's own failure is no judge's business
+            return Score(value=0.0, reward=0.0, metrics={"quality": None}, status="empty")
         view: dict[str, Any] = example.visible("judge")
         prompt = self.prompts.render("judge", essay=fence(text, "essay"), **view)
         found = await opinions(cast, question("score", prompt, Opinion), episode)

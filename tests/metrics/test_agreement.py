@@ -141,6 +141,12 @@ def test_noise_has_an_alpha_around_zero_whose_interval_holds_it():
     assert found.low < 0 < found.high and abs(found.value or 0) < 0.1
 
 
+def test_draws_that_all_give_the_same_are_no_interval():
+    rows = agreement.table([[i, i] for i in range(6)])
+    found = agreement.measured(rows, agreement.alpha, range(6))
+    assert found.value == pytest.approx(1) and found.low is None and found.high is None
+
+
 def test_intervals_draw_clusters_not_rows():
     rng = np.random.default_rng(5)
     base = rng.normal(size=(20, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from soulkit.models.breaker import Breaker, May
+from soulkit.models.breaker import NEVER_HEARD_S, Breaker, May
 
 NOON = datetime(2026, 1, 2, 14, 2, 11, tzinfo=UTC)
 
@@ -153,3 +153,13 @@ def test_a_probe_that_is_turned_away_shows_that_the_server_is_up() -> None:
     assert found.may(1.0) is May.PROBE
     found.busy(1.1, "HTTP 429", probe=True)
     assert found.may(1.1) is May.GO
+
+
+def test_a_server_that_has_never_answered_gets_less_patience() -> None:
+    for heard, wanted in ((False, NEVER_HEARD_S), (True, 120.0)):
+        breaker = Breaker(120.0, after=1, pause_s=1000.0, max_pause_s=1000.0, jitter=lambda: 1.0)
+        if heard:
+            breaker.answered()
+        breaker.failed(0.0, "refused")
+        assert breaker.may(wanted - 1) is May.WAIT and not breaker.hopeless(wanted - 1)
+        assert breaker.may(wanted) is May.FAIL and breaker.hopeless(wanted)

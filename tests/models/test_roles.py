@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, RunError, UserError
 from soulkit.eval.config import EvalConfig
+from soulkit.eval.runner import cast, crew_of
 from soulkit.models.base import Player
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.roles import Crew, RoleSettings, cast_of, parse_spec
 from soulkit.models.scripted import Script, ScriptedModel
+from soulkit.runs import Run, same_settings
 from soulkit.train.config import TrainConfig
 from soulkit.types import Call, Sampling, Segment
 
@@ -187,3 +189,72 @@ def test_what_is_no_script(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError):
         ScriptedModel.read(file)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+SECRETS = ["sk-" + "abcdef0123456789" * 2, "gsk_" + "aB3dE5" * 6, "hunter2"]
+
+
+@pytest.mark.parametrize(
+    "player",
+    [
+        "endpoint:m@http://user:hunter2@host/v1",
+        "endpoint:m@http://hunter2@host/v1",
+        f"endpoint:m@http://host/v1?api_key={SECRETS[0]}",
+        f"endpoint:m@http://host/v1#{SECRETS[0]}",
+        f"endpoint:m@http://host/v1#{SECRETS[1]}",
+        "openai:m@http://user:hunter2@host/v1",
+        "m@http://user:hunter2@host/v1",
+        SECRETS[0],
+    ],
+)
+@pytest.mark.parametrize("base", [EVAL, TRAIN])
+def test_a_pasted_key_is_refused_and_not_repeated(base: dict[str, Any], player: str) -> None:
+    kind = EvalConfig if base is EVAL else TrainConfig
+    with pytest.raises(UserError) as caught:
+        kind.load(env={}, flags={**base, "partner": player})
+    told = " ".join(caught.value.lines())
+    assert not any(secret in told for secret in SECRETS)
+
+
+def test_an_address_is_no_model() -> None:
+    with pytest.raises(ConfigError, match="without a model"):
+        config({"partner": "endpoint:http://host/v1"})
+
+
+# --- one endpoint, several roles ------------------------------------------------------------------
+
+
+def test_the_actors_own_endpoint_is_shared_with_its_tightest_limits() -> None:
+    told = {"model": "m", "base_url": URL + "/", "requests_per_minute": 7.0}
+    more = {**told, "requests_per_minute": 9.0, "price_in": 1.0, "price_out": 2.0}
+    found = config({"base_url": URL, "partner": told, "judge": [more, "actor"]})
+    crew = crew_of(found, None)
+    table = cast(found, crew)
+    assert table.partner is not None
+    models = {id(player.model) for player in (table.actor, table.partner, *table.judges)}
+    assert len(models) == 1 and isinstance(table.actor.model, Endpoint)
+    assert crew._terms(found.endpoint()) == {
+        "requests_per_minute": 7.0, "tokens_per_minute": None, "price_in": 1.0, "price_out": 2.0
+    }  # fmt: skip
+    assert table.actor.model.price is not None and table.actor.model.price.reply == 2.0
+
+
+# --- old folders ----------------------------------------------------------------------------------
+
+
+def test_a_player_of_an_older_version_is_the_same_player(tmp_path: Path) -> None:
+    now = config({"judge": [{"model": "j", "base_url": URL}]})
+    old = now.identity()
+    old["judge"] = [{"model": "j", "base_url": URL, "api_key_env": "OPENAI_API_KEY"}]
+    defaults = now.identity_defaults()
+    assert same_settings(old, now.identity(), defaults)
+    Run.open(tmp_path, "eval api", old)
+    assert Run.open(tmp_path, "eval api", now.identity(), defaults=defaults).resumed
+    hot = config({"judge": [{"model": "j", "base_url": URL, "temperature": 0.5}]})
+    assert not same_settings(old, hot.identity(), defaults)
+    with pytest.raises(RunError, match=r"judge\[0\].temperature: null -> 0.5"):
+        Run.open(tmp_path, "eval api", hot.identity(), defaults=defaults)
+    nobody = config({}).identity()
+    assert not same_settings(nobody, now.identity(), defaults)

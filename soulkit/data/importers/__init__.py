@@ -22,14 +22,22 @@ from soulkit.data.importers.mirrorbench import import_mirrorbench
 from soulkit.data.importers.mistakes import import_mistakes
 from soulkit.data.importers.sim_arena import import_documents, import_lessons
 from soulkit.data.importers.socsci210 import import_socsci210
-from soulkit.data.importers.sotopia import import_sotopia
+from soulkit.data.importers.sotopia import PAIRS, import_sotopia
 from soulkit.data.importers.tombench import import_tombench
 from soulkit.data.importers.tomi import import_paratomi, import_tomi
 from soulkit.data.importers.twinvoice import import_twinvoice
 from soulkit.data.importers.userllm import import_userllm
 from soulkit.errors import ConfigError, did_you_mean
 
-__all__ = ["HALVES", "Half", "Imported", "build_rows", "import_rows", "importable"]
+__all__ = [
+    "HALVES",
+    "Half",
+    "Imported",
+    "build_rows",
+    "import_rows",
+    "importable",
+    "original_folder",
+]
 
 _IMPORTERS: dict[str, Callable[[Path, Half], Imported]] = {
     "fantom": lambda path, _: import_fantom(path),
@@ -54,6 +62,11 @@ _IMPORTERS: dict[str, Callable[[Path, Half], Imported]] = {
 def importable() -> tuple[str, ...]:
     """The tasks whose original files can be imported."""
     return tuple(_IMPORTERS)
+
+
+def original_folder(task: str, path: Path) -> bool:
+    """Whether `path` is a folder that as a whole is the original release of `task`."""
+    return task == "sotopia" and (path / PAIRS).is_file()
 
 
 def import_rows(task: str, path: Path, half: str | None = None) -> Imported:

@@ -1,7 +1,7 @@
 """MirrorBench's rows, and ClariQ's and Qulac's conversations in the shape of such rows.
 
-* MirrorBench `.jsonl`: `task_description`, `turns`, `metadata`; the examples of other users' words,
-  which stand inside `metadata`, become a column of their own.
+* MirrorBench `.jsonl` (or an array in `.json`): `task_description`, `turns`, `metadata`; the
+  examples of other users' words, which stand inside `metadata`, become a column of their own.
 * ClariQ with three questions (`initial_request`, `question1`, `answer1`, ...): request, then three
   rounds; the conversation is numbered as MirrorBench numbers it.
 * ClariQ with one question (`initial_request`, `question`, `answer`): request, question, answer.
@@ -23,7 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_json, present, read_bytes, read_rows
+from soulkit.data.files import (
+    BadRow,
+    RawRow,
+    parse_json,
+    present,
+    read_bytes,
+    read_rows,
+    unreadable,
+)
 from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
 from soulkit.data.literals import structure
 from soulkit.data.subsets import subset_of
@@ -55,7 +63,7 @@ _SHAPES = ("task_description with turns", "initial_request with question1 and an
 
 def import_mirrorbench(path: Path) -> Imported:
     """Rows of a MirrorBench, ClariQ or Qulac file; DataError for a file without conversations."""
-    raw, bad = _qulac_records(path) if path.suffix.lower() == ".json" else read_rows(path)
+    raw, bad = _records(path)
     make = _maker(path, raw)
     rows: list[Row] = []
     for index, record in enumerate(raw):
@@ -156,12 +164,16 @@ def _clariq_once(record: RawRow, stem: str) -> Row:
 # -- Qulac ---------------------------------------------------------------------------------------
 
 
-def _qulac_records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
-    """The records of Qulac's {column: {row: value}}, in the order of their numbers."""
+def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
+    """The records of a file: rows, or those of Qulac's {column: {row: value}} by their numbers."""
+    if path.suffix.lower() != ".json":
+        return read_rows(path)
     try:
         columns = parse_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
-        raise wrong_shape(path, _SHAPES, f"It is no JSON file: {error}.") from error
+        raise unreadable(path, f"not JSON: {error}") from error
+    if isinstance(columns, list):
+        return read_rows(path)
     if not isinstance(columns, Mapping) or not all(
         isinstance(columns.get(name), Mapping) for name in _QULAC
     ):

@@ -212,7 +212,7 @@ def _student(fields: Row, known: Any) -> list[str]:
     concepts = known.get("concepts") if isinstance(known, Mapping) else None
     return lines + [
         f"{concept['Concept Name']}: {str(concept['Status']).lower()}"
-        for concept in concepts or ()
+        for concept in _listed(concepts)
         if isinstance(concept, Mapping) and concept.get("Concept Name") and concept.get("Status")
     ]
 
@@ -248,14 +248,18 @@ def _document(record: RawRow, tables: Mapping[str, Table]) -> Row:
 
 def _notes_of(fields: Row, background: Any) -> str | None:
     """Questions and answers from the background file, else those in the record itself."""
+    asked, said = (_listed(fields.get(f"bullet_points{end}")) for end in ("", "_responses"))
     pairs = [
         (item.get("question"), item.get("answer"))
-        for item in background or ()
+        for item in _listed(background)
         if isinstance(item, Mapping)
-    ] or list(zip(fields.get("bullet_points") or (), fields.get("bullet_points_responses") or (),
-                  strict=False))  # fmt: skip
+    ] or list(zip(asked, said, strict=False))
     told = [(str(question).strip(), _joined(answer)) for question, answer in pairs]
     return "\n".join(f"- {question}\n  {answer}" for question, answer in told if answer) or None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _joined(answer: Any) -> str:
@@ -286,6 +290,6 @@ def _answered(items: Any, name: str, answer: str) -> list[str]:
     """`name: answer` of every item that has both."""
     return [
         f"{item[name]}: {item[answer]}"
-        for item in items or ()
+        for item in _listed(items)
         if isinstance(item, Mapping) and item.get(name) and item.get(answer)
     ]

@@ -64,7 +64,7 @@ def import_sotopia(path: Path) -> Imported:
     rows: list[dict[str, Any]] = []
     bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
     for pair in pairs:
-        if only_hard and pair.fields.get("env_id") not in HARD:
+        if only_hard and _id(pair, "env_id") not in HARD:
             continue
         try:
             rows += known.rows(pair, len(rows))
@@ -87,22 +87,23 @@ class _Known:
     def __init__(
         self, scenes: Iterable[RawRow], people: Iterable[RawRow], bonds: Iterable[RawRow]
     ) -> None:
-        self.scenes = {row.fields.get("env_id"): row for row in scenes}
-        self.people = {row.fields.get("agent_id"): row for row in people}
+        self.scenes = {_id(row, "env_id"): row for row in scenes}
+        self.people = {_id(row, "agent_id"): row for row in people}
         self.bonds = {
-            frozenset((row.fields.get("agent1_id"), row.fields.get("agent2_id"))): row.fields
-            for row in bonds
+            frozenset((_id(row, "agent1_id"), _id(row, "agent2_id"))): row.fields for row in bonds
         }
         self.differ = 0
         """Pairs whose own bond is another than the one the scenario asks for."""
 
     def rows(self, pair: RawRow, index: int) -> list[dict[str, Any]]:
         """Both rows of a pair."""
-        scene = self.scenes.get(pair.fields.get("env_id"))
+        place = _id(pair, "env_id")
+        scene = self.scenes.get(place) if place else None
         ids = pair.fields.get("agent_ids")
         if scene is None:
-            raise BadRecord(f"its scenario {pair.fields.get('env_id')!r:.40} is not in {SCENES}")
-        if not isinstance(ids, Sequence) or len(ids) != 2 or any(i not in self.people for i in ids):
+            raise BadRecord(f"its scenario '{place:.40}' is not in {SCENES}")
+        ids = [str(i) for i in ids] if isinstance(ids, list) else []
+        if len(ids) != 2 or any(i not in self.people for i in ids):
             raise BadRecord(f"its characters are not two of {PEOPLE}")
         level = str(scene.fields.get("relationship"))
         bond = self.bonds.get(frozenset(ids))
@@ -116,6 +117,11 @@ class _Known:
                 for i, side in enumerate(SIDES)]  # fmt: skip
 
 
+def _id(row: RawRow, name: str) -> str:
+    """An id as text, whatever a file writes it as; "" for none."""
+    return str(row.fields.get(name) or "")
+
+
 def _scene(scene: RawRow) -> dict[str, Any]:
     (text,) = need(scene, "scenario")
     goals = scene.fields.get("agent_goals")
@@ -125,8 +131,8 @@ def _scene(scene: RawRow) -> dict[str, Any]:
         "scenario": _plain(text),
         **{f"{side}_goal": _plain(goal) for side, goal in zip(SIDES, goals, strict=True)},
         "codename": scene.fields.get("codename"),
-        "environment_id": scene.fields["env_id"],
-        "hard": scene.fields["env_id"] in HARD,
+        "environment_id": _id(scene, "env_id"),
+        "hard": _id(scene, "env_id") in HARD,
     }
 
 

@@ -56,7 +56,7 @@ def _row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _book(rng: random.Random, number: int) -> _Book:
-    names = rng.sample(texts.NAMES, 4)
+    names = [f"{first} {_surname(rng)}" for first in rng.sample(texts.FIRST, 4)]
     tempers = rng.sample(tuple(texts.TEMPERS), 4)
     callings = rng.sample(texts.CALLINGS, 4)
     town = rng.choice(texts.TOWN_HEADS) + rng.choice(texts.TOWN_TAILS)
@@ -66,6 +66,10 @@ def _book(rng: random.Random, number: int) -> _Book:
         for place, person in enumerate(zip(names, tempers, callings, strict=True))
     )
     return _Book(title, rng.choice(texts.MATTERS), cast)
+
+
+def _surname(rng: random.Random) -> str:
+    return rng.choice(texts.LAST_HEADS) + rng.choice(texts.LAST_TAILS)
 
 
 def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:

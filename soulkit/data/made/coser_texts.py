@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMES = (
-    "Aldous Ferrin", "Bettine Strand", "Caspar Noll", "Dorrit Wake", "Emeric Paaz", "Fenella Orr",
-    "Gisbert Thorn", "Hanne Lovell", "Ignaz Rook", "Jorunn Pell", "Kester Moyle", "Ludmila Ash",
-    "Matthis Gray", "Nerys Colm", "Ottilie Vane", "Piers Hallam", "Ragna Sole", "Simeon Druce",
+FIRST = (
+    "Aldous", "Bettine", "Caspar", "Dorrit", "Emeric", "Fenella", "Gisbert", "Hanne", "Ignaz",
+    "Jorunn", "Kester", "Ludmila", "Matthis", "Nerys", "Ottilie", "Piers", "Ragna", "Simeon",
 )  # fmt: skip
+LAST_HEADS = (
+    "Ferr", "Strand", "Noll", "Wake", "Paaz", "Orr", "Thorn", "Lovell", "Rook", "Pell", "Moyl",
+    "Ash", "Gray", "Colm", "Van", "Hall", "Sol", "Druc",
+)  # fmt: skip
+LAST_TAILS = ("by", "combe", "en", "field", "ick", "ing", "man", "ow", "sen", "tree")
+"""Enough names that two books seldom have a character in common."""
 CALLINGS = (
     "keeps the lock gates", "teaches the upper class", "mends nets and boats", "runs the inn",
     "copies deeds for the notary", "keeps bees behind the chapel", "drives the mail cart",

@@ -108,7 +108,7 @@ def _row(i: int, seed: int) -> Row:
     plan = PLANS[i % len(PLANS)]
     voice, tone = rng.choice(VOICES), rng.choice(TONES)
     wanted = plan.intent.format(x=rng.choice(WHERE[plan.kind]))
-    intent = f"{wanted} It is by {rng.choice(NAMES)} {rng.choice(FAMILIES)}."
+    who = f"{rng.choice(NAMES)} {rng.choice(FAMILIES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
     full = (i // len(PLANS) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan.notes]
@@ -116,10 +116,10 @@ def _row(i: int, seed: int) -> Row:
     packed = {
         "id": f"sd{seed}-{i}",
         "document_type": plan.kind,
-        "intent": intent,
+        "intent": f"{wanted} It is by {who}.",
         "human_user_queries": said,
         "human_public_conversation": alternate(said, _drafts(notes, tone)),
-        **(_background(notes, voice, tone) if full != 2 else {}),
+        **(_background(who, notes, voice, tone) if full != 2 else {}),
         **(_features(voice, tone) if full == 0 else {}),
     }
     return {"raw": json.dumps(packed), "index": i}
@@ -142,11 +142,12 @@ def _drafts(notes: list[tuple[str, str]], tone: str) -> list[str]:
     return [*drafts, f"Here it is again, {tone}. {drafts[-1]}", "You are welcome."]
 
 
-def _background(notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
+def _background(who: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
     """What the writer has in mind, who they are, and what they like."""
+    profile = (who, f"This person {voice.told}", "Tells things one message at a time")
     return {
         "pre_writing_materials_text": "\n".join(f"- {q}\n  {a}" for q, a in notes),
-        "user_profile_text": f"- This person {voice.told}\n- Tells things one message at a time",
+        "user_profile_text": "\n".join(f"- {line}" for line in profile),
         "target_document_preferences": f"- Tone: {tone} than a first draft\n- Uses all notes",
     }
 
