@@ -29,6 +29,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SHOWN_BAD = 50
 """Bad rows printed one by one; --json has all of them."""
 
+SHOWN_SIGNS = 100_000
+"""Of one value; laying out a text of many megabytes for a terminal would take minutes."""
+
 TaskName = Annotated[
     str | None,
     typer.Option("--task", help="The task of the rows, where they do not say so themselves."),
@@ -377,9 +380,16 @@ def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
     for name, value in example.fields.items():
         if value is not None:
             seen = ", ".join(example.audience.get(name, ())) or "nobody"
-            table.add_row(safe(name), safe(seen), safe(str(value)))
+            table.add_row(safe(name), safe(seen), safe(_readable(str(value))))
     out.print(table)
     tags = ", ".join(f"{tag} {value}" for tag, value in example.tags.items())
     out.print(f"cluster {example.cluster}" + (f"; {safe(tags)}" if tags else ""))
     for segment in prompt:
-        out.print(Panel(safe(segment.text), title=f"prompt: {segment.role}", title_align="left"))
+        text = safe(_readable(segment.text))
+        out.print(Panel(text, title=f"prompt: {segment.role}", title_align="left"))
+
+
+def _readable(text: str) -> str:
+    """The beginning of a text that nobody would read to its end, and how long it is."""
+    cut = len(text) > SHOWN_SIGNS
+    return f"{text[:SHOWN_SIGNS]} … ({len(text)} signs; --json has all)" if cut else text

@@ -28,17 +28,18 @@ Text = str | None
 Whole = int | None
 Number = float | None
 Yes = bool | None
+Several = list[str] | None
+File = Path | None
 
 
 def _shared(
     task: Annotated[Text, typer.Option("--task", help="Tasks: hitom,tomi")] = None,
     suite: Annotated[Text, typer.Option("--suite", help="A named list of tasks instead.")] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="[TASK=]FILE, FOLDER or synth:N; may be repeated."),
+        Several, typer.Option("--data", help="[TASK=]FILE, FOLDER or synth:N; may be repeated.")
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
+        File, typer.Option("--tasks", metavar="FILE", help="Your own tasks file.")
     ] = None,
     limit: Annotated[Whole, typer.Option("--limit", help="Rows of each task at most.")] = None,
     seed: Annotated[Whole, typer.Option("--seed", help="Of sampling and of made rows.")] = None,
@@ -59,8 +60,7 @@ def _shared(
         Text, typer.Option("--environment", metavar="WHO", help="Plays the surroundings.")
     ] = None,
     judge: Annotated[
-        list[str] | None,
-        typer.Option("--judge", metavar="WHO", help="Scores; may be repeated for an ensemble."),
+        Several, typer.Option("--judge", metavar="WHO", help="Scores; may be repeated.")
     ] = None,
     judge_samples: Annotated[
         Whole, typer.Option("--judge-samples", help="Opinions of each judge.")
@@ -72,11 +72,10 @@ def _shared(
         Text, typer.Option("--judge-order", help="Of pairs: both or seeded.")
     ] = None,
     endpoints: Annotated[
-        Path | None,
-        typer.Option("--endpoints", metavar="FILE", help="Models by name: URLs, limits, prices."),
+        File, typer.Option("--endpoints", metavar="FILE", help="Models by name: URL, limit, price.")
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE", help="Your own price table.")
+        File, typer.Option("--prices", metavar="FILE", help="Your own price table.")
     ] = None,
     max_cost: Annotated[
         Number, typer.Option("--max-cost", help="Stop after so many US dollars; resumable.")
@@ -100,10 +99,10 @@ def _shared(
         Number, typer.Option("--max-unscored", help="Larger shares of unscored episodes exit 1.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A YAML file with settings; flags win.")
+        File, typer.Option("--config", help="A YAML file with settings; flags win.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder; the same command resumes it.")
+        File, typer.Option("--out", help="Run folder; the same command resumes it.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json and nothing else on stdout.")

@@ -164,7 +164,9 @@ def _left_out(found: Mapping[str, Any]) -> list[str]:
 
 
 def _print_task(task: str, found: Mapping[str, Any]) -> None:
-    out.print(_agreement(task, found["dimensions"]))
+    agreement = _agreement(task, found["dimensions"])
+    if agreement.row_count:
+        out.print(agreement)
     if any("length" in dimension for dimension in found["dimensions"].values()):
         out.print(_length(found["dimensions"]))
     out.print(_judges(found["reading"], found["position"]))

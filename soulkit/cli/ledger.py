@@ -35,13 +35,13 @@ RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, ju
 
 def ledger_of(where: Path) -> Path:
     """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
+    from soulkit.eval.rescore import ledger_of as recorded_in
     from soulkit.runs import is_run, read_config
 
     if not where.is_dir():
         return where
     settings = read_config(where) if is_run(where) else {}
-    named = settings.get("ledger_file")
-    found = Path(str(named)) if named else where / "ledger.sqlite"
+    found = recorded_in(where, settings) or where / "ledger.sqlite"
     if not found.is_file():
         off = settings.get("ledger") == "off"
         why = "It was started with --ledger off" if off else f"There is no file '{found}'"

@@ -29,6 +29,12 @@ def command(
             "Only commands that play episodes are planned.",
             f"Write soul plan {' or soul plan '.join(PLANNED)}, and the rest of the command.",
         )
+    if len(words) + len(context.args) < 2:
+        raise ConfigError(
+            f"'soul plan {words[0]}' does not say what is to be planned.",
+            "The plan is that of a whole command, with its options.",
+            "Write soul plan eval api ... or soul plan train ditto ..., for example.",
+        )
     run_words([*words, *context.args, "--dry-run"])
 
 

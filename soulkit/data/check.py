@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.files import BadRow, RawRow
-from soulkit.data.rows import sources, to_examples
+from soulkit.data.rows import HUMAN, sources, to_examples
 from soulkit.errors import DataError, did_you_mean
 from soulkit.types import Example
 
@@ -69,7 +69,13 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
         clusters=len({example.cluster for example in loaded.examples}),
         duplicates=loaded.duplicates,
         columns=dict(columns),
-        ignored=tuple(sorted(set(columns) - known - {"data_source", *task.spec.unpack})),
+        ignored=tuple(
+            sorted(
+                name
+                for name in set(columns) - known - {"data_source", *task.spec.unpack}
+                if not name.startswith(HUMAN)
+            )
+        ),
         tags=_tags(loaded.examples),
         words=field_words(task, loaded.examples),
         skipped=loaded.skipped,

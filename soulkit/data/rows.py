@@ -35,10 +35,14 @@ if TYPE_CHECKING:
     from soulkit.tasks.base import Task
 
 __all__ = [
-    "BadRow", "ColumnsError", "Loaded", "RawRow", "bind", "content_hash", "dev_split",
+    "HUMAN", "BadRow", "ColumnsError", "Loaded", "RawRow", "bind", "content_hash", "dev_split",
     "load_examples", "parse_candidates", "parse_choices", "parse_story", "read_rows", "sources",
     "to_examples", "unpacked", "write_rows",
 ]  # fmt: skip
+
+
+HUMAN = "human_"
+"""A column `human_<dimension>` is what people said of that dimension: any row may carry some."""
 
 
 class ColumnsError(DataError):

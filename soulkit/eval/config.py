@@ -37,7 +37,7 @@ class EvalConfig(RolesConfig):
     }  # fmt: skip
 
     kind: Literal["local", "api"]
-    model: str
+    model: str = Field(min_length=1)
     """A folder or hub id (local), or the model's name as the server knows it (api)."""
     adapter: str | None = None
     base_url: str | None = None
@@ -159,6 +159,13 @@ def load_work(config: EvalConfig) -> list[Work]:
             )
     registry.refuse_rows_only(names, config.suite)
     return [_work(registry.task(name, config.protocol), config) for name in names]
+
+
+def load_rows(config: EvalConfig) -> list[Work]:
+    """All rows of the tasks, for whoever looks recorded ones up by id: with --limit, rows that
+    were added to a file since would push the old ones out of the sample.
+    """
+    return load_work(config.model_copy(update={"limit": None}))
 
 
 def _work(task: Task, config: EvalConfig) -> Work:

@@ -23,9 +23,10 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, TypeAdapter
 
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
 from soulkit.eval.keeping import alone
+from soulkit.eval.rescore import command_of
 from soulkit.eval.runner import GIVE_UP, Bar
 from soulkit.jsonl import JsonlWriter, read_jsonl
 from soulkit.judge.panel import judge_names
@@ -144,7 +145,7 @@ class Check:
 
 def source_of(folder: Path) -> EvalConfig:
     """The settings of the evaluation in `folder`; RunError when it holds none."""
-    command = str(read_environment(folder).get("command", ""))
+    command = command_of(folder)
     if not command.startswith("eval"):
         raise RunError(
             f"{folder} was made by 'soul {command}'.",
@@ -183,7 +184,7 @@ def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
     """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
     rows = {
         (part.task.name, example.id): (part.task, example)
-        for part in load_work(source)
+        for part in load_rows(source)
         for example in part.examples
     }
     if not any(task.calls(example).get("judge") for task, example in rows.values()):
@@ -223,12 +224,16 @@ def check_judge(
     if say:
         say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
     with alone(run), Ledger(run.ledger_path) as ledger:
-        report = asyncio.run(_checked(check, run, ledger, bars))
+        report = asyncio.run(_checked(check, run, ledger, bars, say or _silence))
     run.write_summary(report)
     return run, report
 
 
-async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None) -> Report:
+def _silence(remark: str) -> None:
+    """Nobody listens."""
+
+
+async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None, say: Say) -> Report:
     patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
     crew = Crew(ledger, None, _load_checkpoint, patience)
     try:
@@ -238,6 +243,7 @@ async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None) ->
             await asking.all(bar)
     finally:
         await crew.close()
+    say("computing agreement and its intervals")
     return asking.report(ledger.totals()["cost"])
 
 

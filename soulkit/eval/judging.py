@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, ContextOverflow, ProviderError, SoulError
 from soulkit.judge.fence import fence
 from soulkit.judge.pairwise import compare
@@ -21,9 +22,6 @@ from soulkit.models.ledger import Ledger
 from soulkit.tasks.base import Task
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
-
-HUMAN = "human_"
-"""Columns `human_<dimension>` that only `gold` may see are human labels of that dimension."""
 
 
 class NobodyActs(SoulError):
@@ -109,14 +107,14 @@ class Seen:
 
 
 def human_labels(task: Task, example: Example) -> dict[str, Said]:
-    """Dimension → what people said, from the row: `human_<dimension>` columns for `gold` alone.
+    """Dimension → what people said, from the row: its `human_<dimension>` columns for `gold` alone.
 
     The task's options may name other columns: `human_labels: {dimension: column}`.
     """
     named: Mapping[str, str] = task.spec.options.get("human_labels", {})
     usual = {
         column.removeprefix(HUMAN): column
-        for column in task.gold_fields
+        for column in example.visible("gold")
         if column.startswith(HUMAN)
     }
     values = {dim: example.fields.get(column) for dim, column in {**usual, **named}.items()}

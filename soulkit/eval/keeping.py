@@ -34,19 +34,21 @@ def unfinished(
     """The newest run under `root` with this command and configuration that lacks scores."""
     wanted = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
-        if not is_run(path) or read_environment(path).get("command") != command:
+        try:
+            mine = is_run(path) and read_environment(path).get("command") == command
+            if mine and not _finished(path) and same_settings(read_config(path), wanted, defaults):
+                return path
+        except RunError:  # somebody else's damaged folder is no reason to stop
             continue
-        if not _finished(path) and same_settings(read_config(path), wanted, defaults):
-            return path
     return None
 
 
 def _finished(path: Path) -> bool:
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return bool(summary["n"] == summary["n_scored"])
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(summary["n"] == summary["n_scored"])
 
 
 class Clock:

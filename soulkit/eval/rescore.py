@@ -27,7 +27,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from soulkit.errors import CallError, RunError
-from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
@@ -204,7 +204,7 @@ def recorded_eval(path: Path) -> Recorded:
         config = EvalConfig.model_validate(settings)
     except ValidationError as error:
         raise strange_settings(path, error) from error
-    work = load_work(config)
+    work = load_rows(config)
 
     def players(ledger: Ledger) -> Cast:
         crew = crew_of(config, ledger, Absent(config.model) if config.kind == "local" else None)
@@ -230,7 +230,7 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
     named = settings.get("ledger_file")
     if named is None:
         own = path / "ledger.sqlite"
-        return own if own.is_file() else None
+        return own if own.is_file() else _ledger_of_source(path)
     if not Path(str(named)).is_file():
         raise RunError(
             f"The ledger '{named}' of the run '{path}' is gone.",
@@ -238,6 +238,15 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
             "Put it back, or correct ledger_file in the run's config.yaml.",
         )
     return Path(str(named))
+
+
+def _ledger_of_source(path: Path) -> Path | None:
+    """The ledger of the run that `path` was rescored from: a training's settings name none."""
+    noted = path / CHANGES
+    if not noted.is_file():
+        return None
+    source = Path(json.loads(noted.read_text(encoding="utf-8"))["source"])
+    return ledger_of(source, read_config(source))
 
 
 def strange_settings(path: Path, error: ValidationError) -> RunError:
@@ -313,10 +322,10 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     finally:
         writer.close()
     before = _old_summary(recorded)
-    after = recorded.summary(found, before["seconds"], before["cost"])
+    after = recorded.summary(found, before["seconds"], before["cost"]) | _left_out(before)
     run.write_summary({**after, "rescored_from": str(recorded.path)})
     done = Rescored(
-        source=str(recorded.path), path=str(folder), episodes=len(found), misses=misses,
+        source=str(recorded.path.resolve()), path=str(folder), episodes=len(found), misses=misses,
         changed=sum(map(_differs, recorded.records, found)),
         changes=tuple(_changes(recorded.records, found, before, after)),
     )  # fmt: skip
@@ -344,7 +353,12 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in kept.get("tasks", {}).items():
         batch = {name: cell for name, cell in cells.items() if cell.get("method") == "batch"}
         made["tasks"].setdefault(task, {}).update(batch)
-    return made
+    return made | _left_out(kept)
+
+
+def _left_out(summary: Summary) -> Summary:
+    """What a summary says of calls that its cost leaves out."""
+    return {name: summary[name] for name in ("unpriced_calls",) if name in summary}
 
 
 def _differs(old: Record, new: Record) -> bool:

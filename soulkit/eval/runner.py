@@ -279,6 +279,7 @@ async def evaluate(
             seconds = clock.save()
     records = [kept[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
+    summary |= unpriced(ledger) if ledger is not None and ledger.mode == "record" else {}
     run.write_summary(summary)
     return summary
 
@@ -353,6 +354,12 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
         return ledger.totals()["cost"]
     known = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
     return sum(known) if known else None
+
+
+def unpriced(ledger: Ledger) -> Summary:
+    """What a summary says of calls that its cost leaves out; nothing where there are none."""
+    calls = ledger.totals()["unpriced"]
+    return {"unpriced_calls": calls} if calls else {}
 
 
 class _Mean:

@@ -11,6 +11,8 @@ episodes stand under `value/kind=refined`, since feedback made them another quan
                                   "unscored": {reason: count}, and "worst", "best" if known,
                                   "beside": True if it belongs beside the headline}}},
      "statuses": {task: {status: count}}}
+
+Where some calls have no price, `unpriced_calls` counts what `cost` leaves out.
 """
 
 from __future__ import annotations

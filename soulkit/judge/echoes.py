@@ -115,7 +115,12 @@ def grams(said: Sequence[str], length: int) -> set[tuple[str, ...]]:
 
 
 def says_phrase(text: str, phrase: str) -> bool:
-    """Whether the very words of `phrase` stand in `text`, in a row, endings included."""
+    """Whether the very words of `phrase` stand in `text`, in a row, endings included.
+
+    A label in capitals must be in capitals: the same word otherwise belongs to ordinary talk.
+    """
+    if phrase.isupper() and phrase not in text:
+        return False
     wanted = tuple(words(phrase))
     return bool(wanted) and wanted in grams(words(text), len(wanted))
 

@@ -38,6 +38,11 @@ _QUOTED = 2_000
 """Characters of an unreadable reply that are shown to its author again."""
 
 
+_READ = 60_000
+"""Characters at the end of a reply that are searched for a verdict: looking for one where there is
+none costs the square of the length, and a judge that never stops must not hold up the others."""
+
+
 class Shape(BaseModel):
     """Base of a verdict: every field is required, of its very type, finite, and nothing else."""
 
@@ -160,7 +165,9 @@ def _objects(text: str) -> list[dict[str, Any]]:
         whole = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         whole = None
-    return [whole] if isinstance(whole, dict) else list(json_objects(spoken(text, "paper")))
+    if isinstance(whole, dict):
+        return [whole]
+    return list(json_objects(spoken(text, "paper")[-_READ:]))
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:

@@ -5,15 +5,17 @@ is imputed: a statistic that the data cannot support is None, with the reason in
 are percentile intervals of a bootstrap that draws whole clusters of units (the rollouts of one
 example are not independent), from a fixed random stream.
 
-Ranks are scipy's, correlations numpy's. Krippendorff's alpha, the weighted kappa and the intraclass
-correlation are written here: the libraries that have them are under a licence that does not fit,
-unkept, or far larger than what they would be used for.
+Krippendorff's alpha, the weighted kappa and the intraclass correlation are written here: the
+libraries that have them are under a licence that does not fit, unkept, or far larger than what they
+would be used for. Ranks and correlations are three lines each and computed a thousand times for one
+interval: the libraries' take two to three times as long on a few hundred rows.
 
 Notation: m_u values of unit u, n the number of pairable values (those of units with m_u > 1).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -148,15 +150,22 @@ def kappa(a: Floats, b: Floats) -> float | None:
 
 def pearson(a: Floats, b: Floats) -> float | None:
     """Pearson's r; None for fewer than three pairs or a constant side."""
-    flat = a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0
-    return None if flat else float(np.corrcoef(a, b)[0, 1])
+    if a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    a, b = a - a.mean(), b - b.mean()
+    return max(-1.0, min(1.0, float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))))
+
+
+def ranks(values: Floats) -> Floats:
+    """Ranks from 1 on, ties at their mean."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean: Floats = np.cumsum(count) - (count - 1) / 2
+    return mean[place]
 
 
 def spearman(a: Floats, b: Floats) -> float | None:
     """Spearman's rho, ties at their mean rank; None for fewer than three or a constant side."""
-    from scipy.stats import rankdata
-
-    return pearson(rankdata(a), rankdata(b))
+    return pearson(ranks(a), ranks(b))
 
 
 def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
@@ -165,10 +174,11 @@ def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
     A constant `held` explains nothing, so the plain one is returned. None also when `held`
     explains one side wholly.
     """
-    plain = spearman(a, b)
-    if plain is None or held.size == 0 or np.ptp(held) == 0:
+    a, b, held = ranks(a), ranks(b), ranks(held)
+    plain = pearson(a, b)
+    if plain is None or np.ptp(held) == 0:
         return plain
-    with_a, with_b = spearman(a, held), spearman(b, held)
+    with_a, with_b = pearson(a, held), pearson(b, held)
     assert with_a is not None and with_b is not None
     below = (1 - with_a**2) * (1 - with_b**2)
     return None if below <= 1e-12 else float((plain - with_a * with_b) / np.sqrt(below))

@@ -87,7 +87,8 @@ class Breaker:
         self.probing = False
 
     @property
-    def _patience(self) -> float:
+    def patience_s(self) -> float:
+        """Seconds from opening after which waiting calls give up."""
         return self.down_after_s if self._heard else min(self.down_after_s, NEVER_HEARD_S)
 
     @property
@@ -101,11 +102,11 @@ class Breaker:
         if not self.probing and now >= self._probe_at:
             self.probing = True
             return May.PROBE
-        return May.FAIL if now >= self._opened + self._patience else May.WAIT
+        return May.FAIL if now >= self._opened + self.patience_s else May.WAIT
 
     def hopeless(self, now: float) -> bool:
         """Whether a call that comes at `now` would fail."""
-        if self._opened is None or now < self._opened + self._patience:
+        if self._opened is None or now < self._opened + self.patience_s:
             return False
         return self.probing or now < self._probe_at
 
@@ -113,7 +114,7 @@ class Breaker:
         """Seconds until a call that has to wait should ask again, unless something happens."""
         if self._opened is None:
             return 0.0
-        end = self._opened + self._patience
+        end = self._opened + self.patience_s
         return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
 
     def answered(self) -> None:

@@ -30,6 +30,8 @@ from soulkit.models.wire import Unreadable, read_reply
 from soulkit.types import Call, Sampling
 
 ATTEMPTS = 4
+MAX_CHARS = 100_000
+"""Of a reply. One number needs a few; whatever answers with more is no such service."""
 _RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 _SAMPLING = Sampling(temperature=0.0)
 """Nothing is sampled; the ledger's key wants some."""
@@ -102,6 +104,26 @@ class Detector:
 
     async def _post(self, text: str, secret: str) -> tuple[str, str, bool]:
         """(the reply, what is wrong with it, whether asking again may help)."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                status, said = await self._received(text, secret)
+        except TimeoutError:
+            return "", f"no answer within {self.timeout_s:g} s", True
+        except _http_error() as error:
+            return "", f"the connection broke: {clean(str(error), secret)}", True
+        raw = masked(said, secret)
+        if status != 200:
+            return raw, f"HTTP {status} {clean(raw, secret)}".strip(), status in _RETRIED
+        if len(said) > MAX_CHARS:
+            return "", f"the reply is longer than {MAX_CHARS} characters", False
+        try:
+            self._share(raw)
+        except UnreadableVerdict as error:
+            return raw, error.detail, True
+        return raw, "", False
+
+    async def _received(self, text: str, secret: str) -> tuple[int, str]:
+        """(status, body): of a body beyond MAX_CHARS a little more than that is read."""
         from openai import DefaultAsyncHttpxClient
 
         headers = {self.header: secret} if secret else {}
@@ -110,22 +132,17 @@ class Detector:
         client = DefaultAsyncHttpxClient(
             timeout=self.timeout_s, follow_redirects=False, trust_env=not is_loopback(url)
         )
-        try:
-            async with client, asyncio.timeout(self.timeout_s):
-                reply = await client.post(url, json={"text": text}, headers=headers)
-        except TimeoutError:
-            return "", f"no answer within {self.timeout_s:g} s", True
-        except _http_error() as error:
-            return "", f"the connection broke: {clean(str(error), secret)}", True
-        raw = masked(reply.text, secret)
-        if reply.status_code != 200:
-            again = reply.status_code in _RETRIED
-            return raw, f"HTTP {reply.status_code} {clean(raw, secret)}".strip(), again
-        try:
-            self._share(raw)
-        except UnreadableVerdict as error:
-            return raw, error.detail, True
-        return raw, "", False
+        pieces, length = [], 0
+        async with (
+            client,
+            client.stream("POST", url, json={"text": text}, headers=headers) as reply,
+        ):
+            async for piece in reply.aiter_text():
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_CHARS:
+                    break
+        return reply.status_code, "".join(pieces)
 
     def _share(self, raw: str) -> float:
         """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""

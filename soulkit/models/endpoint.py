@@ -5,7 +5,7 @@ One call goes through three steps, each a function of its own:
     ledger lookup ── hit ──▶ completion
           └─ miss ──▶ ask, with retries that end ──▶ ledger ──▶ completion
 
-* **Retries** are ours alone (the SDK's are off): 408, 409, 429, 5xx, time-outs, broken connections,
+* **Retries**: 408, 409, 429, 5xx, time-outs, broken connections,
   and replies that cannot be read are asked again with exponential back-off and full jitter; a
   `Retry-After` is honoured up to `max_wait_s`. Anything else is final at once. What is final is a
   `CallError`; an error text never becomes a completion.
@@ -36,9 +36,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.models import http
 from soulkit.models.address import OPENAI_URL, checked_url, is_loopback, read_key
 from soulkit.models.breaker import Breaker
 from soulkit.models.budget import Budget
@@ -46,9 +47,10 @@ from soulkit.models.faults import (
     Fault,
     broken,
     clean,
+    endless,
     masked,
+    refusal,
     silence,
-    status_fault,
     unreadable_fault,
 )
 from soulkit.models.ledger import Entry, Ledger, request_key, request_of
@@ -66,9 +68,6 @@ from soulkit.models.wire import (
     without,
 )
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 __all__ = ["OPENAI_URL", "Endpoint"]
 
@@ -328,29 +327,29 @@ class Endpoint:
 
     async def _answered(self, pool: Pool, asked: _Asked) -> tuple[str, Answer] | Fault:
         """The raw reply and what it says."""
-        import openai
-
-        raw = ""
+        errors, got = http.package(), None
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                raw = await self._post(client, asked)
-            return masked(raw, self._key), read_reply(raw)
-        except openai.APIStatusError as error:
-            headers = dict(error.response.headers)
-            fault = status_fault(error.status_code, error.body, headers, asked.wanted, asked.sent)
-        except (TimeoutError, openai.APITimeoutError):
+                got = await self._post(client, asked)
+            if not 200 <= got.status < 300:
+                fault = refusal(got, asked.wanted, asked.sent)
+            else:
+                return masked(got.text, self._key), read_reply(got.text)
+        except (TimeoutError, errors.TimeoutException):
             fault = silence(self.timeout_s)
-        except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
+        except errors.HTTPError as error:
             fault = broken(error)
+        except http.TooLong:
+            fault = endless(http.MAX_BYTES)
         except Unreadable as error:
-            fault = unreadable_fault(raw, error, asked.wanted, asked.sent)
+            assert got is not None
+            fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
         return replace(fault, detail=clean(fault.detail, self._key))
 
-    async def _post(self, client: AsyncOpenAI, asked: _Asked) -> str:
-        # Not by `chat.completions.create`: its types know neither all servers nor all parameters,
-        # and walking through every message to check them takes as long as the rest of the call.
+    async def _post(self, client: http.Client, asked: _Asked) -> http.Received:
         body = {"model": self.name, "messages": asked.messages, **asked.sent}
-        return await client.post("/chat/completions", cast_to=str, body=body)
+        url = f"{self.base_url}/chat/completions"
+        return await http.post(client, url, self._key or "unused", body)
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:
@@ -398,23 +397,8 @@ class Endpoint:
             self._sessions[loop] = session
         return session
 
-    def _client(self, connections: int) -> AsyncOpenAI:
-        import openai
-
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-            max_connections=connections, max_keepalive_connections=connections
-        )
-        # A proxy of the environment cannot reach a server on this machine's loopback.
-        http = openai.DefaultAsyncHttpxClient(
-            trust_env=not is_loopback(self.base_url), limits=limits
-        )
-        return openai.AsyncOpenAI(
-            api_key=self._key or "unused",
-            base_url=self.base_url,
-            timeout=self.timeout_s,
-            max_retries=0,
-            http_client=http,
-        )
+    def _client(self, connections: int) -> http.Client:
+        return http.make_client(self.base_url, self.timeout_s, connections)
 
 
 def _completion(entry: Entry) -> Completion:

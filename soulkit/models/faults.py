@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from soulkit.models.http import Received
 from soulkit.models.wire import (
     FORMAT,
     Unreadable,
@@ -53,6 +54,17 @@ class Fault:
     """It was found by a probe: the server's fault, not one of the call's attempts."""
 
 
+def refusal(got: Received, wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+    """The fault of a reply whose status is none of success."""
+    if 300 <= got.status < 400:
+        where = got.headers.get("location", "an unknown place")
+        return Fault(f"HTTP {got.status} sends on to {where}, which is not followed", retry=False)
+    body = parse_json(got.text)
+    body = got.text if body is None else body
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return status_fault(got.status, error, got.headers, wanted, sent)
+
+
 def status_fault(
     status: int,
     body: object,
@@ -91,13 +103,14 @@ def unreadable_fault(
     inner = body.get("error") if isinstance(body, dict) else None
     if not inner:
         return Fault(f"unreadable reply ({error}): {raw}")
-    code = inner.get("code") if isinstance(inner, dict) else None
-    if isinstance(code, int):
-        return status_fault(code, inner, {}, wanted, sent)
+    code = str(inner.get("code") if isinstance(inner, dict) else "")
+    if re.fullmatch("[45][0-9][0-9]", code):
+        return status_fault(int(code), inner, {}, wanted, sent)
     # Without a status only its words tell a refusal from a fault that passes.
     found = status_fault(400, inner, {}, wanted, sent)
-    final = found.refused or found.overflow
-    return found if final else status_fault(500, inner, {}, wanted, sent)
+    if found.refused or found.overflow:
+        return found
+    return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
 
 
 def silence(seconds: float) -> Fault:
@@ -105,14 +118,19 @@ def silence(seconds: float) -> Fault:
     return Fault(f"no answer within {seconds:g} s", server="down")
 
 
+def endless(most: int) -> Fault:
+    """The fault of a reply of more than `most` bytes."""
+    return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
+
+
 def broken(error: BaseException) -> Fault:
-    """The fault of a connection, in the words of the innermost error that says something."""
+    """The fault of a connection, in the words of the HTTP package."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):
             return Fault("connection refused", server="down")
         cause = cause.__cause__ or cause.__context__
-    return Fault(f"the connection broke: {error.__cause__ or error}", server="down")
+    return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
 
 
 def masked(text: str, key: str) -> str:

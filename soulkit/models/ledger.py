@@ -62,6 +62,8 @@ class RoleTotals(TypedDict):
 class Totals(RoleTotals):
     """All entries of a ledger; `hits` are the lookups that this process was spared paying for."""
 
+    unpriced: int
+    """Calls that `cost` leaves out, as no price is known of them."""
     hits: int
     by_role: dict[str, RoleTotals]
 
@@ -182,7 +184,9 @@ class Ledger:
         by_role = {str(row[0]): _sums(row[1:]) for row in self._sum("role, ", "GROUP BY role")}
         rows = self._sum("", "")
         whole = _sums(rows[0]) if rows else _sums((0, 0, 0, None))
-        return Totals(**whole, hits=self._hits, by_role=by_role)
+        missing = self._query("SELECT COUNT(*) - COUNT(cost) FROM calls")
+        unpriced = int(missing[0][0]) if missing else 0
+        return Totals(**whole, unpriced=unpriced, hits=self._hits, by_role=by_role)
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
@@ -244,7 +248,7 @@ def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tup
     try:
         db = open_to_read(path) if mode == "replay" else open_to_write(path)
         return db, columns_of(db)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise unusable(path, str(error)) from error
 
 

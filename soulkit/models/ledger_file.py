@@ -308,5 +308,5 @@ def _unpack(body: bytes) -> str:
     try:
         plain = zlib.decompress(body[1:]) if body[:1] == _PACKED else body[1:]
         return plain.decode("utf-8", "surrogatepass")
-    except (zlib.error, UnicodeDecodeError, TypeError) as error:
+    except (zlib.error, UnicodeDecodeError, TypeError, AttributeError) as error:
         raise Damaged("a message of its prompt cannot be read") from error

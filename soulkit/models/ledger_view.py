@@ -52,7 +52,7 @@ class Stored:
     def answer(self) -> Answer | None:
         """What the reply says, None when it cannot be read."""
         try:
-            return read_reply(self.entry.reply)
+            return read_reply(self.entry.reply) if isinstance(self.entry.reply, str) else None
         except Unreadable:
             return None
 
@@ -130,7 +130,7 @@ class View:
         self.path = path
         try:
             self._db = open_to_read(path)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise unusable(path, str(error)) from error
         self.version, self._columns = version(self._db), columns_of(self._db)
 
@@ -171,7 +171,10 @@ class View:
             "SUM(completion_tokens), SUM(cost), COUNT(cost), MIN(created), MAX(created) "
             "FROM calls GROUP BY role, model ORDER BY role, model"
         )
-        return [self._group(row) for row in self._rows(sql)]
+        try:
+            return [self._group(row) for row in self._rows(sql)]
+        except (ValueError, TypeError) as error:  # an index or a number that is none any more
+            raise unusable(self.path, "some of its entries are damaged") from error
 
     def _group(self, row: Sequence[Any]) -> Group:
         role, model, calls, attempts, prompt, reply, cost, priced, first, last = row
@@ -216,6 +219,8 @@ class View:
             asked = load_request(self._db, named.get("context"), named.get("settings"))
         except Damaged as error:
             problem = problem or str(error)
+        except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
+            problem = problem or f"its prompt cannot be read ({error})"
         return Stored(key=str(named["key"]), entry=entry, asked=asked, problem=problem)
 
     def _seconds(self, role: str, model: str) -> list[float]:

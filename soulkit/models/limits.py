@@ -226,7 +226,7 @@ class Door:
         if was_closed and not breaker.closed:
             log.warning(
                 "%s does not answer (%s): calls wait for it, at most %g s.",
-                self.name, why, breaker.down_after_s,
+                self.name, why, breaker.patience_s,
             )  # fmt: skip
             self._halve(now)  # it may be the crowd that it cannot bear
         self._left()

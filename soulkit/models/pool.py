@@ -11,32 +11,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+from soulkit.models.http import Client
 
-SHOAL = 48
-"""Connections of one pool: few enough to look at, many enough that pools, which cost some 40 ms
-each to make, stay few."""
+SHOAL = 8
+"""Connections of one pool: few enough to look at; a pool itself costs a third of a millisecond."""
 
 
 @dataclass
 class _Shoal:
-    client: AsyncOpenAI
+    client: Client
     busy: int = 0
 
 
 class Pool:
     """Clients of one server for one event loop; `make` makes one for a number of connections."""
 
-    def __init__(self, make: Callable[[int], AsyncOpenAI], concurrency: int) -> None:
+    def __init__(self, make: Callable[[int], Client], concurrency: int) -> None:
         self._make = make
         self._size = min(concurrency, SHOAL)
         self._shoals: list[_Shoal] = []
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[AsyncOpenAI]:
+    async def client(self) -> AsyncIterator[Client]:
         """A client with a connection to spare, for one request."""
         shoal = next(self._free(), None) or self._another()
         shoal.busy += 1
@@ -56,5 +53,5 @@ class Pool:
     async def close(self) -> None:
         """Close every connection."""
         for shoal in self._shoals:
-            await shoal.client.close()
+            await shoal.client.aclose()
         self._shoals.clear()

@@ -147,10 +147,10 @@ class EndpointsFile(Settings):
     roles: dict[str, Any] = Field(default_factory=dict)
 
 
-def named(given: Any, book: Mapping[str, Mapping[str, Any]]) -> Any:
+def named(given: Any, book: Mapping[str, Mapping[str, Any]], words: Sequence[str] = ()) -> Any:
     """A role's value with names looked up in `book`: `nano`, or `{use: nano, temperature: 0}`.
 
-    Raises ValueError for a bare word that is no entry.
+    Raises ValueError for a bare word that is no entry; `words` are what else could be meant.
     """
     if isinstance(given, list | tuple):
         return [named(one, book) for one in given]
@@ -160,7 +160,8 @@ def named(given: Any, book: Mapping[str, Mapping[str, Any]]) -> Any:
     if not isinstance(given, str) or ":" in given or given == "actor":
         return parse_spec(given) if isinstance(given, str) else given
     if given not in book:
-        known = did_you_mean(given, book) if book else f"Write {FORMS}."
+        near = did_you_mean(given, [*book, *words]) if book or words else ""
+        known = near if book else f"{near} Write {FORMS}.".lstrip()
         shown = "(a secret, not shown)" if is_secret(given) else f"'{given}'"
         raise ValueError(f"no endpoint is called {shown}. {known}")
     return dict(book[given])
@@ -299,7 +300,7 @@ def looked_up(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         value = found.get(name)
         if value is None or (name == "coach" and value in KEPT_WORDS):
             continue
-        players = named(value, book)
+        players = named(value, book, KEPT_WORDS if name == "coach" else ())
         found[name] = [players] if name == "judge" and not isinstance(players, list) else players
     return found
 

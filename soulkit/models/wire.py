@@ -39,6 +39,8 @@ _THIS_FORM = re.compile(
     r"invalid (?:json )?schema|schema (?:contains|uses|has)|features?\b|must contain the word",
     re.IGNORECASE,
 )
+_MOST_TOKENS = 10**12
+"""Of a count; more is none, nor does the ledger's file hold any integer."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(?:length|window|size)|prompt is too long|input is too long"
     r"|too many (?:input |prompt )?tokens|reduce the length of",
@@ -65,7 +67,8 @@ class Unreadable(SoulError):
 
 def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
     """Role and text of each segment; empty system segments, which some servers refuse, go."""
-    return [{"role": s.role, "content": s.text} for s in context if s.text or s.role != "system"]
+    said = [s for s in context if s.text or s.role != "system"]
+    return [{"role": s.role, "content": _whole(s.text)} for s in said]
 
 
 def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
@@ -225,7 +228,7 @@ def read_reply(raw: str) -> Answer:
         # A refusal is what the model said to its user: words of the actor, not an error.
         text=_text(message.get("content")) or _text(message.get("refusal")),
         reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
-        stop_reason=str(choices[0].get("finish_reason") or "unknown"),
+        stop_reason=_text(choices[0].get("finish_reason")) or "unknown",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) or 0,
@@ -238,9 +241,18 @@ def _text(content: object) -> str:
         return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
     if not isinstance(content, str):
         return ""
-    # A character cut at the length limit arrives as half a surrogate pair, which no file can hold.
-    return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    # A character cut at the length limit arrives as half a surrogate pair.
+    return _whole(content)
+
+
+def _whole(text: str) -> str:
+    """`text` without halves of surrogate pairs, which neither a file nor a request can hold."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return value

@@ -134,7 +134,8 @@ def feedback_text(summary: Mapping[str, Any]) -> str:
 
 
 def canary_text(summary: Mapping[str, Any]) -> str:
-    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms; empty without canaries."""
+    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
+    without canaries."""
     canaries = summary.get("canaries")
     if not canaries:
         return ""
@@ -142,11 +143,13 @@ def canary_text(summary: Mapping[str, Any]) -> str:
         f"{name} {canaries['first'][name]:.2f} to {value:.2f}"
         for name, value in canaries["last"].items()
     ]
+    silent = canaries.get("unscored", 0)
+    unheard = f"; {silent} got no verdict" if silent else ""
     if not canaries["alarms"]:
-        return f"{', '.join(moved)}; no alarm"
+        return f"{', '.join(moved) or 'not measured'}; no alarm{unheard}"
     newest = "; ".join(alarm_text(alarm) for alarm in canaries["newest"])
     total = canaries["alarms"]
-    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}"
+    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{unheard}"
 
 
 def alarm_text(alarm: Mapping[str, Any]) -> str:
@@ -159,11 +162,14 @@ def alarm_text(alarm: Mapping[str, Any]) -> str:
 
 
 def _cost(summary: Mapping[str, Any]) -> str | None:
-    """Dollars; `unknown` where calls were paid for and nobody named the prices."""
-    cost = summary.get("cost")
+    """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
+    where somebody named some of them."""
+    cost, missing = summary.get("cost"), summary.get("unpriced_calls", 0)
+    if cost is not None and missing:
+        return f"at least ${cost:,.2f}, {missing:,} call{'s' * (missing != 1)} without a price"
     if cost is not None:
         return f"${cost:,.2f}"
-    return "unknown" if summary.get("command") == "eval api" else None
+    return "unknown" if missing or summary.get("command") == "eval api" else None
 
 
 def compared(runs: Sequence[RunData]) -> list[RunData]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.rows import bind, content_hash, unpacked
+from soulkit.data.rows import HUMAN, bind, content_hash, unpacked
 from soulkit.errors import ConfigError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
@@ -22,6 +22,7 @@ from soulkit.models.base import Cast
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
+from soulkit.text import one_line
 from soulkit.types import (
     Call,
     Completion,
@@ -89,19 +90,25 @@ class Task(ABC):
         fields = self.prepare(bind(opened, self.spec.columns, self.name, source))
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
+        labels = {k: v for k, v in opened.items() if self._labels(k, v)}
         named = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
         cluster = content_hash("", named)
         return Example(
             id=key,
             task=self.name,
-            fields=fields,
-            audience=self.audience(fields),
+            fields={**fields, **labels},
+            audience={**self.audience(fields), **dict.fromkeys(labels, ("gold",))},
             seats=self.seats(fields),
             split=split,
             source=source,
             cluster=cluster if named else key,  # a row that names no cluster stands alone
             tags=self.tags(fields),
         )
+
+    def _labels(self, column: str, value: Any) -> bool:
+        """Whether a column is a human label that the task itself does not know."""
+        own = column in self.spec.columns
+        return column.startswith(HUMAN) and not own and isinstance(value, str | int | float)
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
@@ -192,7 +199,10 @@ class Task(ABC):
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """What the model coach's template may use. The gold answer is not part of it."""
         fields = {k: v for k, v in example.visible("coach").items() if k not in self.gold_fields}
-        said = "\n".join(f"{line.seat}: {line.text}" for line in episode.transcript)
+        lines = [(line.seat, line.text) for line in episode.transcript]
+        if len(lines) > 1:  # a line break in speech could forge the line of another seat
+            lines = [(seat, one_line(text)) for seat, text in lines]
+        said = "\n".join(f"{seat}: {text}" for seat, text in lines)
         return {**fields, "attempt": said, "reward": score.reward}
 
     @property

@@ -10,7 +10,9 @@ Example: texts of 3, 40 and 50 words with 63 words between them keep 3, 30 and 3
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 MARK = "[...]"
@@ -24,18 +26,19 @@ def words(texts: Iterable[str]) -> int:
 
 def first_words(text: str, count: int) -> str:
     """The first `count` words as they stand, and a mark when there were more."""
-    found = list(re.finditer(r"\S+", text))
-    if len(found) <= count:
+    # One word after the other: a list of all would take fifty times the memory of a long text.
+    ends = [found.end() for found in islice(re.finditer(r"\S+", text), max(count, 0) + 1)]
+    if len(ends) <= count:
         return text
-    return f"{text[: found[count - 1].end()]} {MARK}" if count > 0 else MARK
+    return f"{text[: ends[count - 1]]} {MARK}" if count > 0 else MARK
 
 
 def last_words(text: str, count: int) -> str:
     """The last `count` words as they stand, after a mark when there were more."""
-    found = list(re.finditer(r"\S+", text))
-    if len(found) <= count:
+    starts = deque((found.start() for found in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
+    if len(starts) <= count:
         return text
-    return f"{MARK} {text[found[-count].start() :]}" if count > 0 else MARK
+    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
 
 
 def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -60,6 +60,12 @@ class HumanLLM(ChoiceTask):
                 "The gold is a place in the list of candidates, counted from 0.",
                 "Mend the row, or leave it out.",
             )
+        if self.protocol == "paper" and not all(candidates):
+            raise DataError(
+                f"The row's candidate {candidates.index('') + 1} is blank.",
+                "What has no name can be neither shown nor bought.",
+                "Mend the row, or leave it out.",
+            )
         if self.protocol == "paper" and not N_RANKED <= len(candidates) <= len(LETTERS):
             raise DataError(
                 f"The row has {len(candidates)} candidates.",

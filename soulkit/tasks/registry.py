@@ -47,7 +47,7 @@ class Metric(Strict):
     low: float = 0.0
     high: float = 1.0
     scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Other metric → its lowest and highest value, where that is not 0 and 1."""
+    """Other metric → its lowest and highest value, where it is more than yes or no."""
     beside: tuple[str, ...] = ()
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
 

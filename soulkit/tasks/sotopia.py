@@ -99,6 +99,12 @@ class Sotopia(Task):
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
+        if self.protocol == "paper" and _alike(fields["agent1_name"], fields["agent2_name"]):
+            raise DataError(
+                f"Both characters of the row are called '{fields['agent1_name']}'.",
+                "What happens is told by name, so that no judge could tell the two apart.",
+                "Give one of them another name.",
+            )
         return {**fields, "eval_position": place}
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
@@ -194,7 +200,7 @@ class Sotopia(Task):
         value, reward, metrics, status = self._numbers(raw, risk, episode, acts)
         return Score(
             value=value, reward=reward, status=status,
-            metrics={**raw, **metrics, "judge_agreement": _agreement(raws)},
+            metrics={**raw, **metrics, **_agreement(raws)},
             words=_words(rated), protocol=self.protocol, prompts=self._hashes(),
             verdicts=tuple(opinion.verdict() for opinion in (*rated, *audits)),
         )  # fmt: skip
@@ -275,7 +281,7 @@ class Sotopia(Task):
         parsed = "malformed" if any(act.status == "malformed" for act in acts) else "empty"
         low = self.spec.metric.low
         nothing: dict[str, float | None] = dict.fromkeys(
-            (*DIMENSIONS, "eval_avg", "weighted", "hacked", "judge_agreement")
+            (*DIMENSIONS, "eval_avg", "weighted", "hacked")
         )
         return Score(
             value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
@@ -375,6 +381,10 @@ class Sotopia(Task):
         return str(example.fields.get(f"{self.acted_seat(example)}_goal") or "")
 
 
+def _alike(one: str, other: str) -> bool:
+    return one.split() == other.split()
+
+
 def _other(seat: str) -> str:
     return SEATS[1 - SEATS.index(seat)]
 
@@ -383,12 +393,12 @@ def _thinks_aloud(turn: Turn) -> bool:
     return turn.completion.text.strip().startswith(_THINKING)
 
 
-def _agreement(raws: Sequence[Mapping[str, float]]) -> float | None:
-    """Mean agreement over the dimensions; None for one opinion."""
+def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Mean agreement over the dimensions, as a metric; none for one opinion."""
     found = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
              for name, dimension in DIMENSIONS.items()]  # fmt: skip
     known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known else None
+    return {"judge_agreement": sum(known) / len(known)} if known else {}
 
 
 def _words(rated: Sequence[panel.Opinion[Any]]) -> str:

@@ -111,15 +111,20 @@ def heard(name: str, line: str) -> Action:
     return Action(SPEAK, quoted.group(1) if quoted else rest)
 
 
+# Scripts without blanks have no word boundaries: there, too, Agent1 is a word of its own.
+_PLACE = re.compile(r"(?<![A-Za-z0-9_])[Aa]gent[12](?![A-Za-z0-9_])")
+
+
 def in_place(text: str, name1: str, name2: str, protocol: Protocol) -> str:
     """`text` with the names of the two in the place of Agent1 and Agent2.
 
     `reference` also replaces inside words, so that Agent12 becomes the name and a 2.
     """
-    edge = "" if protocol == "reference" else r"\b"
-    for number, name in ((1, name1), (2, name2)):
-        # The pieces are joined by hand: a name may hold what a replacement would read as a group.
-        text = name.join(re.split(rf"{edge}[Aa]gent{number}{edge}", text))
+    names = {"Agent1": name1, "agent1": name1, "Agent2": name2, "agent2": name2}
+    if protocol == "paper":  # in one go: a name may itself be Agent2
+        return _PLACE.sub(lambda found: names[found.group()], text)
+    for place, name in names.items():
+        text = text.replace(place, name)
     return text
 
 
@@ -128,7 +133,7 @@ def in_place(text: str, name1: str, name2: str, protocol: Protocol) -> str:
 _FENCE = re.compile(r"```[A-Za-z]*")
 _PIECE_KIND = re.compile(r"""["']action_type["']\s*:\s*["']([^"'\n]{0,40})["']""")
 _PIECE_TEXT = re.compile(
-    r"""["']argument["']\s*:\s*(["'])(.*?)(?:\1\s*\}|\1\s*,\s*["']action_type["']|\1?[\s`]*\Z)""",
+    r"""["']argument["']\s*:\s*(["'])(.*?)(?:\1\s*\}|\1\s*,\s*["']action_type["']|\1?\Z)""",
     re.DOTALL,
 )
 _ESCAPED = re.compile(r"""\\(["'\\/nt])""")
@@ -217,8 +222,8 @@ def _text(argument: Any) -> str:
 
 def _from_pieces(said: str) -> Action | None:
     """The action of an object that is no JSON: unescaped quotes, single quotes, cut off."""
-    found = _PIECE_TEXT.search(said[:MAX_CHARS])
-    kind_given = _PIECE_KIND.search(said[:MAX_CHARS])
+    said = said[:MAX_CHARS].rstrip("` \t\r\n")
+    found, kind_given = _PIECE_TEXT.search(said), _PIECE_KIND.search(said)
     kind = _kind(kind_given.group(1)) if kind_given else None
     if kind in (LEAVE, NONE):
         return Action(kind, "", "salvaged")

@@ -5,9 +5,10 @@ knows it, its earlier actions in the form that is asked for. Both read the same 
 each with its own goal and profile.
 
 `paper`: 20 turns of both together. Whoever leaves ends the scene, and so do more than two turns in
-a row, of all or of one side, in which nothing was done; a partner that says nothing usable twice
-breaks it. `reference`: 15 turns, leaving counts from the sixth on, and a side that falls silent
-ends the scene (a partner's empty reply is asked for once more).
+a row, of all or of one side, in which nothing was done; a partner that says nothing usable twice,
+or would leave before the actor's first turn, breaks it. `reference`: 15 turns, leaving counts from
+the sixth on, and a side that falls silent ends the scene (a partner's empty reply is asked for once
+more).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Scene:
             reply = await partner.complete(context, call)
             self.table.usage += reply.usage
             action = self._read(seat, reply)
-            if action is not None and (action.status in READABLE):
+            if action is not None and self._usable(action):
                 self._note_cut(seat, action)
                 self.table.hear(self._line(seat, action))
                 return action
@@ -93,7 +94,17 @@ class Scene:
                 return None  # thinking and nothing else is not asked for again there
         if self.task.protocol == "reference":
             return None
-        raise PartnerError(f"the partner said nothing usable, twice ({reply.stop_reason})")
+        raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
+
+    def _usable(self, action: Action) -> bool:
+        """A partner that leaves before the actor's first turn leaves nothing to rate (`paper`)."""
+        at_once = action.kind == LEAVE and not self.table.turns and self.task.protocol == "paper"
+        return action.status in READABLE and not at_once
+
+    def _trouble(self, action: Action | None) -> str:
+        if action is not None and action.kind == LEAVE:
+            return "left before the actor's first turn"
+        return "said nothing usable"
 
     def _read(self, seat: str, reply: Completion) -> Action | None:
         text, name = reply.text, self.task.names(self.example)[seat]

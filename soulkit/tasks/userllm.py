@@ -235,7 +235,8 @@ class UserLLM(ChoiceTask):
         right = LABELS[example.fields["source"]][0]
         found = await opinions(cast, self._question(example, text), episode)
         values = [self._worth(label, right) for label in readable(found)]
-        more = {"judge_agreement": agreement(values, 0, 1)} if len(found) > 1 else {}
+        agreed = agreement(values, 0, 1)
+        more: dict[str, float | None] = {} if agreed is None else {"judge_agreement": agreed}
         verdicts = tuple(opinion.verdict() for opinion in found)
         return combined(values, cast.panel.combine), verdicts, more
 
@@ -354,20 +355,18 @@ class UserLLM(ChoiceTask):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
         """`macro_source` (the headline), `first_turn_diversity`, `termination_precision`,
-        `termination_recall` and `termination_f1` with "end" as the positive class."""
+        `termination_recall` and `termination_f1` with "end" as the positive class; what nothing is
+        known of is left out."""
         main = [r for r in drafts(records) if r.score.scored]
         prism = [r for r in main if r.tags.get("source") == PRISM]
-        found = {
+        found: dict[str, float | None] = {
             "macro_source": macro(records, "source"),
             "first_turn_diversity": self._variety(prism),
         }
         pairs = [(said.ended, said.ended == bool(r.score.metrics["termination"]))
                  for r in prism if (said := self._said(r.episode)) is not None
                  and r.score.metrics.get("termination") is not None]  # fmt: skip
-        if pairs:
-            scores = termination_scores([p for p, _ in pairs], [t for _, t in pairs])
-            names = ("termination_precision", "termination_recall", "termination_f1")
-            found |= dict(zip(names, scores, strict=True))
+        found |= _ending([p for p, _ in pairs], [t for _, t in pairs])
         return {name: value for name, value in found.items() if value is not None}
 
     def _variety(self, prism: Sequence[Record]) -> float | None:
@@ -392,9 +391,35 @@ def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
             f"detector is '{kind}' and detector_url '{options.get('detector_url', '')}'.",
             "Write detector: judge, or detector: url with detector_url and detector_key_env.",
         )
+    return Detector(**_detector_arguments(task, options))
+
+
+def _detector_arguments(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
     names = {"detector_url": "url", "detector_key_env": "key_env", "detector_header": "header",
              "detector_field": "field", "detector_machine": "machine"}  # fmt: skip
-    return Detector(**{names[k]: v for k, v in options.items() if k in names and v is not None})
+    given = {k: v for k, v in options.items() if k.startswith("detector_") and v is not None}
+    for name, value in given.items():
+        wanted = bool if name == "detector_machine" else str
+        if name not in names or not isinstance(value, wanted):  # the text "false" would be true
+            rule = "true or false, without quotes" if wanted is bool else "a text"
+            known = f"It should be {rule}." if name in names else did_you_mean(name, names)
+            raise ConfigError(
+                f"The option {name} of task '{task}' cannot be used.",
+                f"Its value is '{value}'.",
+                known,
+            )
+    return {names[name]: value for name, value in given.items()}
+
+
+def _ending(predicted: Sequence[bool], wanted: Sequence[bool]) -> dict[str, float | None]:
+    """How conversations were ended: where none was or should have been, there is no number."""
+    precision, recall, both = termination_scores(predicted, wanted)
+    ended, due = any(predicted), any(wanted)
+    return {
+        "termination_precision": precision if ended else None,
+        "termination_recall": recall if due else None,
+        "termination_f1": both if ended or due else None,
+    }
 
 
 def _words(verdicts: Sequence[Verdict]) -> str:

@@ -34,7 +34,9 @@ METRICS: dict[str, tuple[str, ...]] = {
 _PREAMBLE = "you are a user chatting with an assistant language model to"
 _DASHES = " \t\n\r:-\u2013\u2014"
 _TAG = re.compile(r"^\s*<user>:\s*", re.IGNORECASE)
-_LINE = re.compile(r"^[ \t]*<?(user|human|you|ai|assistant|model|bot)>?:[ \t]*", re.I | re.M)
+_WHO = "(user|human|you|ai|assistant|model|bot)"
+_MARKED = re.compile(rf"^[ \t]*<{_WHO}>:[ \t]*", re.I | re.M)
+_PLAIN = re.compile(rf"^[ \t]*{_WHO}:[ \t]*", re.I | re.M)
 _MINE = ("user", "human", "you")
 _TRUTH = {"true": True, "yes": True, "y": True, "1": True,
           "false": False, "no": False, "n": False, "0": False}  # fmt: skip
@@ -152,7 +154,8 @@ def read_conversation(value: Any) -> tuple[dict[str, str], ...] | None:
 
 
 def _tagged(text: str) -> tuple[dict[str, str], ...]:
-    marks = list(_LINE.finditer(text))
+    # Where tags stand in brackets, a line that begins with "Model:" is somebody's text.
+    marks = list(_MARKED.finditer(text)) or list(_PLAIN.finditer(text))
     if not marks or text[: marks[0].start()].strip():
         return ({"speaker": "user", "text": text.strip()},) if not marks else _headless(text, marks)
     ends = [*(mark.start() for mark in marks[1:]), len(text)]

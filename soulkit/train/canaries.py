@@ -154,9 +154,8 @@ def first_values(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def canary_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the summary says: first and last values, the number of alarms and the newest ones.
-
-    Empty when no canary sang.
+    """What the summary says: first and last values, the number of alarms and the newest ones, and
+    how many canaries got no verdict. Empty when no canary sang.
     """
     last = {
         name.removeprefix(PREFIX): value
@@ -165,11 +164,12 @@ def canary_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if name.startswith(PREFIX) and value is not None
     }
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get(ALARM, ())]
-    if not last and not alarms:
+    silent = sum(line.get("canary_unscored", 0) for line in lines)
+    if not last and not silent:
         return {}
     newest = [alarm for alarm in alarms if alarm["step"] == alarms[-1]["step"]]
     found = {"first": first_values(lines), "last": last, "alarms": len(alarms), "newest": newest}
-    return {"canaries": found}
+    return {"canaries": found | ({"unscored": silent} if silent else {})}
 
 
 def _nobody_judges(tasks: Sequence[str]) -> ConfigError:

@@ -57,4 +57,5 @@ def recorded_training(path: Path) -> Recorded:
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     tasks = [registry.task(name, config.protocol) for name in config.tasks]
-    return {row.id: (task, row) for task in tasks for row in training_rows(task, config, registry)}
+    every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
+    return {row.id: (task, row) for task in tasks for row in training_rows(task, every, registry)}

@@ -11,6 +11,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.keeping import alone
+from soulkit.eval.runner import unpriced
 from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
 from soulkit.models.journal import Journal
@@ -223,7 +224,7 @@ def rollout_summary(
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
     cost are those of the whole run."""
     with Ledger(loop.run.ledger_path) as ledger:
-        paid = ledger.totals()
+        paid, missing = ledger.totals(), unpriced(ledger)
     summary = summarise(
         records,
         command=f"train {config.method}",
@@ -237,6 +238,7 @@ def rollout_summary(
     names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")
     return {
         **summary,
+        **missing,
         "steps": loop.step,
         "summary_steps": min(SUMMARY_STEPS, loop.step),
         "rewards": {name: rewards[name] for name in names},

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from soulkit.eval.judging import human_labels
+from soulkit.tasks.registry import load_registry
 from tests.eval_support import paid, soul, three_lines
 from tests.judged_support import TASKS, Body, essay, evaluated, judge, topic, write_rows
 from tests.servers.openai_server import Fault, ScriptedServer
@@ -82,6 +84,15 @@ def test_two_judges_and_people(run: Path, tmp_path: Path) -> None:
     assert style["people"]["a"]["alpha"]["value"] == 1 and "length" not in style
     assert quality["retest"] == {"a": None, "b": None}
     assert "One opinion each" in report["remarks"][0]
+
+
+def test_any_row_may_carry_human_labels_that_nobody_at_the_table_sees() -> None:
+    task = load_registry(TASKS).task("essay", "paper")
+    plain, labelled = {"topic": "tea"}, {"topic": "tea", "human_mood": "merry", "human_x": [1]}
+    example = task.example(labelled)
+    assert human_labels(task, example) == {"mood": "merry"}
+    assert example.visible("writer") == example.visible("judge") == plain
+    assert example.id == task.example(plain).id
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from eval_support import ROOT, api, examples, oracle, records, soul, three_lines, visitor
+from eval_support import ROOT, api, examples, oracle, records, soul, start, three_lines, visitor
 
 from soulkit.cli.app import main
 from soulkit.models import ledger_file
@@ -288,6 +289,34 @@ def test_a_ledger_of_the_first_version_is_finished_by_this_one(run: Path, capfd)
     assert (said["version"], said["entries"], said["recomputed"]) == (2, 6, 1)
     assert soul("ledger", "show", run, "--limit", 6) == 0
     assert capfd.readouterr().out.count("(not kept: the entry is of a ledger of version 1)") == 5
+
+
+def test_prompts_on_a_broken_page_do_not_hide_the_replies(run: Path, capfd) -> None:
+    """Pages of `contexts` are overwritten: what was answered is still shown, and it is said."""
+    path = run / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        sql = "SELECT rootpage FROM sqlite_master WHERE name = 'contexts'"
+        page = db.execute(sql).fetchone()[0]
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size : page * size] = b"\xa5" * size
+    path.write_bytes(data)
+    assert soul("ledger", "show", run, "--limit", 1) == 0
+    shown = capfd.readouterr().out
+    assert "damaged: its prompt cannot be read" in shown and "reply (stop)" in shown
+    assert soul("ledger", "export", run) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines and all(json.loads(line)["request"] is None for line in lines)
+    assert soul("ledger", "verify", run) == 1
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback(run: Path) -> None:
+    process = start("ledger", "export", run)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=30)
 
 
 def test_help_names_the_commands(capfd) -> None:

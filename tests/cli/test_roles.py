@@ -115,6 +115,19 @@ def test_a_limit_on_the_cost_stops_the_run_and_a_larger_one_finishes_it(
     assert len(load_records(out / "episodes.jsonl")) == 4
 
 
+def test_a_cost_that_leaves_calls_out_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        asked = ("--partner", f"endpoint:p@{url}", "--price-in", 1, "--price-out", 1)
+        assert api(server.base_url, out, *asked, task="secret_keeper", n=1) == 0
+        calls = len(server.requests)
+    found = json.loads((out / "summary.json").read_text())
+    assert found["cost"] > 0 and 0 < found["unpriced_calls"] <= calls
+    assert f"at least $0.00, {found['unpriced_calls']} calls" in capsys.readouterr().out
+
+
 def test_a_limit_without_a_price_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,15 @@ def test_texts_that_became_objects_or_lists_are_not_shown_as_words(
         assert "is no text" in caught.value.why
 
 
+def test_a_blank_candidate_is_none() -> None:
+    (row,) = synth("humanllm", 1, 3)
+    for gap in (None, " "):
+        with pytest.raises(DataError, match="candidate 4 is blank"):
+            task_of("humanllm").example(
+                {**row, "candidates": [*row["candidates"][:3], gap, *row["candidates"][4:]]}
+            )
+
+
 def test_the_options_of_a_question_are_texts_too() -> None:
     (row,) = synth("lifechoices", 1, 3)
     asked = row["Multiple Choice Question"]
@@ -190,3 +199,14 @@ def test_a_gold_that_is_no_candidate_is_a_bad_row_of_paratomi() -> None:
         task_of("paratomi").example(strange)
     assert task_of("paratomi").example({**strange, "cands": None})
     assert task_of("paratomi", "reference").example(strange), "scored 0 there, as published"
+
+
+def test_an_enormous_value_is_shown_by_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = made("paratomi", 1)
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [{**row, "story": "Ada came. " * 50_000}], data_source="paratomi")
+    assert cli.main(["data", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "--json has all" in shown and len(shown) < 500_000

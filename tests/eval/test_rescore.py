@@ -266,6 +266,23 @@ def test_rows_that_are_gone(old: Path, home: Path, gone: str) -> None:
     assert not (home / "new").exists()
 
 
+def test_rows_that_were_added_push_no_recorded_one_out(home: Path) -> None:
+    with ScriptedServer(answer=answer) as server:
+        assert evaluate(home, server, "--limit", 2) == 0
+    rows = home / "rows.jsonl"
+    more = [json.dumps({"topic": f"topic {i}", "mood": "grey"}) for i in range(40)]
+    rows.write_text("\n".join([*more, rows.read_text()]))
+    code, out, err = rescore(home / "old", "--out", home / "new")
+    assert code == 0, err
+    assert "0 of 2 episodes" in out
+    with ScriptedServer(answer=answer) as server:  # a rescored run is a run like any other
+        assert soul(
+            "judge", "check", home / "new", "--judge", f"endpoint:j@{server.base_url}",
+            "--out", home / "check",
+        ) == 0  # fmt: skip
+        assert len(server.requests) == 2 * 2
+
+
 def test_bad_folders(old: Path, home: Path) -> None:
     settings = (old / "config.yaml").read_text()
     cases: list[tuple[Path, str]] = [(home / "nowhere", "is not a soulkit run")]

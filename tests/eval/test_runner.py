@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -281,6 +282,14 @@ def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "20260101-eval-api-tomi", settings.command, settings.identity())
     assert unfinished(settings, tmp_path) == run.path
     assert unfinished(config(seed=1), tmp_path) is None
+    for name, text in (("environment.json", "{"), ("config.yaml", "a: [")):
+        broken = tmp_path / f"29990101-{name}"
+        broken.mkdir()
+        (broken / "config.yaml").write_text("a: 1")
+        (broken / "environment.json").write_text(json.dumps({"command": settings.command}))
+        (broken / name).write_text(text)
+    (run.path / "summary.json").write_text('{"n":')
+    assert unfinished(settings, tmp_path) == run.path
     play(run, work, settings, lost=[work[0].examples[0].id])
     assert unfinished(settings, tmp_path) == run.path
     play(run, work, settings)

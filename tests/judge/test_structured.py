@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,14 @@ def test_a_quoted_thinking_mark_takes_no_verdict_away(quoted: str) -> None:
 def test_what_is_wrong_is_said_of_the_last_object() -> None:
     with pytest.raises(UnreadableVerdict, match=r"goal\.score: Input should be less than"):
         read_shape(f'The transcript says {{"score": 10}}. {with_goal(6)}', Whole)
+
+
+def test_a_judge_that_never_stops_holds_nobody_up() -> None:
+    started = time.perf_counter()
+    with pytest.raises(UnreadableVerdict):
+        read_shape("{" * 400_000, Whole)
+    assert time.perf_counter() - started < 10, "the time grows with the square of the length"
+    assert read_shape("{" * 400_000 + GOOD_TEXT, Whole).model_dump() == GOOD
 
 
 @given(st.text())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.judge.verdict import has_word, named, plain, spoken, tagged_letter, tagged_text
+from soulkit.types import Protocol
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,14 @@ def test_without_a_tag_there_is_no_letter() -> None:
 )
 def test_spellings_of_one_place(text: str) -> None:
     assert named(text, ("red_box", "blue_box")) == {"red box"}
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+@pytest.mark.parametrize("end", ["", "</seed:think>"])
+def test_a_megabyte_of_opened_thoughts_is_read_at_once(protocol: Protocol, end: str) -> None:
+    started = time.perf_counter()
+    spoken("<think>" * 150_000 + end, protocol)
+    assert time.perf_counter() - started < 10, "the time grows with the square of the length"
 
 
 def test_a_longer_option_is_not_its_part() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import rankdata, spearmanr
 
 from soulkit.metrics import agreement
 
@@ -72,6 +73,15 @@ def test_spearman_and_pearson_on_a_curve():
     x, y = arrays([1, 2, 3, 4, 5], [1, 8, 27, 64, 125])
     assert agreement.spearman(x, y) == pytest.approx(1)
     assert agreement.pearson(x, y) == pytest.approx(0.9431, abs=1e-4)
+
+
+@given(st.lists(st.tuples(*[st.integers(-3, 3)] * 2), min_size=3, max_size=30))
+def test_ranks_and_correlations_are_those_of_the_libraries(pairs):
+    a, b = np.array(pairs, dtype=float).T
+    assert agreement.ranks(a).tolist() == rankdata(a).tolist()
+    if np.ptp(a) and np.ptp(b):
+        assert agreement.spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
+        assert agreement.pearson(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
 
 
 def test_partial_correlation_removes_what_both_follow():

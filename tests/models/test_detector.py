@@ -96,6 +96,14 @@ def test_silence_and_absence_are_errors() -> None:
         asked(quick(url, attempts=2))
 
 
+def test_of_an_endless_reply_only_the_beginning_is_read() -> None:
+    said = {"fraction_human": 0.5, "padding": "x" * 120_000}
+    with DetectorServer([(200, said)]) as server:
+        with pytest.raises(UnreadableVerdict, match="longer than 100000 characters"):
+            asked(quick(server.url))
+        assert len(server.requests) == 1
+
+
 def test_a_reply_is_paid_for_once_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with DetectorServer([(200, {"fraction_human": 0.75})]) as server:

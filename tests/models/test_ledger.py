@@ -71,7 +71,7 @@ def test_store_and_lookup(tmp_path: Path) -> None:
 def test_totals(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         empty = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": None}
-        assert ledger.totals() == {**empty, "hits": 0, "by_role": {}}
+        assert ledger.totals() == {**empty, "unpriced": 0, "hits": 0, "by_role": {}}
         ledger.store("a", ENTRY)
         ledger.store("b", replace(ENTRY, cost=0.25))
         ledger.store("c", replace(ENTRY, cost=0.5, call=replace(CALL, role="coach")))
@@ -81,6 +81,7 @@ def test_totals(tmp_path: Path) -> None:
         whole = {"calls": 3, "prompt_tokens": 9, "completion_tokens": 12, "cost": 0.75}
         assert ledger.totals() == {
             **whole,
+            "unpriced": 1,
             "hits": 1,
             "by_role": {"judge": judge, "coach": coach},
         }

@@ -127,6 +127,8 @@ def test_coaches_are_rules_or_players() -> None:
     assert coach("symbolic") == "symbolic" and coach("terse") == "terse"
     assert coach("actor").kind == "actor"
     assert coach(f"endpoint:wise@{URL}").base_url == URL
+    with pytest.raises(ConfigError, match=r"'symbolc'\. Did you mean 'symbolic'\? Write endpoint:"):
+        coach("symbolc")
 
 
 def test_repeated_opinions_are_not_greedy_unless_told_so() -> None:
@@ -191,6 +193,13 @@ def test_what_is_no_script(tmp_path: Path, text: str) -> None:
         ScriptedModel.read(file)
 
 
+def test_a_rule_that_says_nothing_is_told_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "script.yaml"
+    file.write_text("rules: [{when: x, say: []}]\n")
+    with pytest.raises(ConfigError, match=r"rules\.0\.say: an empty list says nothing"):
+        ScriptedModel.read(file)
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 SECRETS = ["sk-" + "abcdef0123456789" * 2, "gsk_" + "aB3dE5" * 6, "hunter2"]
@@ -221,6 +230,8 @@ def test_a_pasted_key_is_refused_and_not_repeated(base: dict[str, Any], player: 
 def test_an_address_is_no_model() -> None:
     with pytest.raises(ConfigError, match="without a model"):
         config({"partner": "endpoint:http://host/v1"})
+    with pytest.raises(ConfigError, match="model: String should have at least 1"):
+        config({"model": ""})
 
 
 # --- one endpoint, several roles ------------------------------------------------------------------

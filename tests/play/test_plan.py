@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from soulkit.models.footprint import Speed, device_speed, footprint
-from soulkit.play.plan import USUAL, Voice, Work, plan, scaled
+from soulkit.play.plan import AGAIN, USUAL, Voice, Work, plan, scaled
 from soulkit.tasks.registry import load_registry
+from soulkit.train.assemble import gather_material
+from soulkit.train.canaries import caged
+from soulkit.train.config import TrainConfig
+from soulkit.train.planning import plan_of
 from tests.eval_support import examples, soul
 from tests.train.support import random_model
 
@@ -138,6 +142,77 @@ def test_soul_plan_of_a_training(model: Path, capsys: pytest.CaptureFixture[str]
     assert "coach" not in capsys.readouterr().out
 
 
+def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("eval", "api", "--model", "m", "--task", "secret_keeper", "--data", "synth:2",
+             "--price-in", 1, "--price-out", 2)  # fmt: skip
+    assert soul("plan", *asked, "--partner", "actor", "--json") == 0
+    actor, partner = json.loads(capsys.readouterr().out)["tasks"][0]["asked"]
+    assert partner["name"] == "actor" and partner["cost"] == actor["cost"] > 0
+    assert partner["seconds"] == actor["seconds"] > 0
+
+
+def test_a_checkpoint_beside_the_actor_takes_memory_and_time(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for kind, own in (("local", ("--model", model)), ("api", ("--model", "m"))):
+        for partner in (f"local:{model}", "actor"):
+            assert soul("plan", "eval", kind, *own, "--task", "secret_keeper", "--data", "synth:2",
+                        "--partner", partner, "--json") == 0  # fmt: skip
+            found[kind, partner] = json.loads(capsys.readouterr().out)["machine"]
+    alone, both = found["local", "actor"], found["local", f"local:{model}"]
+    assert both["memory"] == 2 * alone["memory"]
+    assert both["seconds"] == pytest.approx(alone["seconds"])
+    assert found["api", "actor"] is None
+    assert found["api", f"local:{model}"]["memory"] == alone["memory"]
+
+
+def test_judges_count_with_their_re_asks_and_samples() -> None:
+    registry = load_registry()
+    work = Work(registry.task("sotopia"), examples("sotopia", 3))
+    judge = Voice(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
+    (one,) = plan([work], 2, {"sotopia": [judge]}).tasks[0].asked
+    assert one.calls == 2 * 3 * 2 * 3 * 2  # questions, rows, repeats, samples, tries
+    assert one.reply_tokens == one.calls // 2 * 100
+    first = one.prompt_tokens + one.reply_tokens
+    assert one.cost == pytest.approx(first / 1e6)
+    assert one.cost_limit == pytest.approx((2 * first + one.calls // 2 * AGAIN) / 1e6)
+
+
+def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
+    flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "partner": "actor",
+             "data": {"sotopia": "synth:40"}, "judge": ["endpoint:j"], "steps": 5,
+             "prompts_per_step": 2, "group_size": 2}  # fmt: skip
+    bare = plan_of(TrainConfig.load(env={}, flags=flags))
+    assert [task.task for task in bare.tasks] == ["sotopia drafts"]
+    config = TrainConfig.load(env={}, flags={**flags, "eval_every": 2, "canary_every": 2})
+    material = gather_material(config)
+    drafts, dev, canaries = plan_of(config, material).tasks
+    assert (drafts.task, dev.task, canaries.task) == (
+        "sotopia drafts", "sotopia dev", "sotopia canaries"
+    )  # fmt: skip
+    assert dev.episodes == 2 * len(material.dev) and dev.calls["actor"] == 10 * dev.episodes
+    assert canaries.episodes == 3 * len(caged(material.pool))
+    assert canaries.calls == {"judge": 4 * canaries.episodes}
+
+
+def test_a_comparison_is_planned_and_nothing_runs(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked = ("--model", model, "--task", "tomi", "--data", "tomi=synth:20", "--steps", 3,
+             "--prompts", 4, "--group-size", 2, "--methods", "ditto,grpo", "--seeds", 2,
+             "--out", out)  # fmt: skip
+    assert soul("plan", "train", "ablate", *asked, "--json") == 0
+    tasks = json.loads(capsys.readouterr().out)["tasks"]
+    assert not out.exists()
+    assert {task["task"]: task["calls"]["actor"] for task in tasks} == {
+        "tomi drafts ditto": 48, "tomi refined ditto": 48, "tomi drafts grpo": 96
+    }  # fmt: skip
+
+
 def test_what_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert soul("plan", "report", "x") == 2
     assert "soul plan eval" in capsys.readouterr().err
+    assert soul("plan", "train") == 2
+    assert "soul plan train ditto" in capsys.readouterr().err

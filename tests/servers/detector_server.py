@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -71,7 +72,8 @@ class DetectorServer:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                with suppress(ConnectionError):  # a client need not read to the end
+                    self.wfile.write(content)
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet: tests read `requests` instead of a log."""

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.judge.leaks import LeakView
-from soulkit.tasks.budgets import fair_cap, first_words, keep_latest, share_fairly, words
+from soulkit.tasks.budgets import (
+    fair_cap,
+    first_words,
+    keep_latest,
+    last_words,
+    share_fairly,
+    words,
+)
 from soulkit.tasks.lessons import safest
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=12)
@@ -44,6 +51,8 @@ def test_the_latest_entries_stay(lengths: list[int], budget: int) -> None:
 def test_line_breaks_survive_a_cut() -> None:
     assert first_words("a\nb  c", 2) == "a\nb [...]"
     assert first_words("a\nb", 2) == "a\nb"
+    assert last_words("a\nb  c", 2) == "[...] b  c"
+    assert last_words("a b", 2) == "a b" and last_words("a b", 0) == first_words("a", 0) == "[...]"
     assert keep_latest(["a b c", "d"], None) == (("a b c", "d"), 0)
     assert keep_latest(["a", "b c d"], 2) == (("b c [...]",), 2)
 

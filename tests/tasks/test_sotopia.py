@@ -82,6 +82,15 @@ def test_a_partner_that_leaves_ends_the_scene() -> None:
     assert len(record(partner=LEAVE).episode.transcript) == 2
 
 
+def test_a_partner_that_leaves_at_once_is_no_failure_of_the_actor() -> None:
+    row = example(eval_position="agent2")
+    found = record(row, partner=LEAVE)
+    assert (found.score.value, found.score.reason) == (None, "partner_error")
+    assert "left before the actor's first turn, twice" in found.score.words
+    again = record(row, partner=in_turn([LEAVE, LINE], LEAVE))
+    assert again.score.scored and len(again.episode.transcript) == 3
+
+
 def test_the_second_seat_hears_the_first_line_before_it_speaks() -> None:
     episode = record(example(eval_position="agent2"), partner=speak("Morning.")).episode
     first = episode.traces[0].turns[0].context
@@ -160,6 +169,9 @@ def test_seats_follow_the_row() -> None:
     assert example(eval_position=" Agent2 ").seats == {"agent1": "partner", "agent2": "actor"}
     with pytest.raises(DataError, match="eval_position"):
         example(eval_position="agent3")
+    with pytest.raises(DataError, match="Both characters"):
+        example(agent2_name=" Maya  Lind")
+    assert example("reference", agent2_name="Maya Lind"), "there turns are known by name alone"
 
 
 def test_names_take_the_place_of_whole_words() -> None:
@@ -252,7 +264,7 @@ def test_value_and_reward_are_one_number() -> None:
     assert score.status == "ok" and raw(score) == GOOD
     assert score.metrics["weighted"] == weighted(GOOD)
     assert (score.metrics["hacked"], score.metrics["turns"]) == (0.0, 3.0)
-    assert score.metrics["judge_agreement"] is None
+    assert "judge_agreement" not in score.metrics
     assert score.words.splitlines()[-1] == "goal 7: it shows" and len(score.words.splitlines()) == 7
     assert [verdict.purpose for verdict in score.verdicts] == ["score", "audit"]
     assert set(score.prompts) == {"character", "judge", "audit"}

@@ -147,3 +147,8 @@ def test_placeholders() -> None:
     text = "agent1, Agent2's and Agent12"
     assert in_place(text, "Ana", "Ben", "paper") == "Ana, Ben's and Agent12"
     assert in_place(text, "Ana", "Ben", "reference") == "Ana, Ben's and Ana2"
+
+
+def test_placeholders_among_odd_names_and_other_scripts() -> None:
+    assert in_place("Agent1 meets Agent2", "Agent2", "Ben", "paper") == "Agent2 meets Ben"
+    assert in_place("Agent1和agent2在商店", "佐藤", "Ben", "paper") == "佐藤和Ben在商店"

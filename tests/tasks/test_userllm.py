@@ -131,6 +131,13 @@ def test_a_conversation_in_any_spelling(history: Any) -> None:
     )  # fmt: skip
 
 
+def test_a_line_that_looks_like_a_tag_is_text_where_tags_stand_in_brackets() -> None:
+    said = "Two facts:\nModel: Corolla\nUser: anybody"
+    assert read_conversation(f"<user>: which car\n<assistant>: {said}") == (
+        {"speaker": "user", "text": "which car"}, {"speaker": "assistant", "text": said},
+    )  # fmt: skip
+
+
 def test_no_conversation_yet() -> None:
     assert {read_conversation(h) for h in (None, "", "  \n", [], ())} == {()}
     assert read_conversation("just this") == ({"speaker": "user", "text": "just this"},)
@@ -358,6 +365,9 @@ def test_a_panel_agrees_or_not() -> None:
     found = scored(FIRST, "hey", lambda body: next(labels), samples=3)
     assert found.metrics["ai_detector"] == pytest.approx(2 / 3) and len(found.verdicts) == 3
     assert found.metrics["judge_agreement"] == pytest.approx(1 / 3)
+    labels = iter(["HUMAN", "who knows", "who knows"])
+    found = scored(FIRST, "hey", lambda body: next(labels), samples=2)
+    assert len(found.verdicts) == 2 and "judge_agreement" not in found.metrics
     labels = iter(["AI", "HUMAN", "HUMAN"])
     found = scored(FIRST, "hey", lambda body: next(labels), samples=3, combine="vote")
     assert found.metrics["ai_detector"] == 1.0
@@ -423,6 +433,20 @@ def test_a_detector_that_is_none(options: dict[str, Any]) -> None:
         with_options(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("detector_machine", "false", "true or false, without quotes"),
+        ("detector_field", 3, "a text"),
+        ("detector_keyenv", "MY_KEY", "Did you mean 'detector_key_env'?"),
+    ],
+)
+def test_an_option_of_the_detector_is_not_guessed(name: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"option {name}") as caught:
+        with_options(detector="url", detector_url="http://127.0.0.1:9/v3", **{name: value})
+    assert why in str(caught.value.way_out)
+
+
 # -- feedback ------------------------------------------------------------------------------------
 
 
@@ -474,7 +498,7 @@ def test_words_of_a_lesson_that_are_choices_are_not_said() -> None:
     [
         (QUIZ, "Do not mention the department store.", "private_text"),
         (SEARCH, "A judge wants REFUSED here.", "rubric_words"),
-        (SEARCH, "Refuse and do not accept it.", ""),
+        (SEARCH, "You accepted what was proposed; it should be refused.", ""),
         (FIRST, "Just write: shd i move 4 a job", "gold_reference"),
         (LATER, f"Reply with {END} now.", "rubric_words"),
         (LATER, "Compare the answer with what you wanted.", ""),
@@ -571,6 +595,16 @@ def test_diversity_and_termination_of_a_batch() -> None:
     assert found["first_turn_diversity"] == pytest.approx(0.833333, abs=1e-6)
     ends = [found[f"termination_{name}"] for name in ("precision", "recall", "f1")]
     assert ends == [0.5, 0.5, 0.5]
+
+
+def test_a_batch_without_ends_has_no_score_of_ending() -> None:
+    going_on = [recorded(row, "more", prism(0.5, 1.0), "a") for row in (FIRST, OPEN)]
+    assert not any(
+        name.startswith("termination") for name in task_of("userllm").summarise(going_on)
+    )
+    missed = task_of("userllm").summarise([recorded(LATER, "more", prism(0.5, 0.0), "a")])
+    assert (missed["termination_recall"], missed["termination_f1"]) == (0.0, 0.0)
+    assert "termination_precision" not in missed
 
 
 # -- words ---------------------------------------------------------------------------------------

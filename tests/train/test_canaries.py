@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from soulkit.records import load_records
+from soulkit.report.table import canary_text
 from soulkit.runs import read_jsonl
 from soulkit.tasks.canaries import NAMES, texts
 from soulkit.train.canaries import canary_totals, first_values, reasons
@@ -123,7 +124,9 @@ def test_a_judge_that_mumbles_at_canaries_leaves_no_number(warm: Path, tmp_path:
     line = read_jsonl(out / "metrics.jsonl")[0]
     assert line["canary/gibberish"] is None and line["canary_unscored"] == 2
     assert line["canary/keywords"] == 0.5 and "canary_alarm" not in line  # not above the drafts
-    assert "gibberish" not in summary_of(out)["canaries"]["first"]
+    canaries = summary_of(out)["canaries"]
+    assert "gibberish" not in canaries["first"] and canaries["unscored"] == 2
+    assert canary_text(summary_of(out)).endswith("no alarm; 2 got no verdict")
 
 
 def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> None:
@@ -133,6 +136,11 @@ def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> No
     )  # fmt: skip
     assert code == 2 and not (tmp_path / "run").exists()
     assert "no judge scores tomi" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_canaries_that_nobody_ever_judged_are_not_measured() -> None:
+    found = canary_totals([{"step": 0, "canary/keywords": None, "canary_unscored": 2}])
+    assert canary_text(found) == "not measured; no alarm; 2 got no verdict"
 
 
 def test_totals_of_a_run_without_canaries_are_empty() -> None:

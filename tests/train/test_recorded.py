@@ -10,6 +10,8 @@ import pytest
 from soulkit.records import load_records
 from soulkit.runs import read_environment
 from tests.eval_support import three_lines
+from tests.judged_support import TASKS, judge, write_rows
+from tests.servers.openai_server import ScriptedServer
 from tests.train.support import random_model, soul
 
 
@@ -48,3 +50,23 @@ def test_settings_of_another_version_are_refused(trained: Path, tmp_path: Path, 
     capfd.readouterr()
     assert soul("rescore", copy, "--out", tmp_path / "new") == 2
     assert "cannot be used here (mood" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_a_judged_training_is_rescored_twice(tmp_path: Path, capfd) -> None:
+    """The second time the judge's replies are found through the run that was rescored first."""
+    rows = write_rows(tmp_path / "rows.jsonl", 6)
+    with ScriptedServer(answer=judge()) as server:
+        assert soul(
+            "train", "grpo", "--model", random_model(tmp_path / "model"), "--tasks", TASKS,
+            "--task", "essay", "--data", f"essay={rows}",
+            "--judge", f"endpoint:j@{server.base_url}", "--steps", 1,
+            "--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--lora-r", 4,
+            "--out", tmp_path / "a", "--limit", 4,
+        ) == 0  # fmt: skip
+    rows.write_text(rows.read_text() + '{"topic": "topic 50"}\n{"topic": "topic 51"}\n')
+    for old, new in ("ab", "bc"):
+        capfd.readouterr()
+        assert soul("rescore", tmp_path / old, "--out", tmp_path / new) == 0
+        assert "0 of 4 episodes have another score now" in capfd.readouterr().out
+    assert soul("ledger", "stats", tmp_path / "c") == 0
+    assert "judge" in capfd.readouterr().out

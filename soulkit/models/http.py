@@ -1,0 +1,96 @@
+"""POSTs to one server: what is sent beside the body, and how much may come back.
+
+The HTTP package is the one that the openai package brings (httpx, later httpx2), asked directly:
+the SDK around it takes as long again as a call needs, reads whatever a server sends into memory
+and follows redirects, so that prompts could end at a host that nobody named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.address import is_loopback
+
+MAX_BYTES = 32 * 1024 * 1024
+"""Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
+
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+Client = Any
+"""The HTTP package's AsyncClient."""
+
+
+class TooLong(Exception):
+    """A reply beyond MAX_BYTES; the rest of it was not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a server sent back, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    text: str
+
+
+@cache
+def package() -> Any:
+    """The HTTP package: the openai package says which one it is."""
+    from openai import DefaultAsyncHttpxClient
+
+    modules = (kind.__module__.partition(".")[0] for kind in DefaultAsyncHttpxClient.__mro__)
+    return import_module(next(name for name in modules if name.startswith("httpx")))
+
+
+@cache
+def _certificates(outside: bool, *named: str | None) -> Any:
+    """What servers are trusted with; read once, since that takes longer than all the rest of a
+    client. `named` is what the environment says, which is honoured `outside` this machine."""
+    return package().create_ssl_context(trust_env=outside)
+
+
+def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
+    """A client that keeps `connections`. Raises ModelLoadError when this machine's settings for
+    proxies or certificates, or the address, allow none."""
+    http = package()
+    limits = http.Limits(max_connections=connections, max_keepalive_connections=connections)
+    # A proxy of the environment cannot reach a server on this machine's loopback.
+    outside = not is_loopback(base_url)
+    try:
+        client = http.AsyncClient(
+            timeout=timeout_s, limits=limits, trust_env=outside, follow_redirects=False,
+            verify=_certificates(outside, *(os.environ.get(name) for name in _CERTIFICATES)),
+        )  # fmt: skip
+        client.build_request("POST", base_url)
+    except (ImportError, OSError, ValueError, http.InvalidURL) as error:
+        raise ModelLoadError(
+            f"No connection to '{base_url}' can be prepared: {type(error).__name__}.",
+            f"The HTTP package says: {' '.join(str(error).split())}",
+            "Check the address, and what HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, SSL_CERT_FILE and "
+            "SSL_CERT_DIR say (NO_PROXY lists hosts that need no proxy).",
+        ) from error
+    return client
+
+
+async def post(client: Client, url: str, key: str, body: Mapping[str, Any]) -> Received:
+    """The reply to a POST of `body`; TooLong, or an error of the HTTP package when none came."""
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    async with client.stream("POST", url, content=content, headers=headers) as reply:
+        pieces, size = [], 0
+        async for piece in reply.aiter_bytes():
+            size += len(piece)
+            if size > MAX_BYTES:
+                raise TooLong
+            pieces.append(piece)
+        # JSON is UTF-8, whatever the header says.
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return Received(reply.status_code, dict(reply.headers), text)

@@ -1,0 +1,56 @@
+"""One judgement of one recorded episode: who is asked, who is not, and what is paid for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from soulkit.eval.judging import Seen, judgement
+from soulkit.models.base import Player
+from soulkit.models.ledger import Ledger
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.userllm import UserLLM
+from soulkit.types import Completion, Episode, Line, Record, Trace, Turn
+from tests.servers.detector_server import DetectorServer
+
+ROW = {
+    "source": "prism", "intent": "get advice about moving to another city for a new job",
+    "conversation_history": "", "is_last_turn": False, "opening_prompt": "shd i move 4 a job",
+    "question": None, "assistant_suggestion_turn": None, "choices": None,
+}  # fmt: skip
+
+
+class Unasked:
+    """A judge that must not be asked."""
+
+    name = "unasked"
+
+    async def complete(self, *_: Any) -> Completion:
+        raise AssertionError("nobody should ask")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_service_of_the_task_is_paid_once_and_is_no_opinion_of_the_judge(tmp_path: Path) -> None:
+    with DetectorServer([(200, {"fraction_human": 0.25})]) as server:
+        options = {"detector": "url", "detector_url": server.url}
+        spec = load_registry().spec("userllm").model_copy(update={"options": options})
+        seen = _seen(UserLLM("userllm", spec))
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            for _ in range(2):
+                found = asyncio.run(judgement(seen, "j", Player(Unasked()), 0, ledger))
+                assert not found.problem and found.asked == 0 and not found.said
+        assert len(server.requests) == 1
+
+
+def _seen(task: UserLLM) -> Seen:
+    example = task.example(ROW)
+    turn = Turn(task.preview(example), Completion(text="hey, new job, new town?"))
+    episode = Episode(
+        example_id=example.id, task=task.name, traces=(Trace("user", (turn,)),),
+        transcript=(Line("user", turn.completion.text),),
+    )  # fmt: skip
+    score = asyncio.run(_no_score())
+    return Seen(task, example, Record(episode=episode, score=score))
