@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from soulkit.judge.reliability import Judgement, Match, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger import Ledger
-from soulkit.models.roles import Crew, RolesConfig
+from soulkit.models.roles import Crew, RolesConfig, RoleSettings
 from soulkit.play.engine import gather
 from soulkit.records import load_records
 from soulkit.runs import CONFIG, Run, read_environment
@@ -89,9 +89,11 @@ class Check:
         """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked."""
         folder = Path(config.run)
         source = source_of(folder)
-        judges = config.judge or source.judge
+        judges = distinct(config.judge) or distinct(source.judge)
         if not judges:
             raise unfilled("judge")
+        if len(judges) < len(config.judge):
+            raise _twice()
         seen, lost = judged_episodes(folder, source, config.limit)
         couples = tuple(pairs_of(seen)) if config.pairs else ()
         digest = hashlib.sha256("\n".join(_trace(s.record) for s in seen).encode()).hexdigest()[:16]
@@ -138,6 +140,20 @@ class Check:
                 player = replace(player, sampling=asked)
             made.append(player)
         return dict(zip(judge_names(made), made, strict=True))
+
+
+def distinct(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
+    """The judges without those who are another one again."""
+    return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
+
+
+def _twice() -> ConfigError:
+    return ConfigError(
+        "The same judge is named twice.",
+        "Equal questions to equal judges are answered from the ledger, so the two would agree on "
+        "everything, whatever they think.",
+        "Name it once: --samples says how far a judge agrees with itself.",
+    )
 
 
 # -- what is checked -----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a feedback repeats of a text that its reader must not know.
 
-Pure word counting, three thresholds, no judgement of meaning: a paraphrase passes, a quotation does
+Pure word counting, a few thresholds, no judgement of meaning: a paraphrase passes, a quotation does
 not. Words are compared in one case, without marks, and without the commonest English endings
 (`sells` and `selling` are `sell`); scripts that write without blanks are compared by character.
 What the reader sees anyway never counts: a run that stands in the public text is no echo of a
@@ -25,6 +25,9 @@ REFERENCE_RUN = 6
 """… and so many of a reference: whoever learns to write like it shares its turns of phrase."""
 NEW_IN_RUN = 2
 """… if so many of them are words of content that the public text does not hold."""
+LONG_RUN = 8
+"""So many in a row are a quotation even when each of them is known: in "five points for a lamp, one
+for a chair" the order is the secret."""
 SENTENCE_WORDS = 3
 SENTENCE_SHARE = 0.6
 """A private sentence is told when so many of its new words of content are said, as a count and as a
@@ -36,6 +39,7 @@ REFERENCE_SHARE = 0.2
 content are said."""
 
 _TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+_GROUPED = re.compile(r"(?<=\d)[,.'\u2019\u00a0\u202f](?=\d{3}(?!\d))")
 _SENTENCE = re.compile(r"(?<=[.!?;\u3002\uff01\uff1f])\s*|\n+")
 _ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|es|s|e)$")
 _FUNCTION = """
@@ -53,8 +57,8 @@ _STEMS = frozenset(_ENDING.sub("", word) for word in _FUNCTION.split())
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in one case, without marks."""
-    return _TOKEN.findall(plain(text))
+    """The words of a text in one case, without marks; 1,500 is one word, and the same as 1500."""
+    return _TOKEN.findall(plain(_GROUPED.sub("", text)))
 
 
 def tokens(text: str) -> list[str]:
@@ -75,6 +79,8 @@ def echoes_private(text: str, private: str, public: str) -> bool:
     """
     said, hidden, known = tokens(text), tokens(private), tokens(public)
     if figures(hidden) & figures(said) - figures(known):
+        return True
+    if grams(said, LONG_RUN) & grams(hidden, LONG_RUN) - grams(known, LONG_RUN):
         return True
     if _short(hidden, known, RUN):
         return _says_whole(said, hidden, known)

@@ -247,7 +247,9 @@ class Reliability:
         }
 
     def _unmatched(self) -> list[str]:
-        """Dimensions that people labelled and no verdict has."""
+        """Dimensions that people labelled and no verdict has; none while there is no verdict."""
+        if not self.dimensions:
+            return []
         labelled = {name for s in self.subjects.values() for name in s.people}
         return sorted(labelled.difference(self.dimensions))
 

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from importlib import import_module
-from typing import Any
 
 from soulkit.errors import UnreadableVerdict
+from soulkit.models import http
 from soulkit.models.address import checked_url, is_loopback, read_key
-from soulkit.models.faults import clean, masked
+from soulkit.models.faults import broken, clean, masked
 from soulkit.models.ledger import Entry, Ledger, request_key, request_of
 from soulkit.models.wire import Unreadable, read_reply
 from soulkit.types import Call, Sampling
 
 ATTEMPTS = 4
-MAX_CHARS = 100_000
+MAX_BYTES = 100_000
 """Of a reply. One number needs a few; whatever answers with more is no such service."""
+_JITTER = random.Random()
+"""Not the global stream, which seeds depend on."""
 _RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 _SAMPLING = Sampling(temperature=0.0)
 """Nothing is sampled; the ledger's key wants some."""
@@ -49,7 +50,7 @@ class Detector:
         field: of the reply's JSON object.
         machine: whether a high number means a machine's text.
         timeout_s: seconds of one attempt.
-        backoff_s: seconds before the second attempt, doubled for each one after it.
+        backoff_s: seconds before the second attempt at most, doubled for each one after it.
     """
 
     url: str
@@ -99,50 +100,36 @@ class Detector:
             if not again:
                 break
             if attempt < self.attempts:
-                await asyncio.sleep(self.backoff_s * 2 ** (attempt - 1))
+                await asyncio.sleep(_JITTER.uniform(0.5, 1.0) * self.backoff_s * 2 ** (attempt - 1))
         raise UnreadableVerdict(f"{self.name}: {problem}")
 
     async def _post(self, text: str, secret: str) -> tuple[str, str, bool]:
         """(the reply, what is wrong with it, whether asking again may help)."""
+        errors = http.package()
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, said = await self._received(text, secret)
-        except TimeoutError:
+                got = await self._received(text, secret)
+        except (TimeoutError, errors.TimeoutException):
             return "", f"no answer within {self.timeout_s:g} s", True
-        except _http_error() as error:
-            return "", f"the connection broke: {clean(str(error), secret)}", True
-        raw = masked(said, secret)
-        if status != 200:
-            return raw, f"HTTP {status} {clean(raw, secret)}".strip(), status in _RETRIED
-        if len(said) > MAX_CHARS:
-            return "", f"the reply is longer than {MAX_CHARS} characters", False
+        except errors.HTTPError as error:
+            return "", clean(broken(error).detail, secret), True
+        except http.TooLong:
+            return "", f"the reply is longer than {MAX_BYTES} bytes", False
+        raw = masked(got.text, secret)
+        if got.status != 200:
+            problem = f"HTTP {got.status} {clean(raw, secret)}".strip()
+            return raw, problem, got.status in _RETRIED
         try:
             self._share(raw)
         except UnreadableVerdict as error:
             return raw, error.detail, True
         return raw, "", False
 
-    async def _received(self, text: str, secret: str) -> tuple[int, str]:
-        """(status, body): of a body beyond MAX_CHARS a little more than that is read."""
-        from openai import DefaultAsyncHttpxClient
-
+    async def _received(self, text: str, secret: str) -> http.Received:
         headers = {self.header: secret} if secret else {}
         url = checked_url(self.url)
-        # A redirect would carry the key to another place; a proxy cannot reach this machine.
-        client = DefaultAsyncHttpxClient(
-            timeout=self.timeout_s, follow_redirects=False, trust_env=not is_loopback(url)
-        )
-        pieces, length = [], 0
-        async with (
-            client,
-            client.stream("POST", url, json={"text": text}, headers=headers) as reply,
-        ):
-            async for piece in reply.aiter_text():
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_CHARS:
-                    break
-        return reply.status_code, "".join(pieces)
+        async with http.make_client(url, self.timeout_s, 1) as client:
+            return await http.post(client, url, headers, {"text": text}, MAX_BYTES)
 
     def _share(self, raw: str) -> float:
         """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""
@@ -175,14 +162,3 @@ def _said(entry: Entry) -> str:
         return read_reply(entry.reply).text
     except Unreadable as error:
         raise UnreadableVerdict(f"the ledger's entry of {entry.model} cannot be read") from error
-
-
-@cache
-def _http_error() -> type[Exception]:
-    """The base of the HTTP client's errors: the openai package says which HTTP package it is."""
-    from openai import DefaultAsyncHttpxClient
-
-    modules = (kind.__module__.partition(".")[0] for kind in DefaultAsyncHttpxClient.__mro__)
-    package: Any = import_module(next(name for name in modules if name.startswith("httpx")))
-    error: type[Exception] = package.HTTPError
-    return error

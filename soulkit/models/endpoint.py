@@ -73,6 +73,9 @@ __all__ = ["OPENAI_URL", "Endpoint"]
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES = 32 * 1024 * 1024
+"""Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
+
 Keep = Callable[[Entry], Entry]
 """Puts a paid reply into the ledger."""
 
@@ -340,7 +343,7 @@ class Endpoint:
         except errors.HTTPError as error:
             fault = broken(error)
         except http.TooLong:
-            fault = endless(http.MAX_BYTES)
+            fault = endless(MAX_BYTES)
         except Unreadable as error:
             assert got is not None
             fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
@@ -349,7 +352,8 @@ class Endpoint:
     async def _post(self, client: http.Client, asked: _Asked) -> http.Received:
         body = {"model": self.name, "messages": asked.messages, **asked.sent}
         url = f"{self.base_url}/chat/completions"
-        return await http.post(client, url, self._key or "unused", body)
+        headers = {"Authorization": f"Bearer {self._key or 'unused'}"}
+        return await http.post(client, url, headers, body, MAX_BYTES)
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:

@@ -15,12 +15,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from soulkit import __version__
 from soulkit.errors import ModelLoadError
 from soulkit.models.address import is_loopback
 
-MAX_BYTES = 32 * 1024 * 1024
-"""Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
-
+_USUAL = {"Content-Type": "application/json", "User-Agent": f"soulkit/{__version__}"}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 Client = Any
@@ -28,7 +27,7 @@ Client = Any
 
 
 class TooLong(Exception):
-    """A reply beyond MAX_BYTES; the rest of it was not read."""
+    """A reply beyond what is read of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,19 @@ def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
     return client
 
 
-async def post(client: Client, url: str, key: str, body: Mapping[str, Any]) -> Received:
-    """The reply to a POST of `body`; TooLong, or an error of the HTTP package when none came."""
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    async with client.stream("POST", url, content=content, headers=headers) as reply:
+async def post(
+    client: Client, url: str, headers: Mapping[str, str], body: Mapping[str, Any], most: int
+) -> Received:
+    """The reply to a POST of `body`, read up to `most` bytes.
+
+    Raises TooLong, or an HTTPError of the HTTP package when no reply came.
+    """
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    async with client.stream("POST", url, content=content, headers={**_USUAL, **headers}) as reply:
         pieces, size = [], 0
         async for piece in reply.aiter_bytes():
             size += len(piece)
-            if size > MAX_BYTES:
+            if size > most:
                 raise TooLong
             pieces.append(piece)
         # JSON is UTF-8, whatever the header says.

@@ -13,6 +13,7 @@ before the first user message), and a history that does not continue the earlier
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,8 +90,26 @@ class Renderer:
         return bare(context)
 
     def render(self, context: Sequence[Segment], *, reply: bool = True) -> str:
-        """The conversation as the template's text; `reply` adds the header of the next turn."""
-        return self._render(_fold(context) if self.folds_system else context, reply)
+        """The conversation as the template's text; `reply` adds the header of the next turn.
+
+        Special tokens that stand in a message are bent: they would end it, and begin another one
+        that nobody said.
+        """
+        harmless = [self._harmless(segment) for segment in context]
+        return self._render(_fold(harmless) if self.folds_system else harmless, reply)
+
+    def _harmless(self, segment: Segment) -> Segment:
+        if self._special is None or not self._special.search(segment.text):
+            return segment
+        bent = self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", segment.text)
+        return replace(segment, text=bent)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        names = {str(token) for token in self.tokenizer.all_special_tokens}
+        # A lone sign may be somebody's padding token, and is no way to forge a turn.
+        telling = sorted((name for name in names if len(name) > 2), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, telling))) if telling else None
 
     @property
     def reads_thinking(self) -> bool:

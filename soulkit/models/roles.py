@@ -212,6 +212,16 @@ class RolesConfig(Settings):
         return looked_up(given, cls.roles())
 
     @model_validator(mode="after")
+    def _different_judges(self) -> Self:
+        """Equal judges would be one ledger entry, and agree with themselves by construction."""
+        players = [judge.model_dump_json() for judge in self.judge]
+        if len(set(players)) < len(players):
+            raise ValueError(
+                "the same judge is named twice; several opinions of one are --judge-samples 2"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _without_secrets(self) -> Self:
         """Whatever reads these settings, a plan as well, may print and store them."""
         refuse_secrets(plain_config(self.resolved()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,12 +71,20 @@ def read_action(text: str, protocol: Protocol, name: str = "") -> Action:
         action = parse_action(remove_think(text, remove_unclosed=True))
         argument = sanitise(action.argument)
     else:
-        said = spoken(text, "paper")
+        said = text.strip() if _is_object(text) else spoken(text, "paper")
         action = _from_objects(said) or _from_pieces(said) or _from_prose(said, name)
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
         if action.kind in TOLD and not argument.strip():
             return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
     return replace(action, argument=argument, cut=argument.endswith(MARK))
+
+
+def _is_object(text: str) -> bool:
+    """Whether a reply is one object from end to end: whoever says <think> in it does not think."""
+    try:
+        return isinstance(_LENIENT.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _shortened(text: str, chars: int) -> str:
@@ -183,17 +191,33 @@ def _found(value: Any, depth: int = 3) -> Action | None:
         return _action(value)
     else:
         inner = list(value.values())
-        texts = [item for item in inner if isinstance(item, str) and item.strip()]
-        if len(inner) == len(texts) == 1:
-            return Action(SPEAK, texts[0], "salvaged")
+        if (action := _renamed(inner)) is not None:
+            return action
     candidates = (_found(item, depth - 1) for item in inner if depth > 0)
     found = next((action for action in candidates if action is not None), None)
     return None if found is None else replace(found, status=_worse(found))
 
 
+def _renamed(values: Sequence[Any]) -> Action | None:
+    """The action of an object under other keys: a text, or a kind and a text, or leaving."""
+    texts = [item for item in values if isinstance(item, str) and item.strip()]
+    if len(values) == len(texts) == 1 and _kind(texts[0]) != LEAVE:
+        return Action(SPEAK, texts[0], "salvaged")
+    kinds = [kind for text in texts if (kind := _kind(text)) is not None]
+    said = [text for text in texts if _kind(text) is None]
+    if len(texts) != len(values) or len(said) > 1 or len(kinds) > 1 or NONE in kinds:
+        return None
+    if said:
+        return Action(kinds[0] if kinds else SPEAK, said[0], "salvaged")
+    return Action(LEAVE, "", "salvaged") if kinds == [LEAVE] else None
+
+
 def _action(value: Mapping[str, Any]) -> Action | None:
     given, argument = value.get("action_type"), value.get("argument")
     kind, text = _kind(given), _text(argument)
+    if kind in TOLD and "argument" not in value:
+        named = _renamed(list(value.values())) if len(value) > 1 else None
+        return named or Action(NONE, "", "salvaged")
     if kind is None and not text.strip():
         return None
     # Who leaves or does nothing may say so in as many words: the argument is then no line.
@@ -248,6 +272,8 @@ def _from_prose(said: str, name: str) -> Action:
         pieces.append(said[end:start])
         end = stop
     rest = _FENCE.sub("", " ".join([*pieces, said[end:]])).strip()
+    for who in (name, name.partition(" ")[0]):  # as in the script of a play
+        rest = rest.removeprefix(f"{who}:").strip() if who else rest
     action = heard(name, rest)
     text = _bare(action.argument) if action.kind == SPEAK else action.argument
     if action.kind in TOLD and not text:

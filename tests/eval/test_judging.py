@@ -6,18 +6,21 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from letter_support import released
+from road_support import episode_of
+
 from soulkit.eval.judging import Seen, judgement
 from soulkit.models.base import Player
 from soulkit.models.ledger import Ledger
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm import UserLLM
-from soulkit.types import Completion, Episode, Line, Record, Trace, Turn
+from soulkit.tasks.userllm_rows import PRISM
+from soulkit.types import Completion, Record, Score
 from tests.servers.detector_server import DetectorServer
 
 ROW = {
-    "source": "prism", "intent": "get advice about moving to another city for a new job",
+    "source": PRISM, "intent": "get advice about moving to another city for a new job",
     "conversation_history": "", "is_last_turn": False, "opening_prompt": "shd i move 4 a job",
-    "question": None, "assistant_suggestion_turn": None, "choices": None,
 }  # fmt: skip
 
 
@@ -46,11 +49,10 @@ def test_a_service_of_the_task_is_paid_once_and_is_no_opinion_of_the_judge(tmp_p
 
 
 def _seen(task: UserLLM) -> Seen:
-    example = task.example(ROW)
-    turn = Turn(task.preview(example), Completion(text="hey, new job, new town?"))
-    episode = Episode(
-        example_id=example.id, task=task.name, traces=(Trace("user", (turn,)),),
-        transcript=(Line("user", turn.completion.text),),
+    example = task.example(released(ROW))
+    record = Record(
+        key=f"0/{example.id}/0/draft", task=task.name, example_id=example.id, rollout=0,
+        kind="draft", episode=episode_of(task, example, "hey, new job, new town?"),
+        score=Score(value=1.0, reward=1.0),
     )  # fmt: skip
-    score = asyncio.run(_no_score())
-    return Seen(task, example, Record(episode=episode, score=score))
+    return Seen(task, example, record)

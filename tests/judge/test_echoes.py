@@ -62,6 +62,21 @@ def test_a_figure_is_told_when_it_is_said() -> None:
     assert echoes_private("$40.00 is what to ask for", GOAL, PUBLIC)
     assert not echoes_private("Go down to 45, or by 4.", GOAL, PUBLIC)
     assert not echoes_private("Go down to 40.", GOAL, f"{PUBLIC} The lamp once cost 40 dollars.")
+
+
+def test_known_words_in_an_order_of_their_own_are_a_quotation() -> None:
+    mine = "Points for each of the plants: 3, of the records: 5, of the chairs: 1."
+    theirs = "Points for each of the plants: 5, of the records: 3, of the chairs: 1."
+    assert echoes_private(f"Bear in mind: {theirs}", theirs, mine)
+    assert not echoes_private(f"Bear in mind: {mine}", theirs, mine)
+    assert not echoes_private("Give up plants for records, and take the chairs.", theirs, mine)
+
+
+def test_a_figure_is_the_same_with_and_without_its_commas() -> None:
+    hidden = "Pay at most $1,500 for the car, today if it can be."
+    for said in ("Offer 1500.", "Offer $1,500.", "Offer 1.500 or 1\u202f500."):
+        assert echoes_private(said, hidden, PUBLIC), said
+    assert not echoes_private("Offer $2,500.", hidden, PUBLIC), "500 alone is no figure of it"
     assert not echoes_private("Wait 5 minutes.", "He is 5 and has three dogs in Ghent.", PUBLIC)
 
 

@@ -87,19 +87,19 @@ def test_the_key_does_not_follow_a_redirect(monkeypatch: pytest.MonkeyPatch) -> 
 def test_silence_and_absence_are_errors() -> None:
     with (
         DetectorServer([(200, {"fraction_human": 0.5})], delay_s=0.5) as slow,
-        pytest.raises(UnreadableVerdict, match=r"no answer within|connection broke"),
+        pytest.raises(UnreadableVerdict, match="no answer within"),
     ):
         asked(quick(slow.url, timeout_s=0.05, attempts=1))
     with DetectorServer([(200, {})]) as gone:
         url = gone.url
-    with pytest.raises(UnreadableVerdict, match="connection broke"):
+    with pytest.raises(UnreadableVerdict, match="connection refused"):
         asked(quick(url, attempts=2))
 
 
 def test_of_an_endless_reply_only_the_beginning_is_read() -> None:
     said = {"fraction_human": 0.5, "padding": "x" * 120_000}
     with DetectorServer([(200, said)]) as server:
-        with pytest.raises(UnreadableVerdict, match="longer than 100000 characters"):
+        with pytest.raises(UnreadableVerdict, match="longer than 100000 bytes"):
             asked(quick(server.url))
         assert len(server.requests) == 1
 

@@ -73,7 +73,7 @@ def test_hundreds_of_calls_at_once_keep_their_connections() -> None:
     assert server.outcomes == {"fine": 600}
 
 
-def test_a_small_run_makes_one_pool() -> None:
+def test_a_small_run_opens_few_connections() -> None:
     with FaultyServer(Weather()) as server:
         model = endpoint(server.base_url, concurrency=200)
         assert len(texts(crowd(model, 10)[0])) == 10

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ModelLoadError, ProviderError
-from soulkit.models import http
+from soulkit.models import endpoint
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
@@ -57,14 +57,14 @@ def test_nobody_is_sent_on_to_another_server(status: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_reply_without_end_is_cut_off(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(endpoint, "MAX_BYTES", 1 << 20)
     text, requests = said(Fault(status=status, raw=b" " * (3 << 20)))
     assert requests == 1
     assert text == "m: the reply is longer than 1 MB"
 
 
 def test_a_packed_reply_counts_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(endpoint, "MAX_BYTES", 1 << 20)
     bomb = zlib.compress(b" " * (64 << 20), 9, wbits=31)
     assert len(bomb) < 1 << 17
     text, _ = said(Fault(raw=bomb, headers={"Content-Encoding": "gzip"}))

@@ -304,3 +304,15 @@ def test_a_cancelled_probe_is_replaced() -> None:
         assert (await other).probe
 
     run(scene())
+
+
+def test_the_warning_tells_how_long_calls_really_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that has never answered has less time than one that has."""
+
+    async def scene() -> None:
+        gate = door(8, down_after_s=120.0)
+        for _ in range(3):
+            gate.failed(await gate.enter(), "connection refused")
+
+    run(scene())
+    assert "at most 30 s" in caplog.text

@@ -269,3 +269,10 @@ def test_a_player_of_an_older_version_is_the_same_player(tmp_path: Path) -> None
         Run.open(tmp_path, "eval api", hot.identity(), defaults=defaults)
     nobody = config({}).identity()
     assert not same_settings(nobody, now.identity(), defaults)
+
+
+def test_a_judge_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--judge-samples 2"):
+        config({"judge": [f"endpoint:a@{URL}", f"endpoint:a@{URL}"]})
+    warm = [f"endpoint:a@{URL}", {"model": "a", "base_url": URL, "temperature": 0.7}]
+    assert len(config({"judge": warm}).judge) == 2

@@ -48,6 +48,11 @@ def test_what_was_asked_for_is_read_as_it_is(kind: str, protocol: str) -> None:
         ('{"reply": {"action_type": "action", "argument": "x"}}', ACT, "x"),
         ('{"response": "hello"}', SPEAK, "hello"),
         ('{"argument": "x"}', SPEAK, "x"),
+        ('{"action_type": "action", "content": "bows"}', ACT, "bows"),
+        ('{"action": "speak", "text": "hello"}', SPEAK, "hello"),
+        ('{"action": "leave"}', LEAVE, ""),
+        ('{"response": "Nothing."}', SPEAK, "Nothing."),
+        ('Ana: "Hi"', SPEAK, "Hi"),
         ('{"action_type": "speak", "argument": 5}', SPEAK, "5"),
         ('{"action_type": "speak", "argument": ["a", "b"]}', SPEAK, "a; b"),
         ('{"action_type": "speak", "argument": "he said "hi" to me"}', SPEAK, 'he said "hi" to me'),
@@ -72,6 +77,12 @@ def test_other_forms_are_salvaged(text: str, kind: str, argument: str) -> None:
     assert read_action(text, "paper", "Ana") == Action(kind, argument, "salvaged")
 
 
+@pytest.mark.parametrize("said", ["I said </think> twice", "use <think> tags", "<think>a</think>"])
+def test_who_speaks_of_thinking_marks_does_not_think(said: str) -> None:
+    assert read_action(Action(SPEAK, said).json(), "paper") == Action(SPEAK, said)
+    assert read_action(f"<think>hm</think>{Action(SPEAK, 'x').json()}", "paper").argument == "x"
+
+
 def test_line_breaks_and_tabs_inside_a_text_are_kept() -> None:
     text = '{"action_type": "speak", "argument": "one\n\ttwo"}'
     assert read_action(text, "paper") == Action(SPEAK, "one\n\ttwo")
@@ -83,6 +94,8 @@ def test_line_breaks_and_tabs_inside_a_text_are_kept() -> None:
         ("", "empty"), (" \n", "empty"), ("<think>x</think>", "empty"), ("<seed:think>x", "empty"),
         ("{}", "malformed"), ("```json\n```", "malformed"), ('{"a": 1}', "malformed"),
         ('{"action_type": "speak"', "malformed"), ('"', "malformed"),
+        ('{"action_type": "speak"}', "salvaged"), ('{"action": "none", "text": "x"}', "malformed"),
+        ('{"plan": "to wait", "text": "x"}', "malformed"),
         ('{"action_type": "speak", "argument": "\\u001b[2J\\u0000"}', "malformed"),
         ('{"action_type": "speak", "argument": " "}', "salvaged"),
         ('{"action_type": "none", "argument": ""}', "ok"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from soulkit.data.files import BadRow, RawRow
+from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError
 
 Half = Literal["cotp", "vp", "all"]
@@ -25,6 +25,27 @@ class Imported:
 
 class BadRecord(Exception):
     """Raised inside an importer: this one record is no row; the message says why."""
+
+
+def of_shape(path: Path, fields: Sequence[str], way_out: str) -> tuple[list[RawRow], list[BadRow]]:
+    """The records of a file and its broken ones; DataError when no record has all of `fields`."""
+    raw, bad = read_rows(path)
+    if not any(all(name in row.fields for name in fields) for row in raw):
+        raise wrong_shape(path, fields, way_out)
+    return raw, bad
+
+
+def rows_from(
+    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What `make` gives for each record and its place; `bad` grows by those that are no row."""
+    rows: list[dict[str, Any]] = []
+    for index, record in enumerate(raw):
+        try:
+            rows.append(make(record, index))
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    return rows
 
 
 def need(row: RawRow, *names: str) -> tuple[str, ...]:

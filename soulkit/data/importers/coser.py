@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, read_rows
-from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
+from soulkit.data.files import RawRow
+from soulkit.data.importers.base import BadRecord, Imported, need, of_shape, rows_from
 
 LICENCE = (
     "not stated by the source; scenes and dialogue come from novels, most of them in copyright"
@@ -29,15 +29,8 @@ _FIELDS = ("book", "scenario", "dialogues")
 
 def import_coser(path: Path) -> Imported:
     """Rows of a file of scenes; DataError when none of its records is one."""
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in _FIELDS) for row in raw):
-        raise wrong_shape(path, _FIELDS, "Give test_set.json, or JSON lines of its records.")
-    rows: list[dict[str, Any]] = []
-    for index, row in enumerate(raw):
-        try:
-            rows.append(_row(row, index))
-        except BadRecord as error:
-            bad.append(BadRow(row.source, str(error)))
+    raw, bad = of_shape(path, _FIELDS, "Give test_set.json, or JSON lines of its records.")
+    rows = rows_from(raw, bad, _row)
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes, read_rows
-from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
+from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes
+from soulkit.data.importers.base import BadRecord, Imported, need, of_shape, rows_from
 from soulkit.data.literals import structure
 
 DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
@@ -32,15 +32,8 @@ def import_humanual(path: Path) -> Imported:
     posts = _posts(path)
     if posts is not None:
         return posts
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in _FIELDS) for row in raw):
-        raise wrong_shape(path, _FIELDS, "Give rows with persona, prompt and completion.")
-    rows: list[dict[str, Any]] = []
-    for index, row in enumerate(raw):
-        try:
-            rows.append(_row(row, index))
-        except BadRecord as error:
-            bad.append(BadRow(row.source, str(error)))
+    raw, bad = of_shape(path, _FIELDS, "Give rows with persona, prompt and completion.")
+    rows = rows_from(raw, bad, _row)
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(len(rows), bad))
 
 

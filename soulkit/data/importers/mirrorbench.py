@@ -32,7 +32,7 @@ from soulkit.data.files import (
     read_rows,
     unreadable,
 )
-from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
+from soulkit.data.importers.base import BadRecord, Imported, need, rows_from, wrong_shape
 from soulkit.data.literals import structure
 from soulkit.data.subsets import subset_of
 from soulkit.data.turns import Message, alternate, blank_message, conversation
@@ -65,12 +65,7 @@ def import_mirrorbench(path: Path) -> Imported:
     """Rows of a MirrorBench, ClariQ or Qulac file; DataError for a file without conversations."""
     raw, bad = _records(path)
     make = _maker(path, raw)
-    rows: list[Row] = []
-    for index, record in enumerate(raw):
-        try:
-            rows.append({**make(record), "index": index})
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
+    rows = rows_from(raw, bad, lambda record, index: {**make(record), "index": index})
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
 
 

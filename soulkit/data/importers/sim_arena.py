@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes, read_rows, unreadable
-from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
+from soulkit.data.files import RawRow, parse_json, read_bytes, unreadable
+from soulkit.data.importers.base import BadRecord, Imported, need, of_shape, rows_from
 from soulkit.data.turns import Message, alternate, blank_message
 
 Row = dict[str, Any]
@@ -79,15 +79,8 @@ def import_documents(path: Path) -> Imported:
 def _imported(
     path: Path, wanted: Sequence[str], make: Callable[[RawRow], Row], tables: Mapping[str, Table]
 ) -> Imported:
-    raw, bad = read_rows(path)
-    if not any(set(wanted) <= row.fields.keys() for row in raw):
-        raise wrong_shape(path, wanted, "Give a file of annotations of SimulatorArena.")
-    rows: list[Row] = []
-    for index, record in enumerate(raw):
-        try:
-            rows.append({**make(record), "index": index})
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
+    raw, bad = of_shape(path, wanted, "Give a file of annotations of SimulatorArena.")
+    rows = rows_from(raw, bad, lambda record, index: {**make(record), "index": index})
     absent = [_FILES[name][0] for name, table in tables.items() if not table]
     notes = (f"Not found beside it, and so not part of the rows: {', '.join(absent)}.",)
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=notes if absent else ())

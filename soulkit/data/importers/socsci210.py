@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, read_rows
-from soulkit.data.importers.base import BadRecord, Imported, need, wrong_shape
+from soulkit.data.files import RawRow
+from soulkit.data.importers.base import BadRecord, Imported, need, of_shape, rows_from
 from soulkit.data.scales import read_scale
 
 _FIELDS = ("input", "output")
@@ -31,15 +31,8 @@ LICENCE = "not stated by the source; see the terms of SocSci210 and TESS"
 
 def import_socsci210(path: Path) -> Imported:
     """Rows of an instruction-layout file (JSON lines)."""
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in _FIELDS) for row in raw):
-        raise wrong_shape(path, _FIELDS, "Give JSON lines with instruction, input and output.")
-    rows: list[dict[str, Any]] = []
-    for index, row in enumerate(raw):
-        try:
-            rows.append(_row(row, index))
-        except BadRecord as error:
-            bad.append(BadRow(row.source, str(error)))
+    raw, bad = of_shape(path, _FIELDS, "Give JSON lines with instruction, input and output.")
+    rows = rows_from(raw, bad, _row)
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
 
 
