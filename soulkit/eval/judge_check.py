@@ -239,7 +239,7 @@ def check_judge(
     )  # fmt: skip
     if say:
         say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
-    with alone(run), Ledger(run.ledger_path) as ledger:
+    with alone(run), Ledger(run.ledger_path, mends=True) as ledger:
         report = asyncio.run(_checked(check, run, ledger, bars, say or _silence))
     run.write_summary(report)
     return run, report

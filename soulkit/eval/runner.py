@@ -183,7 +183,7 @@ def check_endpoints(config: EvalConfig) -> None:
 def open_ledger(run: Run, config: EvalConfig) -> Ledger:
     """The run's own ledger, or the one to replay; shared by actor and partner."""
     path = Path(config.ledger_file) if config.ledger_file else run.ledger_path
-    return Ledger(None if config.ledger == "off" else path, config.ledger)
+    return Ledger(None if config.ledger == "off" else path, config.ledger, mends=True)
 
 
 # -- checks before anything is played ------------------------------------------------------------

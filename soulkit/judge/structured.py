@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -89,8 +90,9 @@ def label_question(
     )
 
 
+@lru_cache(maxsize=256)
 def form_of(shape: type[Shape]) -> Form:
-    """The JSON Schema of a shape; its name is the class's."""
+    """The JSON Schema of a shape; its name is the class's. Made once: it takes milliseconds."""
     schema = json.dumps(shape.model_json_schema(), sort_keys=True, separators=(",", ":"))
     return Form(shape.__name__.lstrip("_"), schema)
 
@@ -102,14 +104,17 @@ async def ask(judge: Player, asked: Question[T], call: Call) -> T:
     """
     player = judge.asked_for(asked.form)
     context: tuple[Segment, ...] = (Segment("user", asked.prompt),)
-    problem = ""
+    problem, asked_so_far = "", []
     for _ in range(asked.attempts):
+        asked_so_far.append(context)
         reply = await player.complete(context, call)
         try:
             return asked.read(_finished(reply.text, reply.stop_reason))
         except UnreadableVerdict as error:
             problem = error.detail
             context = (context[0], *_again(reply.text, problem))
+    for useless in asked_so_far:
+        player.set_aside(useless, call)
     raise UnreadableVerdict(f"{judge.model.name}: {problem} (asked {asked.attempts} times)")
 
 

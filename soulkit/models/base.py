@@ -53,6 +53,15 @@ class Player:
         """The same player, whose replies are to have this form."""
         return replace(self, sampling=replace(self.sampling, form=form))
 
+    def set_aside(self, context: Sequence[Segment], call: Call) -> None:
+        """The reply to this call was of no use: when the run is taken up it is asked for again.
+
+        Only models that keep their replies know what that means.
+        """
+        keeps = getattr(self.model, "set_aside", None)
+        if keeps is not None:
+            keeps(context, self.sampling, call)
+
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
         """The model's reply; a provider's failure is blamed on the role that was called."""
         try:

@@ -224,6 +224,12 @@ class Endpoint:
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(found, str(error)) from error
 
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """The reply to this call was of no use; see `Ledger.set_aside`."""
+        if self._ledger is not None:
+            asked = request_of(self.base_url, to_messages(context), sampling)
+            self._ledger.set_aside(request_key(asked, self.name, call))
+
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
@@ -363,8 +369,10 @@ class Endpoint:
     def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
         if fault.overflow:
             raise ContextOverflow(f"{self.name}: {fault.detail}")
-        tries = f" (after {attempts} attempts)" if attempts > 1 else ""
-        raise ProviderError(f"{self.name}: {fault.detail}{tries}")
+        more = f" (after {attempts} attempts)" if attempts > 1 else ""
+        if fault.key:
+            more += f" (the key is read from the variable {self.api_key_env})"
+        raise ProviderError(f"{self.name}: {fault.detail}{more}")
 
     def _grown(self, attempts: int) -> float:
         return float(min(self.max_wait_s, self.backoff_s * 2.0 ** min(attempts - 1, 30)))

@@ -50,6 +50,8 @@ class Fault:
     refused: str = ""
     """What the server does not take, in the words of `wire.without`."""
     overflow: bool = False
+    key: bool = False
+    """The server does not take the key, or wants one."""
     probe: bool = False
     """It was found by a probe: the server's fault, not one of the call's attempts."""
 
@@ -92,6 +94,7 @@ def status_fault(
         retry=status in _RETRIED or status >= 500,
         server="down" if status >= 500 else server,
         wait_s=retry_after(headers),
+        key=status == 401,
     )
 
 

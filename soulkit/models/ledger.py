@@ -46,6 +46,10 @@ __all__ = ["Entry", "Ledger", "Mode", "ReplayMiss", "Request", "Totals", "call_k
 Mode = Literal["record", "replay", "off"]
 
 
+ASIDE = "~"
+"""Follows the key of a reply that was set aside; see `Ledger.set_aside`."""
+
+
 class ReplayMiss(UserError):
     """A replay needs a reply that the ledger does not hold."""
 
@@ -129,14 +133,19 @@ class Ledger:
     Args:
         path: the SQLite file, created with its folder in mode `record`; None only in mode `off`.
         mode: `record`, `replay` or `off`.
+        mends: whether replies that were of no use are asked for again when the run is taken up; a
+            training run is not mended, since it has to come out the same.
 
     Raises:
         RunError: the file is missing (replay), is no ledger, or cannot be opened.
     """
 
-    def __init__(self, path: Path | str | None, mode: Mode = "record") -> None:
+    def __init__(
+        self, path: Path | str | None, mode: Mode = "record", *, mends: bool = False
+    ) -> None:
         self.path = None if path is None else Path(path)
         self.mode: Mode = mode
+        self.mends = mends
         self._lock = threading.Lock()
         self._hits = 0
         self._db, self._columns = _open(self.path, mode)
@@ -148,6 +157,8 @@ class Ledger:
             ReplayMiss: in mode `replay`, when the ledger does not hold the call.
         """
         entry = self._find(key)
+        if entry is None and self.mode == "replay":
+            entry = self._find_aside(key)
         if entry is not None:
             with self._lock:
                 self._hits += 1
@@ -173,6 +184,22 @@ class Ledger:
         except sqlite3.Error as error:
             raise _not_kept(self.path, entry, str(error)) from error
         return self._find(key) or entry
+
+    def set_aside(self, key: str) -> None:
+        """The reply of `key` was of no use (an unreadable verdict, an empty line): a ledger that
+        mends asks again, a replay still finds it. It stays in the file and in the totals.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        if self.mode != "record" or not self.mends:
+            return
+        moved = "UPDATE calls SET key = key || ? || rowid WHERE key = ?"
+        try:
+            with self._lock:
+                self._connection().execute(moved, (ASIDE, key))
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from error
 
     def damaged(self, entry: Entry, problem: str) -> RunError:
         """The error of an entry that is no longer what was stored."""
@@ -215,7 +242,13 @@ class Ledger:
         return self._db
 
     def _find(self, key: str) -> Entry | None:
-        rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE key = ?", (key,))
+        return self._first("key = ?", (key,))
+
+    def _find_aside(self, key: str) -> Entry | None:
+        return self._first("key > ? AND key < ? ORDER BY rowid DESC", (key, f"{key}{ASIDE}{ASIDE}"))
+
+    def _first(self, where: str, values: tuple[str, ...]) -> Entry | None:
+        rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE {where}", values)
         if not rows:
             return None
         entry, problem = read_row(self._columns, rows[0])

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from soulkit.models.ledger import Entry, read_row, request_key
+from soulkit.models.ledger import ASIDE, Entry, read_row, request_key
 from soulkit.models.ledger_file import (
     Damaged,
     Request,
@@ -272,7 +272,10 @@ def _check_entry(stored: Stored, found: Findings) -> None:
         found.add("unreadable reply", who)
     if stored.asked is not None:
         found.requests += 1
-        if request_key(stored.asked, stored.entry.model, stored.entry.call) != stored.key:
+        if (
+            request_key(stored.asked, stored.entry.model, stored.entry.call)
+            != stored.key.partition(ASIDE)[0]
+        ):
             found.add("key", f"{who} is not the key of what was asked")
 
 

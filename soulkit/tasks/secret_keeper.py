@@ -92,9 +92,14 @@ class SecretKeeper(Task):
         partner = cast.player("partner")
         for index in range(self.max_turns):
             brief = self._visitor_context(example, table.lines)
-            asked = await partner.complete(brief, rollout.call("partner", example, index))
+            call = rollout.call("partner", example, index)
+            asked = await partner.complete(brief, call)
             table.usage += asked.usage
-            table.hear(Line(VISITOR, _heard(asked)))
+            line = spoken(asked.text, "paper")
+            if not line:
+                partner.set_aside(brief, call)
+                raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
+            table.hear(Line(VISITOR, line))
             reply = await table.speak(cast.actor, rollout.call("actor", example, index))
             table.said(Line(KEEPER, spoken(reply.text, self.protocol)))
             if self._done(example, table.lines, index + 1):
@@ -188,13 +193,6 @@ class SecretKeeper(Task):
     def gold_text(self, example: Example) -> str:
         facts = ", ".join(f"{f['topic']}: {f['value']}" for f in example.fields["facts"])
         return f"tell {facts}; keep {example.fields['secret']['topic']}"
-
-
-def _heard(asked: Completion) -> str:
-    line = spoken(asked.text, "paper")
-    if not line:
-        raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
-    return line
 
 
 def _is_item(item: Any) -> bool:

@@ -94,6 +94,9 @@ class Scene:
                 return None  # thinking and nothing else is not asked for again there
         if self.task.protocol == "reference":
             return None
+        for sample in range(2):
+            call = self.rollout.call("partner", self.example, index, sample)
+            partner.set_aside(context, call)
         raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
 
     def _usable(self, action: Action) -> bool:

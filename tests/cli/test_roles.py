@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from soulkit.records import load_records
 from soulkit.serving.partner import visitor_line
 from tests.eval_support import api, keeper, soul, visitor
 from tests.servers.openai_server import ScriptedServer
+from tests.servers.verdicts import answer
 from tests.train.support import random_model
 
 
@@ -136,3 +138,52 @@ def test_a_limit_without_a_price_is_refused(
         assert server.requests == []
     assert "price" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+# --- replies of no use ----------------------------------------------------------------------------
+
+
+def test_a_reply_of_no_use_is_asked_for_again_and_stays_for_a_replay(tmp_path: Path) -> None:
+    out, well = tmp_path / "run", False
+
+    def partner(body: dict[str, Any]) -> str:
+        return visitor_line(body["messages"]) if well or len(body["messages"]) < 4 else "  "
+
+    with ScriptedServer(answer=partner) as other, ScriptedServer(answer=keeper) as server:
+
+        def played(folder: Path, *more: object) -> int:
+            asked = ("--partner", f"endpoint:p@{other.base_url}", *more)
+            return api(server.base_url, folder, *asked, task="secret_keeper", n=2)
+
+        assert played(out) == 1
+        lost = load_records(out / "episodes.jsonl")
+        assert {r.score.reason for r in lost} == {"partner_error"}
+        before = len(other.requests), len(server.requests)
+        again = ("--ledger", "replay", "--ledger-file", out / "ledger.sqlite")
+        assert played(tmp_path / "copy", *again) == 1
+        assert (len(other.requests), len(server.requests)) == before
+        well = True
+        assert played(out) == 0
+        # What was said before the empty line is paid for once.
+        assert (len(other.requests), len(server.requests)) == (2 * (4 + 1), 2 * 4)
+        assert soul("ledger", "verify", out) == 0
+        assert played(tmp_path / "whole", *again) == 0
+        assert len(server.requests) == 2 * 4
+
+
+def test_an_unreadable_verdict_is_asked_for_again(tmp_path: Path, model: Path) -> None:
+    out, well = tmp_path / "run", False
+
+    def judge(body: dict[str, Any]) -> str:
+        return answer(body) if well else "hard to say"
+
+    with ScriptedServer(answer=judge) as server:
+        command = ("eval", "local", "--model", model, "--task", "userllm", "--data", "synth:6",
+                   "--max-tokens", 8, "--judge", f"endpoint:j@{server.base_url}",
+                   "--max-unscored", 0, "--out", out)  # fmt: skip
+        assert soul(*command) == 1
+        lost = [r for r in load_records(out / "episodes.jsonl") if not r.score.scored]
+        assert lost and {r.score.reason for r in lost} == {"judge_error"}
+        well = True
+        assert soul(*command) == 0
+        assert soul("ledger", "verify", out) == 0

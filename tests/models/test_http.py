@@ -119,7 +119,7 @@ def test_odd_stop_reasons_can_be_written(reason: Any, stop: str) -> None:
         (1302, "HTTP 200 with an error: busy (after 2 attempts)", 2),
         (True, "HTTP 200 with an error: busy (after 2 attempts)", 2),
         ("503", "HTTP 503 busy (after 2 attempts)", 2),
-        (401, "HTTP 401 busy", 1),
+        (403, "HTTP 403 busy", 1),
     ],
 )
 def test_codes_of_errors_are_statuses_only_where_they_are(
@@ -148,3 +148,13 @@ def test_settings_of_the_machine_that_allow_no_connection(
     assert "models.example.invalid" in caught.value.what
     assert name in caught.value.way_out
     assert KEY not in "".join(caught.value.lines())
+
+
+def test_a_refused_key_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actor and judge may have keys of their own: the error says which one was not taken."""
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with ScriptedServer(require_key="another-key-entirely") as server:
+        with pytest.raises(ProviderError, match="read from the variable JUDGE_KEY") as caught:
+            ask(server.base_url, api_key_env="JUDGE_KEY")
+        assert len(server.requests) == 1
+    assert KEY not in str(caught.value)
