@@ -105,7 +105,8 @@ class Detector:
 
     async def _post(self, text: str, secret: str) -> tuple[str, str, bool]:
         """(the reply, what is wrong with it, whether asking again may help)."""
-        errors = http.package()
+        import httpx2 as errors
+
         try:
             async with asyncio.timeout(self.timeout_s):
                 got = await self._received(text, secret)

@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
 from soulkit.models import http
@@ -68,6 +68,9 @@ from soulkit.models.wire import (
     without,
 )
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient as Client
 
 __all__ = ["OPENAI_URL", "Endpoint"]
 
@@ -336,7 +339,9 @@ class Endpoint:
 
     async def _answered(self, pool: Pool, asked: _Asked) -> tuple[str, Answer] | Fault:
         """The raw reply and what it says."""
-        errors, got = http.package(), None
+        import httpx2 as errors
+
+        got = None
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
                 got = await self._post(client, asked)
@@ -355,7 +360,7 @@ class Endpoint:
             fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
         return replace(fault, detail=clean(fault.detail, self._key))
 
-    async def _post(self, client: http.Client, asked: _Asked) -> http.Received:
+    async def _post(self, client: Client, asked: _Asked) -> http.Received:
         body = {"model": self.name, "messages": asked.messages, **asked.sent}
         url = f"{self.base_url}/chat/completions"
         headers = {"Authorization": f"Bearer {self._key or 'unused'}"}
@@ -409,7 +414,7 @@ class Endpoint:
             self._sessions[loop] = session
         return session
 
-    def _client(self, connections: int) -> http.Client:
+    def _client(self, connections: int) -> Client:
         return http.make_client(self.base_url, self.timeout_s, connections)
 
 

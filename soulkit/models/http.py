@@ -1,8 +1,8 @@
 """POSTs to one server: what is sent beside the body, and how much may come back.
 
-The HTTP package is the one that the openai package brings (httpx, later httpx2), asked directly:
-the SDK around it takes as long again as a call needs, reads whatever a server sends into memory
-and follows redirects, so that prompts could end at a host that nobody named.
+httpx2 is asked directly, without an SDK around it: the openai package takes as long again as a
+call needs, reads whatever a server sends into memory and follows redirects, so that prompts could
+end at a host that nobody named.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soulkit import __version__
 from soulkit.errors import ModelLoadError
 from soulkit.models.address import is_loopback
 
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient as Client
+
 _USUAL = {"Content-Type": "application/json", "User-Agent": f"soulkit/{__version__}"}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-
-Client = Any
-"""The HTTP package's AsyncClient."""
 
 
 class TooLong(Exception):
@@ -41,25 +40,19 @@ class Received:
 
 
 @cache
-def package() -> Any:
-    """The HTTP package: the openai package says which one it is."""
-    from openai import DefaultAsyncHttpxClient
-
-    modules = (kind.__module__.partition(".")[0] for kind in DefaultAsyncHttpxClient.__mro__)
-    return import_module(next(name for name in modules if name.startswith("httpx")))
-
-
-@cache
 def _certificates(outside: bool, *named: str | None) -> Any:
     """What servers are trusted with; read once, since that takes longer than all the rest of a
     client. `named` is what the environment says, which is honoured `outside` this machine."""
-    return package().create_ssl_context(trust_env=outside)
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=outside)
 
 
 def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
     """A client that keeps `connections`. Raises ModelLoadError when this machine's settings for
     proxies or certificates, or the address, allow none."""
-    http = package()
+    import httpx2 as http
+
     limits = http.Limits(max_connections=connections, max_keepalive_connections=connections)
     # A proxy of the environment cannot reach a server on this machine's loopback.
     outside = not is_loopback(base_url)
@@ -84,7 +77,7 @@ async def post(
 ) -> Received:
     """The reply to a POST of `body`, read up to `most` bytes.
 
-    Raises TooLong, or an HTTPError of the HTTP package when no reply came.
+    Raises TooLong, or an httpx2.HTTPError when no reply came.
     """
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     async with client.stream("POST", url, content=content, headers={**_USUAL, **headers}) as reply:

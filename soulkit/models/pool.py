@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from soulkit.models.http import Client
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient as Client
 
 SHOAL = 8
 """Connections of one pool: few enough to look at; a pool itself costs a third of a millisecond."""

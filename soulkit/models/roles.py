@@ -322,13 +322,14 @@ def _book(
         return {}, {}
     read = EndpointsFile.load(Path(str(file)), env={})
     for role in read.roles:
-        if role not in names:
+        if role not in _REPLY:
             raise ConfigError(
                 f"The endpoints file '{file}' fills a role '{role}'.",
-                "Nobody would ask that player here.",
-                did_you_mean(role, names),
+                "Nobody would ever ask that player.",
+                did_you_mean(role, _REPLY),
             )
-    return read.endpoints, dict(read.roles)
+    # One file serves evaluation and training: a coach in it is no mistake where nobody is coached.
+    return read.endpoints, {role: who for role, who in read.roles.items() if role in names}
 
 
 # -- from settings to players ----------------------------------------------------------------------

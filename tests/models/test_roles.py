@@ -97,6 +97,14 @@ def test_a_wrong_endpoints_file_is_told(tmp_path: Path) -> None:
         config({"endpoints": str(tmp_path / "nowhere.yaml")})
 
 
+def test_one_endpoints_file_serves_evaluation_and_training(tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    file.write_text(BOOK + "roles: {judge: nano, coach: loud}\n")
+    assert [judge.model for judge in config({"endpoints": str(file)}).judge] == ["tiny-judge"]
+    train = TrainConfig.load(env={}, flags={**TRAIN, "endpoints": str(file)})
+    assert isinstance(train.coach, RoleSettings) and train.coach.model == "loud-partner"
+
+
 def test_a_settings_file_may_hold_players(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"partner: endpoint:p@{URL}\njudge:\n- {{model: j, base_url: '{URL}'}}\n")
