@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from soulkit.cli import console
 from soulkit.eval.judging import human_labels
 from soulkit.tasks.registry import load_registry
 from tests.eval_support import paid, soul, three_lines
@@ -221,7 +222,10 @@ def test_the_runs_own_judge_at_temperature_zero_is_remarked_on(
     assert "temperature 0" in shown.err and report["judges"] == {"j": 0}
 
 
-def test_the_table_says_what_the_numbers_allow(run: Path, tmp_path: Path, capfd: Any) -> None:
+def test_the_table_says_what_the_numbers_allow(
+    run: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 160)  # cells break in a narrow terminal
     with ScriptedServer(answer=judge(10)) as server:
         checked(
             run, tmp_path / "c", "--judge", f"endpoint:j@{server.base_url}", "--temperature", 1,
