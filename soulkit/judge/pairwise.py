@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from soulkit.judge.panel import Opinion, combined, opinions, orders
+from soulkit.judge.panel import Opinion, opinions, orders, pooled
 from soulkit.judge.structured import Shape, question
 from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict
@@ -43,9 +44,7 @@ class Ballot:
     @property
     def value(self) -> float:
         """1 when the episode's side won, 0.5 for a tie, 0 when the other won."""
-        if self.verdict == "Tie":
-            return 0.5
-        return float((self.verdict == "A") == self.first)
+        return _worth(self.verdict, self.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +76,27 @@ async def compare(
     """
     heard: list[Opinion[Preference]] = []
     by_order: list[list[Ballot]] = []
+    means = []
     for first in orders(episode, cast.panel.orders, purpose):
         asked = question(f"{purpose}_{'first' if first else 'second'}", prompt(first), Preference)
         found = await opinions(cast, asked, episode)
         heard += found
         by_order.append([_ballot(o, first) for o in found if o.found is not None])
-    means = [combined([b.value for b in mine], cast.panel.combine) for mine in by_order]
+        means.append(pooled(found, partial(_side, first), cast.panel.combine))
     return Compared(
         value=sum(means) / len(means),
         flips=_flips(by_order),
         ballots=tuple(ballot for mine in by_order for ballot in mine),
         verdicts=tuple(opinion.verdict() for opinion in heard),
     )
+
+
+def _side(first: bool, found: Preference) -> float:
+    return _worth(found.verdict, first)
+
+
+def _worth(verdict: str, first: bool) -> float:
+    return 0.5 if verdict == "Tie" else float((verdict == "A") == first)
 
 
 def _ballot(opinion: Opinion[Preference], first: bool) -> Ballot:

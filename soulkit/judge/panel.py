@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
@@ -114,6 +114,21 @@ def combined(values: Sequence[float], how: Combine) -> float:
     most = max(counts.values())
     tied = [value for value, count in counts.items() if count == most]
     return sum(tied) / len(tied)
+
+
+def pooled(found: Sequence[Opinion[T]], value: Callable[[T], float], how: Combine) -> float:
+    """One number from a panel's readable opinions.
+
+    In a mean each judge counts alike, however many of its opinions could be read; in a vote each
+    opinion does. Raises ValueError when none could be read.
+    """
+    by_judge: dict[str, list[float]] = {}
+    for opinion in found:
+        if opinion.found is not None:
+            by_judge.setdefault(opinion.judge, []).append(value(opinion.found))
+    if how == "vote":
+        return combined([v for values in by_judge.values() for v in values], how)
+    return combined([combined(values, how) for values in by_judge.values()], how)
 
 
 def agreement(values: Sequence[float], low: float, high: float) -> float | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ class Sotopia(Task):
             return self._silent(episode, acts)
         rated, audits = await self._opinions(example, episode, cast)
         raws = [ratings.raw() for ratings in panel.readable(rated)]
-        raw = {name: panel.combined([r[name] for r in raws], cast.panel.combine)
+        raw = {name: panel.pooled(rated, partial(_raw, name), cast.panel.combine)
                for name in DIMENSIONS}  # fmt: skip
         levels = [audit.risk_level for audit in panel.readable(audits)]
         risk = agreed_risk(levels) if levels else "low"
@@ -383,6 +384,10 @@ class Sotopia(Task):
 
 def _alike(one: str, other: str) -> bool:
     return one.split() == other.split()
+
+
+def _raw(dimension: str, ratings: Any) -> float:
+    return float(ratings.raw()[dimension])
 
 
 def _other(seat: str) -> str:

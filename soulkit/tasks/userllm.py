@@ -28,7 +28,7 @@ from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.panel import agreement, combined, judge_call, opinions, readable
+from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
 from soulkit.judge.structured import Question, label_question
 from soulkit.models.base import Cast
 from soulkit.models.detector import Detector
@@ -238,7 +238,8 @@ class UserLLM(ChoiceTask):
         agreed = agreement(values, 0, 1)
         more: dict[str, float | None] = {} if agreed is None else {"judge_agreement": agreed}
         verdicts = tuple(opinion.verdict() for opinion in found)
-        return combined(values, cast.panel.combine), verdicts, more
+        value = pooled(found, lambda label: self._worth(label, right), cast.panel.combine)
+        return value, verdicts, more
 
     def _worth(self, label: str, right: str) -> float:
         """`reference` reads every text, and what is not exactly the right label as the other."""

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from soulkit.errors import ProviderError, UnreadableVerdict
-from soulkit.judge.panel import agreement, combined, judge_names, opinions, orders, readable
+from soulkit.judge.panel import (
+    Opinion,
+    agreement,
+    combined,
+    judge_names,
+    opinions,
+    orders,
+    pooled,
+    readable,
+)
 from soulkit.judge.structured import (
     Shape,
     ask,
@@ -269,3 +278,14 @@ def test_label_questions_have_no_form() -> None:
     asked = label_question("detector", "AI or HUMAN?", ("AI", "HUMAN"))
     assert asked.form is None and asked.said("AI") == {"label": "AI"}
     assert judge_names([]) == []
+
+
+def test_a_judge_counts_once_in_a_mean_however_many_opinions_were_lost() -> None:
+    def opinion(judge: str, sample: int, found: int | None) -> Opinion[int]:
+        return Opinion(judge, "score", sample, found, {}, "" if found is not None else "lost")
+
+    found = [opinion("a", 0, 10), opinion("a", 1, None), opinion("b", 0, 4), opinion("b", 1, 4)]
+    assert pooled(found, float, "mean") == 7
+    assert pooled(found, float, "vote") == 4
+    with pytest.raises(ValueError, match="nothing"):
+        pooled([opinion("a", 0, None)], float, "mean")
