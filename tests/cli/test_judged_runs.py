@@ -37,7 +37,9 @@ def rows_of(task: str) -> list[dict[str, Any]]:
     if not SOURCE:
         return made
     if task == "sotopia":
-        return list(import_rows(task, Path(SOURCE, "sotopia")).rows)
+        both = import_rows(task, Path(SOURCE, "sotopia")).rows
+        # Every pair once, the actor on the one side and on the other in turn.
+        return [row for i, row in enumerate(both) if i % 2 == i // 2 % 2]
     nq = import_rows(task, Path(SOURCE, "nq_open", "NQ-open.dev.jsonl")).rows
     folder = Path(SOURCE, "commonsenseqa")
     quiz = import_rows(task, folder / "dev_rand_split.original_layout_100.jsonl").rows
@@ -104,7 +106,8 @@ def test_every_pair_and_question_is_played_and_a_kill_changes_nothing(
     assert again < asked * 1.5
     records = load_records(whole / "episodes.jsonl")
     pairs = [r for r in records if r.task == "sotopia"]
-    assert len(pairs) == (140 if SOURCE else 24)
+    assert len(pairs) == (70 if SOURCE else 24)
+    assert len({r.tags["position"] for r in pairs}) == 2
     assert all(r.score.scored and r.episode.stop != "failed" for r in records)
     assert {r.score.protocol for r in records} == {"paper"}
 
