@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from soulkit.cli.console import console, duration, print_json, safe, size
 from soulkit.cli.console import table as new_table
 from soulkit.errors import ConfigError
-from soulkit.play.plan import SECONDS_PER_CALL, SECONDS_PER_TOKEN, Asked, Plan
+
+if TYPE_CHECKING:
+    from soulkit.play.plan import Asked, Plan
 
 PLANNED = ("eval", "train")
 
@@ -85,6 +87,8 @@ def _totals(found: Plan) -> list[str]:
 
 
 def _served(found: Plan) -> str:
+    from soulkit.play.plan import SECONDS_PER_CALL, SECONDS_PER_TOKEN
+
     if not any(one.seconds for one in found.asked):
         return ""
     each = f"{SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"

@@ -43,6 +43,13 @@ def released_files(task: str, names: Sequence[str], folder: str | None = None) -
     return found
 
 
+def given_files(task: str, names: Sequence[str], given: str | None) -> list[Path]:
+    """The one file that `--data` gave, or the `released_files` in the folder that it gave."""
+    if given is not None and not Path(given).is_dir():
+        return [Path(given)]
+    return released_files(task, names, given)
+
+
 def looked_for(names: Sequence[str], folder: str | None = None) -> str:
     """Where `released_files` looked for what, in words."""
     place = f"the folder '{folder}'"

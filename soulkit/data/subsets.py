@@ -15,8 +15,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SUBSETS = ("chatbot_arena", "clariq", "oasst1", "qulac")
-
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from soulkit.data.folder import looked_for, released_files
+from soulkit.data.folder import given_files, looked_for
 from soulkit.data.rows import Loaded, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows, makeable
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -187,10 +187,8 @@ def _made(task: Task, given: str, config: EvalConfig) -> Loaded:
 
 def _files(task: Task, given: str | None) -> Sequence[Path]:
     """The files of a task: the one given, or the released ones in a folder."""
-    if given is not None and not Path(given).is_dir():
-        return [Path(given)]
     names = task.spec.files.eval
-    found = released_files(task.name, names, given)
+    found = given_files(task.name, names, given)
     if not found:
         raise _no_rows(task, looked_for(names, given))
     return found

@@ -178,6 +178,11 @@ def _objects(text: str) -> list[dict[str, Any]]:
 def json_objects(text: str) -> Iterator[dict[str, Any]]:
     """Every outermost JSON object in `text`, in order; NaN and infinities are no JSON."""
     decoder = json.JSONDecoder(parse_constant=_refuse)
+    return (value for value, _, _ in json_spans(text, decoder))
+
+
+def json_spans(text: str, decoder: json.JSONDecoder) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """(object, start, end) of every outermost object that `decoder` reads in `text`, in order."""
     place = text.find("{")
     while place >= 0:
         try:
@@ -185,8 +190,7 @@ def json_objects(text: str) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError):
             end = place + 1
         else:
-            if isinstance(value, dict):
-                yield value
+            yield value, place, end
         place = text.find("{", end)
 
 

@@ -82,7 +82,7 @@ class Table:
         """Everything that happened so far, as a record."""
         return Episode(
             example_id=example.id, task=example.task, kind=rollout.kind, rollout=rollout.index,
-            step=rollout.step, traces=(Trace(self.seat, tuple(self.turns)),),
+            traces=(Trace(self.seat, tuple(self.turns)),),
             transcript=tuple(self.lines), stop=stop, failure=failure, usage=self.usage,
             notes={**self.notes, **dropped_note(turn.completion for turn in self.turns)},
         )  # fmt: skip

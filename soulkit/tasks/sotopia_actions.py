@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from soulkit.judge.structured import json_spans
 from soulkit.judge.verdict import remove_think, spoken
 from soulkit.tasks.budgets import MARK, first_words
 from soulkit.text import sanitise
@@ -169,16 +170,7 @@ def _single(text: str) -> bool:
 
 def _objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Outermost JSON objects with where they stand; raw line breaks inside texts are allowed."""
-    text = text[:MAX_CHARS]
-    place = text.find("{")
-    while place >= 0:
-        try:
-            value, end = _LENIENT.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            end = place + 1
-        else:
-            yield value, place, end
-        place = text.find("{", end)
+    return json_spans(text[:MAX_CHARS], _LENIENT)
 
 
 def _found(value: Any, depth: int = 3) -> Action | None:

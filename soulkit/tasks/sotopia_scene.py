@@ -81,8 +81,8 @@ class Scene:
     async def _answer(self, seat: str, index: int) -> Action | None:
         """The partner's turn: a reply that says nothing is asked for once more."""
         partner, context = self.cast.player("partner"), self._partner_context(seat)
-        for sample in range(2):
-            call = self.rollout.call("partner", self.example, index, sample)
+        calls = [self.rollout.call("partner", self.example, index, sample) for sample in range(2)]
+        for call in calls:
             reply = await partner.complete(context, call)
             self.table.usage += reply.usage
             action = self._read(seat, reply)
@@ -94,8 +94,7 @@ class Scene:
                 return None  # thinking and nothing else is not asked for again there
         if self.task.protocol == "reference":
             return None
-        for sample in range(2):
-            call = self.rollout.call("partner", self.example, index, sample)
+        for call in calls:
             partner.set_aside(context, call)
         raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from soulkit.data.folder import looked_for, released_files
+from soulkit.data.folder import given_files, looked_for
 from soulkit.data.rows import dev_split, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -87,10 +88,8 @@ def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequen
 
 def training_files(task: Task, given: str | None) -> Sequence[Path]:
     """The file given, or the released training files in a folder: never evaluation files."""
-    if given is not None and not Path(given).is_dir():
-        return [Path(given)]
     names = task.spec.files.train
-    found = released_files(task.name, names, given)
+    found = given_files(task.name, names, given)
     if not found:
         made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
         pull = f", download them: soul data pull --task {task.name} --split train" if names else ""
@@ -102,11 +101,11 @@ def training_files(task: Task, given: str | None) -> Sequence[Path]:
     return found
 
 
-def make_crew(config: TrainConfig, sampler: LocalModel | None, run: Run | None) -> Crew:
-    """What makes the players of a run; without a run nothing is kept and nobody can be asked."""
-    ledger = Ledger(run.ledger_path) if run else None
-    load = (lambda path: LocalModel.load(path, device=config.device)) if run else None
+def make_crew(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
+    """What makes the players of a run; `sampler` is the actor."""
+    ledger = Ledger(run.ledger_path)
     patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    load = partial(LocalModel.load, device=config.device)
     return Crew(ledger, sampler, load, patience, config.settings_of_players())
 
 

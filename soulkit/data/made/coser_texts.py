@@ -88,8 +88,6 @@ MATTERS = (
            "the boy's essay is in his tutor's hand"),
 )  # fmt: skip
 
-MOVES = ("open", "ask", "press", "refuse", "tell", "doubt", "offer", "warn", "yield", "close")
-
 TEMPERS: dict[str, dict[str, str]] = {
     "blunt": {
         "open": "I'll say it once. We should {want}.",

@@ -62,7 +62,6 @@ EVERYDAY = ("soap", "batteries", "light bulbs", "toothpaste", "tea towels", "umb
 JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
 PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
           "with two cats", "with a large family")  # fmt: skip
-N_CANDIDATES = 20
 _LETTERS = "ABCDEFGHIJKLMNOPQRST"
 
 
