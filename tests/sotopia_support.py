@@ -134,3 +134,10 @@ def scored(protocol: str, actor: Sequence[str], kind: str = "draft", **players: 
 
 def raw(score: Any) -> dict[str, Any]:
     return {name: score.metrics[name] for name in DIMENSIONS}
+
+
+LEAVE = Action("leave").json()
+
+
+def speak(text: str) -> str:
+    return Action("speak", text).json()

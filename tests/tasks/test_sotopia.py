@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sotopia_support import (
     GOOD,
+    LEAVE,
     LINE,
     LOW,
     ROW,
@@ -21,10 +22,10 @@ from sotopia_support import (
     ratings,
     raw,
     record,
-    records,
     run,
     scored,
     sotopia,
+    speak,
     table,
 )
 
@@ -32,23 +33,17 @@ from soulkit.data.files import RawRow
 from soulkit.data.rows import to_examples
 from soulkit.data.synth import synth
 from soulkit.errors import ConfigError, DataError, UnreadableVerdict
-from soulkit.judge.leaks import check
 from soulkit.models.base import Panel
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.play.engine import Engine, Job
 from soulkit.tasks.base import Rollout
 from soulkit.tasks.selfcheck import check_task
-from soulkit.tasks.sotopia_actions import MAX_CHARS, MAX_WORDS, Action
+from soulkit.tasks.sotopia_actions import MAX_CHARS, MAX_WORDS
 from soulkit.tasks.sotopia_scores import DIMENSIONS, HIGHEST, LOWEST, average, weighted
 from soulkit.types import Episode, Feedback, Score
 from tests.servers.openai_server import Fault
 
-LEAVE = Action("leave").json()
 NOTHING = '{"action_type": "none", "argument": ""}'
 PROTOCOLS = ("paper", "reference")
-
-
-def speak(text: str) -> str:
-    return Action("speak", text).json()
 
 
 def lines(episode: Episode) -> list[str]:
@@ -460,90 +455,6 @@ def test_control_characters_are_not_passed_on(protocol: str) -> None:
     found = record(protocol=protocol, actor=reply)
     assert lines(found.episode)[0] == 'Maya Lind said: "Hi there"'
     assert found.score.scored
-
-
-# -- feedback --------------------------------------------------------------------------------------
-
-
-def test_the_coach_hears_what_was_rated_and_nothing_of_the_other_side() -> None:
-    why = "She never asks why. He pays 250 at most, since rent is due on Friday."
-    prompts: list[str] = []
-
-    def coach(body: Body) -> str:
-        prompts.append(str(body["messages"][0]["content"]))
-        return "Ask him what stands in the way.\n\nThen name your sum. " + "word " * 500
-
-    policy = FeedbackPolicy()
-    draft, refined = records(judge=judged(ratings(why=why, goal=3)), coach=coach, feedback=policy)
-    assert "She never asks why." in prompts[0] and "Friday" not in prompts[0]
-    assert "getting what one came for (critical): 3 on a scale from 0 to 10" in prompts[0]
-    assert draft.received is not None and not draft.received.leak
-    assert draft.received.text.startswith("Ask him what stands in the way.\n\nThen")
-    assert refined.kind == "refined" and refined.score.value == refined.score.reward
-    opening = refined.episode.traces[0].turns[0].context[0]
-    assert "Then name your sum." in opening.text and "name your sum" not in str(opening.bare)
-
-
-@pytest.mark.parametrize(
-    ("text", "leak"),
-    [
-        ("He can pay 250 at most, as rent is due on Friday.", "private_text"),
-        ("Your believability suffered.", "rubric_words"),
-        ("Ask Omar Haddad about the piano and name your 300 early.", ""),
-    ],
-)
-def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
-    view = sotopia().leak_view(example())
-    assert check(Feedback(text=text, author="coach"), view).leak == leak
-
-
-def test_a_coach_that_never_ends_gives_nothing() -> None:
-    found = records(coach="word " * 1201, feedback=FeedbackPolicy())
-    assert len(found) == 1 and "1200 words" in found[0].episode.notes["coach_failure"]
-
-
-@pytest.mark.parametrize(
-    ("mine", "remark"),
-    [
-        ([LINE, LINE, LEAVE], "more than once"),
-        ([speak("Hello."), LEAVE], "left before"),
-        (["Good morning!", LINE], "not the JSON object"),
-        (["", LINE], "nothing could be read"),
-        ([speak("so " * 200)], "nobody talks that long"),
-        ([speak(f"line {i}") for i in range(10)], "ran out of turns"),
-        ([speak("Nice weather.")], "Sell for at least 300"),
-    ],
-)
-def test_rules_remark_on_the_draft(mine: list[str], remark: str) -> None:
-    task, row = sotopia(), example()
-    text = task.explain(row, task.scripted(row, mine), None)
-    assert text and remark in text
-    assert not check(Feedback(text=text, author="symbolic"), task.leak_view(row)).leak
-
-
-def test_rules_have_advice_without_a_draft() -> None:
-    text = sotopia().explain(example(), None, None)
-    assert text and text.startswith("You came for this: Sell for at least 300.")
-    assert not check(Feedback(text=text, author="symbolic"), sotopia().leak_view(example())).leak
-
-
-def test_feedback_without_a_coach_comes_from_rules() -> None:
-    draft, refined = records(actor=LEAVE, feedback=FeedbackPolicy())
-    assert draft.received is not None and draft.received.author == "symbolic"
-    assert refined.given == draft.received
-
-
-def test_the_references_gate() -> None:
-    task = sotopia("reference")
-
-    def gated(mean: float | None, low: float) -> bool:
-        return task.gate(
-            Score(value=0.1, reward=0.1, metrics={"eval_avg": mean, "hack_low": low}), 0
-        )
-
-    assert gated(4.0, 1.0) and not gated(4.1, 1.0) and not gated(2.0, 0.0)
-    assert not gated(None, 1.0)
-    assert sotopia().gate(Score(value=0.5, reward=0.5), 0)
 
 
 # -- scripts ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP, feedback, batches."""
+"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP, batches."""
 
 from __future__ import annotations
 
@@ -6,80 +6,38 @@ import asyncio
 import json
 import random
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from letter_support import released
-from road_support import NO_ONE, episode_of, played_by, player, synth_examples, task_of
+from road_support import NO_ONE, episode_of, played_by, task_of
+from userllm_support import (
+    FIRST,
+    LATER,
+    OPEN,
+    QUIZ,
+    SEARCH,
+    by_rule,
+    example,
+    scored,
+    scored_by,
+    walked,
+)
 
 from soulkit.data.synth import synth
 from soulkit.errors import ConfigError, DataError
-from soulkit.judge.leaks import check
-from soulkit.models.base import Cast, Panel
+from soulkit.models.base import Cast
 from soulkit.models.ledger import Ledger
 from soulkit.models.roles import Crew, RolesConfig, cast_of
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.play.engine import Engine, Job
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm import UserLLM
 from soulkit.tasks.userllm_metrics import choices_named, tokenize
-from soulkit.tasks.userllm_rows import CSQA, END, NQ, PRISM, read_conversation, read_reply
-from soulkit.types import Example, Feedback, Record, Score
+from soulkit.tasks.userllm_rows import CSQA, END, read_conversation, read_reply
+from soulkit.types import Record, Score
 from tests.servers.detector_server import DetectorServer
-from tests.servers.openai_server import Body, Fault, ScriptedServer
-
-QUIZ: dict[str, Any] = {
-    "source": CSQA, "intent": "where do people keep money",
-    "choices": ["bank", "department store", "store", "river"],
-}  # fmt: skip
-SEARCH: dict[str, Any] = {
-    "source": NQ, "intent": "who painted the ceiling", "question": "who painted the ceiling",
-    "assistant_suggestion_turn": "How about its acoustics instead?",
-}  # fmt: skip
-FIRST: dict[str, Any] = {
-    "source": PRISM, "intent": "get advice about moving to another city for a new job",
-    "conversation_history": "", "is_last_turn": False, "opening_prompt": "shd i move 4 a job",
-}  # fmt: skip
-LATER = {
-    **FIRST,
-    "conversation_history": "<user>: hi\n<assistant>: go for it",
-    "is_last_turn": True,
-}
-OPEN = {**LATER, "is_last_turn": False}
-
-
-def example(row: dict[str, Any], protocol: str = "paper") -> Example:
-    found: Example = task_of("userllm", protocol).example(released(row))
-    return found
-
-
-Judge = str | Callable[[Body], str]
-
-
-def scored(row: dict[str, Any], text: str, judge: Judge = "", **panel: Any) -> Score:
-    """The score of a reply, judged over HTTP by `judge`."""
-    with played_by(judge) as player:
-        cast = Cast(actor=NO_ONE.actor, judges=(player,), panel=Panel(**panel))
-        return asyncio.run(_scored(task_of("userllm"), example(row), text, cast))
-
-
-async def _scored(task: Any, one: Example, text: str, cast: Cast) -> Score:
-    try:
-        found: Score = await task.score(one, episode_of(task, one, text), cast)
-        return found
-    finally:
-        for judge in cast.judges:
-            await judge.model.close()
-
-
-def by_rule(row: dict[str, Any], text: str) -> Score:
-    task = task_of("userllm")
-    found: Score = asyncio.run(
-        task.score(example(row), episode_of(task, example(row), text), NO_ONE)
-    )
-    return found
-
+from tests.servers.openai_server import Body, Fault
 
 # -- rows ----------------------------------------------------------------------------------------
 
@@ -293,7 +251,7 @@ def test_a_bare_end_is_scored_by_termination_alone(text: str) -> None:
         assert found.metrics == nothing
 
 
-def test_an_unknown_truth_is_not_scored() -> None:
+def test_an_unknown_truth_is_notscored_by() -> None:
     row = {**LATER, "is_last_turn": "maybe"}
     found = scored(row, "ok what abt rent", "HUMAN")
     assert found.value == 1.0 and found.metrics["termination"] is None
@@ -302,31 +260,6 @@ def test_an_unknown_truth_is_not_scored() -> None:
 
 
 # -- judges --------------------------------------------------------------------------------------
-
-
-def walked(
-    row: dict[str, Any], said: Judge, judge: Judge | None, policy: FeedbackPolicy | None = None,
-    script: Any = None,
-) -> tuple[list[Record], list[Body]]:  # fmt: skip
-    """The records of one rollout over HTTP, and what the judge was asked."""
-    task = task_of("userllm")
-    with (
-        ScriptedServer(answer=said) as actors,
-        ScriptedServer(answer=judge or "", script=script) as judges,
-    ):
-        seats = [player(actors.base_url, "actor"), player(judges.base_url, "judge")]
-
-        async def run() -> list[Record]:
-            cast = Cast(actor=seats[0], judges=(seats[1],) if judge is not None else ())
-            try:
-                return await Engine(cast, feedback=policy).walk(
-                    Job(task, example(row)), lambda record: None
-                )
-            finally:
-                for seat in seats:
-                    await seat.model.close()
-
-        return asyncio.run(run()), judges.requests
 
 
 @pytest.mark.parametrize(("row", "text"), [(SEARCH, "no, who?"), (FIRST, "hey")])
@@ -384,7 +317,7 @@ def with_options(**options: Any) -> UserLLM:
 def test_a_service_takes_the_detecting_judges_place() -> None:
     with DetectorServer([(200, {"human": 0.25})]) as server:
         task = with_options(detector="url", detector_url=server.url, detector_field="human")
-        found = asyncio.run(_scored(task, example(FIRST), f"hey {END}", NO_ONE))
+        found = asyncio.run(scored_by(task, example(FIRST), f"hey {END}", NO_ONE))
         assert server.requests == [{"text": "hey"}]
     assert found.metrics["ai_detector"] == 0.25 and found.value == pytest.approx((1 + 0 + 0.25) / 3)
     assert found.verdicts[0].said == {"human": 0.25} and set(found.prompts) == {"user"}
@@ -399,7 +332,7 @@ def test_the_service_is_paid_once_and_replayed(tmp_path: Path) -> None:
         for mode in ("record", "record", "replay"):
             with Ledger(path, mode) as ledger:  # type: ignore[arg-type]
                 cast = cast_of(RolesConfig(), Crew(ledger), NO_ONE.actor, None)
-                assert asyncio.run(_scored(task, example(FIRST), "hey", cast)).value == 0.75
+                assert asyncio.run(scored_by(task, example(FIRST), "hey", cast)).value == 0.75
         assert len(server.requests) == 1
 
 
@@ -445,116 +378,6 @@ def test_an_option_of_the_detector_is_not_guessed(name: str, value: Any, why: st
     with pytest.raises(ConfigError, match=f"option {name}") as caught:
         with_options(detector="url", detector_url="http://127.0.0.1:9/v3", **{name: value})
     assert why in str(caught.value.way_out)
-
-
-# -- feedback ------------------------------------------------------------------------------------
-
-
-def drafts_of(one: Example) -> list[tuple[str, Score]]:
-    task, found = task_of("userllm"), []
-    texts = [task.gold_completion(one), task.wrong_completion(one), "", END]
-    if one.fields["choices"]:
-        texts += [" or ".join(one.fields["choices"][:k]) for k in (1, 2, 5)]
-    metrics = {CSQA: ("role_adherence",), NQ: ("intent_adherence",),
-               PRISM: ("intent_decomposition", "termination", "ai_detector")}  # fmt: skip
-    for text in texts:
-        for value in (0.0, 1.0):
-            numbers = dict.fromkeys(metrics[one.fields["source"]], value)
-            found.append((text, Score(value=value, reward=value, metrics=numbers)))
-    return found
-
-
-def test_lessons_give_nothing_away() -> None:
-    task, said = task_of("userllm"), set()
-    for one in synth_examples("userllm", 60):
-        view = task.leak_view(one)
-        assert view is not None
-        lessons = [task.explain(one, episode_of(task, one, text), score)
-                   for text, score in drafts_of(one)]  # fmt: skip
-        for text in [*lessons, task.explain(one, None, None), task.rehearse(one, random.Random(1))]:
-            assert text and not check(Feedback(text=text, author="symbolic"), view).leak, text
-            assert not choices_named(one.fields["choices"] or (), text, "paper") and END not in text
-            said.add(text)
-    assert len(said) > 12
-
-
-def test_a_lesson_knows_how_many_choices_were_named() -> None:
-    task, one = task_of("userllm"), example(QUIZ)
-    text = task.explain(
-        one, episode_of(task, one, "bank or river?"), by_rule(QUIZ, "bank or river?")
-    )
-    assert "held 2 answers" in text and "bank" not in text
-
-
-def test_words_of_a_lesson_that_are_choices_are_not_said() -> None:
-    row = {**QUIZ, "choices": ["answers", "answering", "own words", "the message"]}
-    task, one = task_of("userllm"), example(row)
-    text = task.explain(one, episode_of(task, one, "own words?"), by_rule(row, "own words?"))
-    assert text == "You are the one who asks."
-
-
-@pytest.mark.parametrize(
-    ("row", "text", "leak"),
-    [
-        (QUIZ, "Do not mention the department store.", "private_text"),
-        (SEARCH, "A judge wants REFUSED here.", "rubric_words"),
-        (SEARCH, "You accepted what was proposed; it should be refused.", ""),
-        (FIRST, "Just write: shd i move 4 a job", "gold_reference"),
-        (LATER, f"Reply with {END} now.", "rubric_words"),
-        (LATER, "Compare the answer with what you wanted.", ""),
-    ],
-)
-def test_what_leaks(row: dict[str, Any], text: str, leak: str) -> None:
-    view = task_of("userllm").leak_view(example(row))
-    assert check(Feedback(text=text, author="x"), view).leak == leak
-
-
-def test_reference_hints_name_what_they_mean() -> None:
-    task = task_of("userllm", "reference")
-
-    def hint(row: dict[str, Any], text: str, label: str = "") -> str | None:
-        one = example(row, "reference")
-        with played_by(label) as judge:
-            cast = Cast(actor=NO_ONE.actor, judges=(judge,))
-            score = asyncio.run(_scored(task, one, text, cast))
-        found: str | None = task.explain(one, episode_of(task, one, text), score)
-        return found
-
-    assert "river" in (hint(QUIZ, "the bank") or "") and hint(QUIZ, "where") is None
-    assert "who painted the ceiling" in (hint(SEARCH, "ok!", "ACCEPTED") or "")
-    assert hint(SEARCH, "no!", "REFUSED") is None
-    assert END in (hint(LATER, "and then?", "HUMAN") or "")
-    words = hint(FIRST, "hey", "HUMAN") or ""
-    assert "advice, another, city, get, job, moving, new" in words and END not in words
-    assert task.leak_view(example(QUIZ, "reference")) is None
-
-
-def test_a_refined_message_is_the_draft_with_the_slot_filled() -> None:
-    heard: list[str] = []
-
-    def actor(body: Body) -> str:
-        heard.append(body["messages"][-1]["content"])
-        return "is it the bank" if len(heard) == 1 else "where do i put cash"
-
-    draft, refined = walked(QUIZ, actor, None, FeedbackPolicy())[0]
-    assert (draft.score.value, refined.score.value, refined.kind) == (0.0, 1.0, "refined")
-    assert draft.received is not None and draft.received.usable
-    (before,), (after,) = (r.episode.traces[0].turns[0].context for r in (draft, refined))
-    assert before.text == heard[0] == after.bare and after.text == heard[1]
-    assert after.text.startswith(before.text), "the slot stands at the end"
-    assert draft.received.text in after.text and after.text != after.bare
-
-
-def test_the_published_gate_lets_every_draft_have_feedback() -> None:
-    task = task_of("userllm")
-    assert task.gate(Score(value=1.0, reward=1.0), 500)
-
-
-def test_a_model_coach_is_told_what_went_wrong_and_no_choices() -> None:
-    task, one = task_of("userllm"), example(QUIZ)
-    view = task.coach_view(one, episode_of(task, one, "the bank"), by_rule(QUIZ, "the bank"))
-    text = task.prompts.render("coach", **view)
-    assert "held an answer" in text and "river" not in text and "money" in text
 
 
 # -- batches -------------------------------------------------------------------------------------
