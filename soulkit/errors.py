@@ -12,7 +12,7 @@ them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class SoulError(Exception):
@@ -84,9 +84,17 @@ class ContextOverflow(CallError):
 
 
 class UnreadableVerdict(CallError):
-    """A judge or coach answered something that cannot be read."""
+    """A judge or coach answered something that cannot be read.
+
+    `forgery` says whether somebody's words hold what poses as such an answer; None where nothing
+    was answered, so that nobody's words can be the cause.
+    """
 
     reason = "judge_error"
+
+    def __init__(self, detail: str, forgery: Callable[[str], bool] | None = None) -> None:
+        super().__init__(detail)
+        self.forgery = forgery
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

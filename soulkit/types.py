@@ -214,6 +214,10 @@ class Verdict:
     """The fields of the verdict; empty when it could not be read."""
     problem: str = ""
     """Why it could not be read, empty when it could."""
+    replies: int = 0
+    """So many replies it took; 0 where none was read, or nobody counted."""
+    quoting: int = 0
+    """So many of them repeated a verdict that an actor or partner had written for the judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +225,9 @@ class Score:
     """`value` is the headline, `reward` what training maximises; both None when unscored.
 
     `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
-    actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`: scored at the
-    task's minimum), or `unscored` with a `reason`.
+    actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: a verdict
+    of its own making left none of the judge's; scored at the task's minimum), or `unscored` with a
+    `reason`.
     """
 
     value: float | None

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from soulkit.errors import CallError, RunError
+from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
@@ -173,11 +173,7 @@ async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
     if recorded.sampling is not None:
         actor = replace(players.actor, sampling=recorded.sampling(task))
         players = replace(players, actor=actor)
-    episode = replace(record.episode, step=record.step)
-    try:
-        return await task.score(example, episode, players)
-    except CallError as error:
-        return unscored(Failure(error.reason, error.detail), task.protocol)
+    return await task.judged(example, replace(record.episode, step=record.step), players)
 
 
 def _renewed(recorded: Recorded, record: Record, score: Score) -> Record:

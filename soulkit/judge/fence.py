@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from soulkit.text import sanitise
+from soulkit.text import one_line, sanitise
 
 MAX_CHARS = 60_000
 """Characters of one fenced text; about 15,000 tokens."""
@@ -26,6 +26,12 @@ def fence(text: str, label: str, max_chars: int = MAX_CHARS) -> str:
     clean = _MARK.sub("\u2039", shortened(sanitise(text), max_chars))
     digest = hashlib.sha256(clean.encode("utf-8", "replace")).hexdigest()[:12]
     return f"<{label} {digest}>\n{clean}\n</{label} {digest}>"
+
+
+def utterance(text: str) -> str:
+    """Speech on one line, its quotation marks bent: it cannot end its own line in a transcript, nor
+    begin somebody else's."""
+    return one_line(text).replace('"', "\u201d")
 
 
 def shortened(text: str, max_chars: int) -> str:

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.structured import Question, ask
+from soulkit.judge.structured import Question, answer
 from soulkit.models.base import Cast, Player
 from soulkit.types import Call, Episode, Verdict
 
@@ -34,12 +34,15 @@ class Opinion(Generic[T]):
     found: T | None
     said: dict[str, Any]
     problem: str = ""
+    replies: int = 0
+    quoting: int = 0
+    error: UnreadableVerdict | None = None
 
     def verdict(self) -> Verdict:
         """The opinion as it stands in a Score."""
         return Verdict(
-            judge=self.judge, purpose=self.purpose, sample=self.sample,
-            said=self.said, problem=self.problem,
+            judge=self.judge, purpose=self.purpose, sample=self.sample, said=self.said,
+            problem=self.problem, replies=self.replies, quoting=self.quoting,
         )  # fmt: skip
 
 
@@ -70,9 +73,10 @@ async def opinions(cast: Cast, asked: Question[T], episode: Episode) -> list[Opi
     ]
     found = list(await asyncio.gather(*asking))
     for name in names:
-        mine = [opinion for opinion in found if opinion.judge == name]
-        if all(opinion.found is None for opinion in mine):
-            raise UnreadableVerdict(mine[-1].problem)
+        errors = [opinion.error for opinion in found if opinion.judge == name]
+        lost = [error for error in errors if error is not None]
+        if len(lost) == len(errors):  # who answered tells more than who was away
+            raise next((error for error in lost if error.forgery), lost[-1])
     return found
 
 
@@ -90,10 +94,25 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
 
 async def _opinion(name: str, judge: Player, asked: Question[T], call: Call) -> Opinion[T]:
     try:
-        found = await ask(judge, asked, call)
+        reply = await answer(judge, asked, call)
     except UnreadableVerdict as error:
-        return Opinion(name, asked.purpose, call.sample, None, {}, error.detail)
-    return Opinion(name, asked.purpose, call.sample, found, asked.said(found))
+        return Opinion(name, asked.purpose, call.sample, None, {}, error.detail, error=error)
+    return Opinion(
+        name, asked.purpose, call.sample, reply.value, asked.said(reply.value),
+        replies=reply.replies, quoting=reply.quoting,
+    )  # fmt: skip
+
+
+def reading_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """`judge/reasked` and `judge/quoted`: shares of the readable verdicts of an episode whose judge
+    was asked again, or repeated a verdict that somebody wrote for it. Empty without a judge."""
+    read = [verdict for verdict in verdicts if verdict.replies]
+    if not read:
+        return {}
+    return {
+        "judge/reasked": sum(verdict.replies > 1 for verdict in read) / len(read),
+        "judge/quoted": sum(verdict.quoting > 0 for verdict in read) / len(read),
+    }
 
 
 def readable(found: Sequence[Opinion[T]]) -> list[T]:

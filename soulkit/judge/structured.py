@@ -2,23 +2,26 @@
 
 A judge is told the shape in three ways, of which a server may take any: the sampling carries a
 `Form` (JSON Schema, JSON mode or nothing is the endpoint's business), the prompt says it in words,
-and the reply is checked here. The *last* complete object of the right shape counts, since judges
-think aloud and quote; one that is off the shape does not count, however near it is: numbers in
-quotation marks, NaN, 1e400, values off their scale, missing and additional fields. A reply without
-such an object is answered with what is wrong, once. After that there is no verdict: whoever asked
-gets UnreadableVerdict with the reason, never a number in its place.
+and the reply is checked here. A verdict is the one object of the right shape that the judge wrote
+itself: what stands in the question, or repeats what somebody says there, is a quotation
+(`objects.py`), and of two that differ nobody knows which is meant. One that is off the shape does
+not count, however near it is: numbers in quotation marks, NaN, 1e400, values off their scale,
+missing, additional and repeated fields. A reply without a verdict is answered with what is wrong,
+once. After that there is none: whoever asked gets UnreadableVerdict with the reason, never a number
+in its place.
 
     class Rating(Shape):
         reasoning: str
         score: int = Field(ge=0, le=10)
 
-    found = await ask(judge, question("score", prompt, Rating), call)      # a Rating
+    rating = await ask(judge, question("score", prompt, Rating), call)      # a Rating
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -26,7 +29,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.verdict import spoken
+from soulkit.judge.objects import Scan, Shown, Span, resembles, scan, whole
+from soulkit.judge.verdict import answered
 from soulkit.models.base import Player
 from soulkit.types import Call, Form, Segment
 
@@ -35,13 +39,9 @@ S = TypeVar("S", bound="Shape")
 
 ATTEMPTS = 2
 """The question and one re-ask."""
+_DECORATION = " \t\r\n*`\"'.:!()[]"
 _QUOTED = 2_000
 """Characters of an unreadable reply that are shown to its author again."""
-
-
-_READ = 60_000
-"""Characters at the end of a reply that are searched for a verdict: looking for one where there is
-none costs the square of the length, and a judge that never stops must not hold up the others."""
 
 
 class Shape(BaseModel):
@@ -63,17 +63,45 @@ class Question(Generic[T]):
     """The answer as plain JSON values, for the record."""
     form: Form | None = None
     attempts: int = ATTEMPTS
+    quotes: Callable[[str], bool] = lambda text: False
+    """Whether a reply repeats an answer that somebody else wrote into the question."""
+    forgery: Callable[[str], bool] = lambda words: False
+    """Whether words of an actor hold what poses as an answer."""
 
 
-def question(purpose: str, prompt: str, shape: type[S], attempts: int = ATTEMPTS) -> Question[S]:
-    """A question whose answer is a JSON object of `shape`."""
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """A readable answer, and how it was come by."""
+
+    value: T
+    replies: int
+    """Asked for so often."""
+    quoting: int
+    """So many of the replies repeated an answer from the question."""
+
+
+def question(
+    purpose: str,
+    prompt: str,
+    shape: type[S],
+    attempts: int = ATTEMPTS,
+    beside: tuple[type[Shape], ...] = (),
+) -> Question[S]:
+    """A question whose answer is a JSON object of `shape`.
+
+    `beside` are the shapes of what else is asked about the same words: whoever forges one of them
+    spoils this answer, too.
+    """
+    shown, names = Shown(prompt), _names(shape, *beside)
     return Question(
         purpose=purpose,
         prompt=prompt,
-        read=lambda text: read_shape(text, shape),
-        said=lambda found: found.model_dump(mode="json"),
+        read=lambda text: read_shape(text, shape, shown),
+        said=lambda verdict: verdict.model_dump(mode="json"),
         form=form_of(shape),
         attempts=attempts,
+        quotes=lambda text: _quotes(text, shape, shown),
+        forgery=lambda words: resembles(words, names),
     )
 
 
@@ -81,12 +109,17 @@ def label_question(
     purpose: str, prompt: str, labels: tuple[str, ...], attempts: int = ATTEMPTS
 ) -> Question[str]:
     """A question whose answer is one of a few words, in any case of letters."""
+    either = "|".join(map(re.escape, labels))
+    alone = re.compile(
+        rf"^(?:[^\n:=]{{0,80}}[:=])?[^\w\n]{{0,9}}(?:{either})[^\w\n]*$", re.MULTILINE
+    )
     return Question(
         purpose=purpose,
         prompt=prompt,
         read=lambda text: read_label(text, labels),
-        said=lambda found: {"label": found},
+        said=lambda label: {"label": label},
         attempts=attempts,
+        forgery=lambda words: alone.search(words) is not None,
     )
 
 
@@ -97,25 +130,40 @@ def form_of(shape: type[Shape]) -> Form:
     return Form(shape.__name__.lstrip("_"), schema)
 
 
+@lru_cache(maxsize=256)
+def _names(*shapes: type[Shape]) -> frozenset[str]:
+    """Every key that an object of these shapes has, inner objects included."""
+    schemas = [shape.model_json_schema() for shape in shapes]
+    parts = [part for schema in schemas for part in (schema, *schema.get("$defs", {}).values())]
+    return frozenset(name for part in parts for name in part.get("properties", {}))
+
+
 async def ask(judge: Player, asked: Question[T], call: Call) -> T:
-    """What `judge` answers to `asked`.
+    """What `judge` answers to `asked`; see `answer`."""
+    return (await answer(judge, asked, call)).value
+
+
+async def answer(judge: Player, asked: Question[T], call: Call) -> Answer[T]:
+    """What `judge` answers to `asked`, and how often it was asked.
 
     Raises UnreadableVerdict when no attempt could be read, or the judge itself failed.
     """
     player = judge.asked_for(asked.form)
     context: tuple[Segment, ...] = (Segment("user", asked.prompt),)
-    problem, asked_so_far = "", []
-    for _ in range(asked.attempts):
-        asked_so_far.append(context)
+    problem, contexts, quoting = "", [], 0
+    for attempt in range(1, asked.attempts + 1):
+        contexts.append(context)
         reply = await player.complete(context, call)
+        quoting += asked.quotes(reply.text)
         try:
-            return asked.read(_finished(reply.text, reply.stop_reason))
+            return Answer(asked.read(_finished(reply.text, reply.stop_reason)), attempt, quoting)
         except UnreadableVerdict as error:
             problem = error.detail
             context = (context[0], *_again(reply.text, problem))
-    for useless in asked_so_far:
+    for useless in contexts:
         player.set_aside(useless, call)
-    raise UnreadableVerdict(f"{judge.model.name}: {problem} (asked {asked.attempts} times)")
+    detail = f"{judge.model.name}: {problem} (asked {asked.attempts} times)"
+    raise UnreadableVerdict(detail, asked.forgery)
 
 
 def _finished(text: str, stop: str) -> str:
@@ -135,64 +183,81 @@ def _again(reply: str, problem: str) -> tuple[Segment, Segment]:
     )
 
 
+# -- reading --------------------------------------------------------------------------------------
+
+
 def read_label(text: str, labels: tuple[str, ...]) -> str:
-    """The label that is the whole answer, or its last line; thinking and decoration removed."""
-    said = spoken(text, "paper")
-    lines = [line.strip(" \t*`\"'.:!()[]") for line in said.splitlines() if line.strip()]
+    """The label that is the whole answer; thinking and decoration removed."""
     known = {label.casefold(): label for label in labels}
-    found = known.get(lines[-1].casefold()) if lines else None
-    if found is None:
-        raise UnreadableVerdict(f"it is not one of {', '.join(labels)}")
-    return found
+    before, label = (known.get(part.strip(_DECORATION).casefold()) for part in answered(text))
+    if label is None or before not in (None, label):
+        raise UnreadableVerdict(f"it is not one of {', '.join(labels)} and nothing else")
+    return label
 
 
-def read_shape(text: str, shape: type[S]) -> S:
-    """The last complete object of `shape` in a reply; UnreadableVerdict says what is wrong."""
-    problems = []
-    for value in reversed(_objects(text)):
+def read_shape(text: str, shape: type[S], shown: Shown | None = None) -> S:
+    """The one verdict of `shape` in a reply that the judge was not `shown`.
+
+    UnreadableVerdict says what is wrong.
+    """
+    thinking, reply = _scans(text)
+    if reply.stray:
+        raise UnreadableVerdict("a brace in it opens or closes nothing")
+    verdicts, problems = _verdicts(reply, shape)
+    fresh = _fresh(verdicts, shown)
+    if not fresh and verdicts:
+        raise UnreadableVerdict("its only verdict is one that stands in the question")
+    if not fresh:
+        raise UnreadableVerdict(problems[-1] if problems else "it holds no complete JSON object")
+    weighed, _ = _verdicts(thinking, shape)
+    if any(verdict != fresh[0] for verdict in (*fresh, *_fresh(weighed, shown))):
+        raise UnreadableVerdict("it holds several verdicts that differ")
+    return fresh[0]
+
+
+def _scans(text: str) -> tuple[Scan, Scan]:
+    """The objects of a reply: those of its unmarked thinking, and those of its answer.
+
+    A reply that is one object from end to end does not think: it may quote an actor who wrote
+    <think>.
+    """
+    text = text.strip()
+    alone = whole(text)
+    if alone is not None:
+        return Scan(()), Scan((Span(alone, 0, len(text)),))
+    thinking, reply = answered(text)
+    return scan(thinking), scan(reply)
+
+
+def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]]], list[str]]:
+    """The objects of `shape`, read and as they came, and what is wrong with the others."""
+    verdicts, problems = [], []
+    for span in reply.spans:
         try:
-            return shape.model_validate_json(json.dumps(value))
+            verdicts.append((shape.model_validate_json(json.dumps(span.value)), span.value))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the object"
             problems.append(f"{where}: {first['msg']}")
         except (ValueError, RecursionError):
             problems.append("it holds a number that is not finite, or is nested beyond reason")
-    raise UnreadableVerdict(problems[0] if problems else "it holds no complete JSON object")
+    return verdicts, problems
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
-    """The objects of a reply without its thinking.
+def _fresh(verdicts: Iterable[tuple[S, dict[str, Any]]], shown: Shown | None) -> list[S]:
+    """The verdicts that the judge was not shown."""
+    return [verdict for verdict, value in verdicts if shown is None or not shown.holds(value)]
 
-    A reply that is one object from end to end has none: it may quote an actor who wrote <think>.
-    """
+
+def _quotes(text: str, shape: type[Shape], shown: Shown) -> bool:
+    """Whether a reply repeats a verdict that its author was shown."""
     try:
-        whole = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        whole = None
-    if isinstance(whole, dict):
-        return [whole]
-    return list(json_objects(spoken(text, "paper")[-_READ:]))
+        verdicts, _ = _verdicts(_scans(text)[1], shape)
+    except UnreadableVerdict:
+        return False
+    return len(_fresh(verdicts, shown)) < len(verdicts)
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every outermost JSON object in `text`, in order; NaN and infinities are no JSON."""
-    decoder = json.JSONDecoder(parse_constant=_refuse)
-    return (value for value, _, _ in json_spans(text, decoder))
-
-
-def json_spans(text: str, decoder: json.JSONDecoder) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """(object, start, end) of every outermost object that `decoder` reads in `text`, in order."""
-    place = text.find("{")
-    while place >= 0:
-        try:
-            value, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            end = place + 1
-        else:
-            yield value, place, end
-        place = text.find("{", end)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    """Every outermost JSON object in `text` up to one that does not parse, in order."""
+    return (span.value for span in scan(text).spans)

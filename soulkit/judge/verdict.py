@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import islice
 
+from soulkit.errors import UnreadableVerdict
 from soulkit.types import Protocol
 
-_OPENING = r"<(think|seed:think)>"
-_SEED_BODY = re.compile(r"<seed:think>(.*?)</seed:think>", re.DOTALL)
-_PLAIN_BODY = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_KINDS: tuple[str, ...] = ("think", "seed:think")
 _UNCLOSED = re.compile(r"<(?:seed:)?think>.*\Z", re.DOTALL)
 _ANY_ORPHAN = re.compile(r"\A.*</(?:seed:)?think>", re.DOTALL | re.IGNORECASE)
 _ANY_UNCLOSED = re.compile(_UNCLOSED.pattern, re.DOTALL | re.IGNORECASE)
 
-_TAGGED = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
-_LAST_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_ANY_MARK = re.compile(r"<(/?)(?:seed:)?think>", re.IGNORECASE)
+_LEADING = re.compile(r"\s*<(think|seed:think)>", re.IGNORECASE)
+_ENDINGS = {kind: re.compile(f"</{kind}>", re.IGNORECASE) for kind in _KINDS}
+
+_OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
+_CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
 _LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
 
 # Scripts that write words without blanks, or hang particles on them: no word boundary there.
@@ -52,24 +57,58 @@ def _without_blocks(text: str, flags: re.RegexFlag) -> str:
     would else cost the square of its length.
     """
     kept: list[str] = []
-    place, endless = 0, set[str]()
-    for opening in re.finditer(_OPENING, text, flags):
-        kind = opening[1].lower()
-        if opening.start() < place or kind in endless:
-            continue
-        closing = re.compile(f"</{kind}>", flags).search(text, opening.end())
+    place, kinds = 0, _KINDS
+    opening = _opening(kinds, flags).search(text)
+    while opening is not None:
+        kind, after = opening[0][1:-1].lower(), opening.end()
+        closing = re.compile(f"</{kind}>", flags).search(text, after)
         if closing is None:
-            endless.add(kind)
-            continue
-        kept.append(text[place : opening.start()])
-        place = closing.end()
+            kinds = tuple(other for other in kinds if other != kind)
+        else:
+            kept.append(text[place : opening.start()])
+            place = after = closing.end()
+        opening = _opening(kinds, flags).search(text, after) if kinds else None
     return "".join([*kept, text[place:]])
+
+
+@cache
+def _opening(kinds: tuple[str, ...], flags: re.RegexFlag) -> re.Pattern[str]:
+    return re.compile("|".join(f"<{kind}>" for kind in kinds), flags)
 
 
 def split_think(text: str) -> tuple[str, str]:
     """(the thoughts of closed blocks, `seed` blocks first; what is left), both stripped."""
-    blocks = [body for form in (_SEED_BODY, _PLAIN_BODY) for body in form.findall(text)]
+    blocks = [body for kind in ("seed:think", "think") for body in _bodies(text, kind)]
     return "\n".join(body.strip() for body in blocks).strip(), remove_think(text)
+
+
+def _bodies(text: str, kind: str) -> Iterator[str]:
+    """What stands between each opening mark of a kind and the next closing one."""
+    opening, closing = f"<{kind}>", f"</{kind}>"
+    start = text.find(opening)
+    while start >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
+        yield text[start + len(opening) : end]
+        start = text.find(opening, end + len(closing))
+
+
+def answered(text: str) -> tuple[str, str]:
+    """(thinking whose beginning bears no mark, the answer) of a judge's reply.
+
+    Thinking stands before the answer, in closed blocks or up to the one closing mark. Wherever else
+    a mark stands it may be a quotation, and both sides of it might be meant: UnreadableVerdict.
+    """
+    place, before = 0, ""
+    while (block := _LEADING.match(text, place)) is not None:
+        closing = _ENDINGS[block[1].lower()].search(text, block.end())
+        if closing is None:
+            break
+        place = closing.end()
+    marks = list(islice(_ANY_MARK.finditer(text, place), 2))
+    if marks and (place or len(marks) > 1 or not marks[0][1]):
+        raise UnreadableVerdict("its thinking cannot be told from its answer")
+    if marks:
+        before, place = text[: marks[0].start()], marks[0].end()
+    return before.strip(), text[place:].strip()
 
 
 def spoken(text: str, protocol: Protocol) -> str:
@@ -84,10 +123,12 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
     """The text of the deciding `<answer>` tag, None without one."""
     said = spoken(text, protocol)
     if protocol == "reference":
-        found = _TAGGED.search(said)
-        return found.group(1) if found else None
-    every = _LAST_TAGGED.findall(said)
-    return every[-1].strip() if every else None
+        start = _OPEN_TAG.search(said)
+        end = _CLOSE_TAG.search(said, start.end()) if start else None
+        return said[start.end() : end.start()].strip() if start and end else None
+    parts = (_CLOSE_TAG.split(part, 1) for part in _OPEN_TAG.split(said)[1:])
+    closed = [part[0] for part in parts if len(part) > 1]
+    return closed[-1].strip() if closed else None
 
 
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.models.waves import Seat, seats
 from soulkit.tasks.base import Rollout, Task
+from soulkit.text import one_line
 from soulkit.types import (
     Episode,
     Example,
@@ -30,7 +31,6 @@ from soulkit.types import (
     Record,
     Score,
     record_key,
-    unscored,
 )
 
 Sink = Callable[[Record], None]
@@ -192,10 +192,7 @@ class Engine:
             )  # fmt: skip
         # Whoever judges keys its calls with the step: no task has to think of it.
         episode = replace(episode, step=job.step)
-        try:
-            score = await job.task.score(job.example, episode, self.cast)
-        except CallError as error:
-            score = unscored(Failure(error.reason, error.detail), job.task.protocol)
+        score = await job.task.judged(job.example, episode, self.cast)
         return record_of(job, rollout, episode, score)
 
 
@@ -220,7 +217,8 @@ def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
     """The feedback and the draft that it is about, in the words of `shown_draft.md`."""
     protocol = job.task.protocol
     lines = [(line.seat, spoken(line.text, protocol)) for line in draft.episode.transcript]
-    said = lines[0][1] if len(lines) == 1 else "\n".join(f"{seat}: {text}" for seat, text in lines)
+    several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # a line break forges no line
+    said = lines[0][1] if len(lines) == 1 else "\n".join(several)
     text = job.task.prompts.render("shown_draft", draft=said, feedback=feedback.text)
     return replace(feedback, text=text)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import HUMAN, bind, content_hash, unpacked
-from soulkit.errors import ConfigError
+from soulkit.errors import CallError, ConfigError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
+from soulkit.judge.panel import reading_metrics
 from soulkit.judge.verdict import plain
 from soulkit.models.base import Cast
 from soulkit.tasks.budgets import first_words
@@ -28,6 +29,7 @@ from soulkit.types import (
     Completion,
     Episode,
     Example,
+    Failure,
     Feedback,
     Kind,
     Line,
@@ -164,6 +166,25 @@ class Task(ABC):
     @abstractmethod
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         """Score an episode; the same function for drafts and refined ones."""
+
+    async def judged(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """`score`, or what a broken call makes of the episode: for whoever plays and rescores."""
+        try:
+            score = await self.score(example, episode, cast)
+        except CallError as error:
+            return self._without_score(episode, error)
+        return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
+
+    def _without_score(self, episode: Episode, error: CallError) -> Score:
+        """Unscored; but an actor whose own words pose as the verdict that nobody could read is
+        `forged`, at the minimum: else it could talk itself out of the mean."""
+        forgery = error.forgery if isinstance(error, UnreadableVerdict) else None
+        if forgery is None or not forgery(_acted_words(episode)):
+            return unscored(Failure(error.reason, error.detail), self.protocol)
+        low = self.spec.metric.low
+        return Score(
+            value=low, reward=low, status="forged", words=error.detail, protocol=self.protocol
+        )
 
     def gate(self, score: Score, step: int) -> bool:
         """Whether the reference asks for feedback on a draft with this score (`--feedback-for
@@ -394,6 +415,12 @@ class ChoiceTask(Task):
             protocol=self.protocol,
             prompts=self.prompts.hashes(self.template),
         )
+
+
+def _acted_words(episode: Episode) -> str:
+    """What the acted seats said, as everybody heard it."""
+    seats = {trace.seat for trace in episode.traces}
+    return "\n".join(line.text for line in episode.transcript if line.seat in seats)
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:

@@ -119,6 +119,11 @@ def others_view(
     return tuple(merged)
 
 
+def others_words(context: Sequence[Segment]) -> str:
+    """What a seat was told so far, by whomever."""
+    return "\n".join(segment.text for segment in context if segment.role == "user")
+
+
 def cut_note(cuts: Mapping[str, int]) -> dict[str, Any]:
     """The note on words that budgets cut, if any."""
     return {"cut_words": dict(cuts)} if cuts else {}

@@ -32,7 +32,7 @@ from soulkit.models.base import Cast
 from soulkit.tasks import sotopia_coach as coaching
 from soulkit.tasks import sotopia_scripts as scripts
 from soulkit.tasks.base import Rollout, Task, actor_status
-from soulkit.tasks.dialogue import Table, cut_note, play_out
+from soulkit.tasks.dialogue import Table, cut_note, others_words, play_out
 from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.sotopia_actions import (
     LEAVE,
@@ -40,6 +40,7 @@ from soulkit.tasks.sotopia_actions import (
     Action,
     heard,
     in_place,
+    line_of,
     read_action,
     told,
 )
@@ -53,7 +54,6 @@ from soulkit.tasks.sotopia_scores import (
     reference_reward,
     weighted,
 )
-from soulkit.text import one_line
 from soulkit.types import (
     Completion,
     Episode,
@@ -163,6 +163,14 @@ class Sotopia(Task):
             "system", self.prompts.render("character", feedback=feedback.text, **own), bare
         )
 
+    def line(self, example: Example, seat: str, action: Action) -> Line:
+        """An action as it is recorded."""
+        return Line(seat, told(self.names(example)[seat], action))
+
+    def shown(self, example: Example, seat: str, action: Action) -> str:
+        """What everybody hears of an action."""
+        return line_of(self.names(example)[seat], action, self.protocol)
+
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return (self.slot(example, self.acted_seat(example), None), Segment("user", START))
 
@@ -210,7 +218,10 @@ class Sotopia(Task):
         """The actor's turns, read again from what it emitted."""
         turns = episode.traces[0].turns if episode.traces else ()
         name = self.names(example)[self.acted_seat(example)]
-        return [read_action(turn.completion.text, self.protocol, name) for turn in turns]
+        return [
+            read_action(turn.completion.text, self.protocol, name, others_words(turn.context))
+            for turn in turns
+        ]
 
     def _numbers(
         self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
@@ -237,13 +248,12 @@ class Sotopia(Task):
         shape: type[Ratings] | type[LooseRatings] = (
             Ratings if self.protocol == "paper" else LooseRatings
         )
-        rating = panel.opinions(
-            cast, question("score", self.judge_prompt(example, episode), shape), episode
-        )
+        asked = question("score", self.judge_prompt(example, episode), shape, beside=(Audit,))
+        rating = panel.opinions(cast, asked, episode)
         lines = self._audited(example, episode)
         if not lines:
             return await rating, []
-        audit = question("audit", self.audit_prompt(example, lines), Audit)
+        audit = question("audit", self.audit_prompt(example, lines), Audit, beside=(shape,))
         both = asyncio.gather(rating, panel.opinions(cast, audit, episode), return_exceptions=True)
         rated, audits = await both
         for outcome in (rated, audits):
@@ -261,10 +271,17 @@ class Sotopia(Task):
 
     def _fenced(self, example: Example, episode: Episode) -> str:
         idle = {told(name, Action(NONE)) for name in self.names(example).values()}
-        lines = [line.text for line in episode.transcript if line.text not in idle]
-        if self.protocol == "paper":  # a line break in speech could forge the other one's line
-            lines = [one_line(text) for text in lines]
+        lines = [
+            line.text if self.protocol == "reference" else self._retold(example, line)
+            for line in episode.transcript
+            if line.text not in idle
+        ]
         return fence("\n".join(lines) or NOTHING, "transcript")
+
+    def _retold(self, example: Example, line: Line) -> str:
+        """A recorded line as everybody heard it."""
+        name = self.names(example).get(line.seat)
+        return line.text if name is None else line_of(name, heard(name, line.text), self.protocol)
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
         """The actor's lines for the auditor. `reference` knows speakers by name alone."""
@@ -366,12 +383,14 @@ class Sotopia(Task):
         for index in range(min(2 * len(mine), self.max_turns)):
             seat = SEATS[index % 2]
             if seat != table.seat:
-                table.hear(Line(seat, told(names[seat], Action("speak", next(theirs)))))
+                action = Action("speak", next(theirs))
+                table.hear(self.line(example, seat, action), self.shown(example, seat, action))
                 continue
             reply = next(replies)
-            action = read_action(reply, self.protocol, names[seat])
+            words = others_words(table.context)
+            action = read_action(reply, self.protocol, names[seat], words)
             table.turns.append(Turn(tuple(table.context), Completion(text=reply)))
-            table.said(Line(seat, told(names[seat], action)), keep=reply)
+            table.said(self.line(example, seat, action), keep=reply)
             if action.kind == LEAVE and index >= self.leave_from:
                 stop = "left"
                 break

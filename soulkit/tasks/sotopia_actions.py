@@ -6,7 +6,8 @@ asked for as a JSON object. `none` is no kind that is offered: it stands for hav
 Two readers. `reference` reproduces the published one: strict JSON, else the largest JSON value that
 starts anywhere in the reply, else the whole reply is speech, JSON debris included. `paper` repairs
 it: kinds in any spelling, raw line breaks kept as they are, fences and wrappers removed, broken
-JSON read for its argument, and where nothing is left to say, nothing is said. Pure functions.
+JSON read for its argument but not for what stands inside it, others' actions that are only quoted
+passed over, and where nothing is left to say, nothing is said. Pure functions.
 
     {"action_type": "speak", "argument": "Good evening."}  →  Ana said: "Good evening."
 """
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from soulkit.judge.structured import json_spans
+from soulkit.judge.fence import utterance
+from soulkit.judge.objects import LENIENT, Scan, Shown, scan, whole
 from soulkit.judge.verdict import remove_think, spoken
 from soulkit.tasks.budgets import MARK, first_words
 from soulkit.text import sanitise
@@ -62,30 +64,37 @@ class Action:
         return json.dumps({"action_type": self.kind, "argument": self.argument}, ensure_ascii=False)
 
 
-def read_action(text: str, protocol: Protocol, name: str = "") -> Action:
+def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") -> Action:
     """The action in a model's reply; a character (`name`) may narrate in the third person.
 
-    What others hear is freed of control characters and, under `paper`, cut at MAX_WORDS.
+    `words` are what the others said so far: an action that only repeats them is a quotation. What
+    others hear is freed of control characters and, under `paper`, cut at MAX_WORDS.
     """
     text = _shortened(text, _READ_CHARS[protocol])
     if protocol == "reference":
         action = parse_action(remove_think(text, remove_unclosed=True))
         argument = sanitise(action.argument)
     else:
-        said = text.strip() if _is_object(text) else spoken(text, "paper")
-        action = _from_objects(said) or _from_pieces(said) or _from_prose(said, name)
+        action = _read(text, name, Shown("", words))
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
         if action.kind in TOLD and not argument.strip():
             return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
     return replace(action, argument=argument, cut=argument.endswith(MARK))
 
 
-def _is_object(text: str) -> bool:
-    """Whether a reply is one object from end to end: whoever says <think> in it does not think."""
-    try:
-        return isinstance(_LENIENT.decode(text), dict)
-    except (ValueError, RecursionError):
-        return False
+def _read(text: str, name: str, shown: Shown) -> Action:
+    """Of a reply that is one object from end to end, the object's action: whoever says <think> in
+    it does not think, and whoever repeats another's action word for word does it."""
+    alone = whole(text.strip(), LENIENT)
+    if alone is not None:
+        return _found(alone) or _from_prose(text.strip(), name)
+    said = spoken(text, "paper")
+    objects = scan(said[:MAX_CHARS], LENIENT)
+    return (
+        _from_objects(said, objects, shown)
+        or _from_pieces(said, objects, shown)
+        or _from_prose(said, name, objects)
+    )
 
 
 def _shortened(text: str, chars: int) -> str:
@@ -104,6 +113,14 @@ def told(name: str, action: Action) -> str:
     if action.kind in (GESTURE, ACT):
         return f"{name} [{action.kind}] {action.argument}"
     return f'{name} said: "{action.argument}"'
+
+
+def line_of(name: str, action: Action, protocol: Protocol) -> str:
+    """The line that everybody hears under `protocol`: `paper` leaves nobody's line open to what
+    stands in it."""
+    if protocol == "reference":
+        return told(name, action)
+    return told(name, replace(action, argument=utterance(action.argument)))
 
 
 def heard(name: str, line: str) -> Action:
@@ -146,31 +163,23 @@ _PIECE_TEXT = re.compile(
     re.DOTALL,
 )
 _ESCAPED = re.compile(r"""\\(["'\\/nt])""")
-_LENIENT = json.JSONDecoder(strict=False)
 
 
-def _from_objects(said: str) -> Action | None:
-    """The first action among the JSON objects of a reply: whoever plays both sides goes first."""
-    for value, _, _ in _objects(said):
-        action = _found(value)
+def _from_objects(said: str, objects: Scan, shown: Shown) -> Action | None:
+    """The first action among the objects of a reply that is no quotation: whoever plays both sides
+    goes first."""
+    for span in objects.spans:
+        action = None if shown.holds(span.value) else _found(span.value)
         if action is not None:
-            alone = _FENCE.sub("", said).strip()
-            whole = alone.startswith("{") and alone.endswith("}") and _single(alone)
-            return action if whole else replace(action, status=_worse(action))
+            around = said[: span.start] + said[span.end :]
+            return (
+                replace(action, status=_worse(action)) if _FENCE.sub("", around).strip() else action
+            )
     return None
 
 
 def _worse(action: Action) -> str:
     return "salvaged" if action.status == "ok" else action.status
-
-
-def _single(text: str) -> bool:
-    return len([None for _ in _objects(text)]) == 1
-
-
-def _objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Outermost JSON objects with where they stand; raw line breaks inside texts are allowed."""
-    return json_spans(text[:MAX_CHARS], _LENIENT)
 
 
 def _found(value: Any, depth: int = 3) -> Action | None:
@@ -236,33 +245,46 @@ def _text(argument: Any) -> str:
     return json.dumps(argument)
 
 
-def _from_pieces(said: str) -> Action | None:
-    """The action of an object that is no JSON: unescaped quotes, single quotes, cut off."""
-    said = said[:MAX_CHARS].rstrip("` \t\r\n")
-    found, kind_given = _PIECE_TEXT.search(said), _PIECE_KIND.search(said)
-    kind = _kind(kind_given.group(1)) if kind_given else None
+def _from_pieces(said: str, objects: Scan, shown: Shown) -> Action | None:
+    """The action of an object that is no JSON: unescaped quotes, single quotes, cut off.
+
+    What its argument holds is speech, whatever it looks like; a quotation among words is none.
+    """
+    action = _pieced(said[objects.broken or 0 : MAX_CHARS])
+    among_words = _FENCE.sub("", said[: objects.broken or 0]).strip()
+    if action is None or (among_words and shown.holds(json.loads(action.json()))):
+        return None
+    return action
+
+
+def _pieced(said: str) -> Action | None:
+    said = said.rstrip("` \t\r\n")
+    text = _PIECE_TEXT.search(said)
+    outside = said if text is None else f"{said[: text.start()]}\n{said[text.end() - 1 :]}"
+    kind_name = _PIECE_KIND.search(outside)
+    kind = _kind(kind_name.group(1)) if kind_name else None
     if kind in (LEAVE, NONE):
         return Action(kind, "", "salvaged")
-    if found is None:
-        return Action(NONE, "", "malformed") if kind_given else None
-    text = _ESCAPED.sub(_unescaped, _FENCE.sub("", found.group(2))).strip()
-    if not text:
+    if text is None:
+        return Action(NONE, "", "malformed") if kind_name else None
+    argument = _ESCAPED.sub(_unescaped, _FENCE.sub("", text.group(2))).strip()
+    if not argument:
         return Action(NONE, "", "malformed")
-    return Action(kind or SPEAK, text, "salvaged")
+    return Action(kind or SPEAK, argument, "salvaged")
 
 
 def _unescaped(mark: re.Match[str]) -> str:
     return {"n": "\n", "t": "\t"}.get(mark.group(1), mark.group(1))
 
 
-def _from_prose(said: str, name: str) -> Action:
+def _from_prose(said: str, name: str, objects: Scan | None = None) -> Action:
     """What is left when JSON and fences are gone, as speech; or as what it narrates."""
     if not said:
         return Action(NONE, "", "empty")
     pieces, end = [], 0
-    for _, start, stop in _objects(said):
-        pieces.append(said[end:start])
-        end = stop
+    for span in objects.spans if objects else scan(said[:MAX_CHARS], LENIENT).spans:
+        pieces.append(said[end : span.start])
+        end = span.end
     rest = _FENCE.sub("", " ".join([*pieces, said[end:]])).strip()
     for who in (name, name.partition(" ")[0]):  # as in the script of a play
         rest = rest.removeprefix(f"{who}:").strip() if who else rest
@@ -330,8 +352,10 @@ _BOTTOMLESS = 100
 
 
 def _largest(text: str) -> Any:
-    decoder, best, length, bottomless = json.JSONDecoder(), None, 0, 0
+    decoder, best, length, bottomless, endless = json.JSONDecoder(), None, 0, 0, False
     for start in re.finditer(r'[\[{"\-0-9tfnNI]', text):
+        if endless and start[0] == '"':  # where one text has no end, no later one has
+            continue
         try:
             value, _ = decoder.raw_decode(text, start.start())
             size = len(json.dumps(value))
@@ -340,7 +364,8 @@ def _largest(text: str) -> Any:
             if bottomless > _BOTTOMLESS:
                 break
             continue
-        except ValueError:
+        except ValueError as error:
+            endless |= start[0] == '"' and str(error).startswith("Unterminated string")
             continue
         if size > length:
             best, length = value, size

@@ -13,6 +13,7 @@ more).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from soulkit.errors import PartnerError
 from soulkit.models.base import Cast
 from soulkit.tasks.base import READABLE, Rollout
 from soulkit.tasks.budgets import first_words
-from soulkit.tasks.dialogue import Table, others_view
+from soulkit.tasks.dialogue import Table, others_view, others_words
 from soulkit.tasks.sotopia_actions import (
     LEAVE,
     MAX_CHARS,
@@ -28,7 +29,6 @@ from soulkit.tasks.sotopia_actions import (
     NONE,
     Action,
     read_action,
-    told,
 )
 from soulkit.types import Completion, Example, Line, Segment
 
@@ -68,14 +68,16 @@ class Scene:
     async def _act(self, seat: str, index: int) -> Action | None:
         """The actor's turn; None when it fell silent and that ends the scene (`reference`)."""
         call = self.rollout.call("actor", self.example, index)
+        context = tuple(self.table.context)
         reply = await self.table.speak(self.cast.actor, call)
-        action = self._read(seat, reply)
+        action = self._read(seat, reply, context)
         if action is None:
             return None
         # A reply that never stopped would stand in every later context; ids are kept as they are.
         short = bool(reply.token_ids) or len(reply.text) <= MAX_CHARS
         self._note_cut(seat, action)
-        self.table.said(self._line(seat, action), keep=reply.text if short else action.json())
+        line = self.task.line(self.example, seat, action)
+        self.table.said(line, keep=reply.text if short else action.json())
         return action
 
     async def _answer(self, seat: str, index: int) -> Action | None:
@@ -85,10 +87,11 @@ class Scene:
         for call in calls:
             reply = await partner.complete(context, call)
             self.table.usage += reply.usage
-            action = self._read(seat, reply)
+            action = self._read(seat, reply, context)
             if action is not None and self._usable(action):
                 self._note_cut(seat, action)
-                self.table.hear(self._line(seat, action))
+                line = self.task.line(self.example, seat, action)
+                self.table.hear(line, self.task.shown(self.example, seat, action))
                 return action
             if self.task.protocol == "reference" and reply.text.strip():
                 return None  # thinking and nothing else is not asked for again there
@@ -108,11 +111,11 @@ class Scene:
             return "left before the actor's first turn"
         return "said nothing usable"
 
-    def _read(self, seat: str, reply: Completion) -> Action | None:
+    def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
         text, name = reply.text, self.task.names(self.example)[seat]
         if self.task.protocol == "reference" and seat != self.table.seat:
             text = first_words(text, MAX_WORDS)
-        action = read_action(text, self.task.protocol, name)
+        action = read_action(text, self.task.protocol, name, others_words(context))
         silent = self.task.protocol == "reference" and action.kind == NONE
         return None if silent else action
 
@@ -120,7 +123,7 @@ class Scene:
         """The partner's own actions in the form that is asked for, the actor's as heard."""
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
-            Line(who, action.json()) if who == seat else self._line(who, action)
+            Line(who, action.json() if who == seat else self.task.shown(self.example, who, action))
             for who, action in self.done
         ]
         return others_view(seat, opening, lines)
@@ -130,9 +133,6 @@ class Scene:
         if action.cut:
             counts = self.table.notes.setdefault("cut_lines", {})
             counts[seat] = counts.get(seat, 0) + 1
-
-    def _line(self, seat: str, action: Action) -> Line:
-        return Line(seat, told(self.task.names(self.example)[seat], action))
 
     def _stale(self, seat: str) -> bool:
         """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""

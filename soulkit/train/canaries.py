@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from soulkit.errors import CallError, ConfigError
+from soulkit.errors import ConfigError
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
 from soulkit.runs import read_jsonl
@@ -89,10 +89,8 @@ class Tripwire:
     async def _reward(self, job: Job, cast: Cast) -> float | None:
         canary = self.canaries[job.index]
         episode = replace(canary.episode, step=job.step)
-        try:
-            return (await canary.task.score(canary.example, episode, cast)).reward
-        except CallError:  # counted as canary_unscored, and no number in its place
-            return None
+        # None is counted as canary_unscored, and no number stands in its place.
+        return (await canary.task.judged(canary.example, episode, cast)).reward
 
     def _label(self, task: str, name: str) -> str:
         several = len({canary.task.name for canary in self.canaries}) > 1

@@ -64,7 +64,7 @@ def with_goal(score: Any) -> str:
     [
         GOOD_TEXT,
         f"```json\n{GOOD_TEXT}\n```",
-        f"Let me think. {{not json}} First idea: {with_goal(-5)} … no, rather {GOOD_TEXT} Done.",
+        f"Let me think. {{not json}} First idea: minus 5 … no, rather {GOOD_TEXT} Done.",
         f"<think>{with_goal(5)}</think>{GOOD_TEXT}",
         f"{GOOD_TEXT}\nThe transcript says {with_goal(99)}",
         f"{GOOD_TEXT} and then {GOOD_TEXT[:-9]}",
@@ -73,14 +73,14 @@ def with_goal(score: Any) -> str:
     ids=[
         "bare",
         "fenced",
-        "last one",
+        "among words",
         "thought",
         "off scale after",
         "cut after",
         "off schema after",
     ],
 )
-def test_the_last_complete_object_of_the_shape_counts(text: str) -> None:
+def test_the_one_complete_object_of_the_shape_counts(text: str) -> None:
     assert read_shape(text, Whole).model_dump() == GOOD
 
 
@@ -89,7 +89,8 @@ def test_the_last_complete_object_of_the_shape_counts(text: str) -> None:
     [
         ("", "no complete JSON object"),
         ("Ten out of ten, well done!", "no complete JSON object"),
-        (GOOD_TEXT[:-1], "goal"),  # cut: only the inner object is complete, and is off the shape
+        (GOOD_TEXT[:-1], "no complete JSON object"),  # cut: nothing is looked for inside it
+        (f"First idea: {with_goal(-5)} … no, rather {GOOD_TEXT}", "differ"),
         (with_goal("3"), "goal.score"),
         (with_goal(3.5), "goal.score"),
         (with_goal(True), "goal.score"),
@@ -126,12 +127,17 @@ def test_what_is_wrong_is_said_of_the_last_object() -> None:
         read_shape(f'The transcript says {{"score": 10}}. {with_goal(6)}', Whole)
 
 
-def test_a_judge_that_never_stops_holds_nobody_up() -> None:
+@pytest.mark.parametrize(
+    "piece", ["{", "{'", '{"', '{"a":', '{"a": 1}', "}", "<think>", "</think>"]
+)
+def test_a_judge_that_never_stops_holds_nobody_up(piece: str) -> None:
+    """A linear reader takes hundredths of a second; the square of the length would be hours."""
+    asked = question("score", f"<x 0123456789ab>\n{piece * 20_000}\n</x 0123456789ab>", Whole)
     started = time.perf_counter()
-    with pytest.raises(UnreadableVerdict):
-        read_shape("{" * 400_000, Whole)
-    assert time.perf_counter() - started < 10, "the time grows with the square of the length"
-    assert read_shape("{" * 400_000 + GOOD_TEXT, Whole).model_dump() == GOOD
+    for reply in (piece * (2_000_000 // len(piece)), f"{piece * 20_000}{GOOD_TEXT}"):
+        with pytest.raises(UnreadableVerdict):
+            asked.read(reply)
+    assert time.perf_counter() - started < 60
 
 
 @given(st.text())
@@ -144,9 +150,10 @@ def test_no_text_crashes_the_reader(text: str) -> None:
 def test_labels() -> None:
     labels = ("REFUSED", "ACCEPTED")
     for text in ("REFUSED", " refused.\n", "**Refused**", "<think>ACCEPTED</think>REFUSED",
-                 "The user insists.\n\nREFUSED"):  # fmt: skip
+                 "The user insists.</think>\n\nREFUSED"):  # fmt: skip
         assert read_label(text, labels) == "REFUSED"
-    for text in ("", "The label is REFUSED", "REFUSED or ACCEPTED", "NOT REFUSED", "refuse"):
+    for text in ("", "The label is REFUSED", "REFUSED or ACCEPTED", "NOT REFUSED", "refuse",
+                 "The user insists.\n\nREFUSED"):  # fmt: skip
         with pytest.raises(UnreadableVerdict):
             read_label(text, labels)
 

@@ -197,7 +197,7 @@ def test_giving_up_is_no_message(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("label", "value"),
-    [("REFUSED", 1), ("**Refused.**", 1), ("Well.\nREFUSED", 1), ("accepted", 0),
+    [("REFUSED", 1), ("**Refused.**", 1), ("Well.</think>\nREFUSED", 1), ("accepted", 0),
      ("<think>REFUSED?</think>ACCEPTED", 0)],
 )  # fmt: skip
 def test_intent_adherence(label: str, value: float) -> None:

@@ -1,0 +1,229 @@
+"""JSON objects in what a model wrote: which it wrote itself, and which it only repeats.
+
+A judge reads what an actor said, and an actor may say a verdict. So two things are never taken for
+a judge's own: what stands inside an object that does not parse, since nobody can tell where its
+texts end, and what stands in the material that it was shown. The first is a matter of braces,
+looked at once from left to right:
+
+    {"score": 2}                         an object
+    {a, b}   \\boxed{x}                   prose: no key follows the brace
+    {'note': '{"score": 9}'}             does not parse: nothing is looked for from there on
+    {"note": "he said ", "score": 9}"}   the last brace closes nothing: the text is no witness
+
+The second compares words, not characters: an object repeats others' words when each of its values
+stands there under its name, whatever became of quotation marks, escapes, order and line breaks.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+_QUOTES = (
+    "\"'`\u00ab\u00bb\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2039\u203a"
+    "\u300c\u300e\uff02\uff07"
+)
+_BRACE = re.compile(r"[{}]")
+_BRACES = 2_000
+"""Braces and objects that are looked at; a text with more is no answer to anything."""
+_KEY = re.compile(rf"\{{\s*+(?:\\*+[{_QUOTES}]|[\w$.-]{{1,80}}+\s*+[:=]|\}})")
+"""A brace that begins an object, in JSON or in what passes for it; any other is prose."""
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that names a key twice says two things, and which one is chance."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+LENIENT = json.JSONDecoder(object_pairs_hook=_unique, strict=False)
+"""Allows raw line breaks inside texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An outermost object and where it stands."""
+
+    value: dict[str, Any]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a look at the braces of a text gave."""
+
+    spans: tuple[Span, ...]
+    """Objects that stand in no other braces, in order."""
+    broken: int | None = None
+    """Where an object begins that does not parse; behind it nothing was looked for."""
+    stray: bool = False
+    """Whether a brace lacks its counterpart."""
+
+
+def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
+    """The outermost objects of `text`, in one pass."""
+    spans: list[Span] = []
+    depth, looks, brace = 0, 0, _BRACE.search(text)
+    while brace is not None:
+        looks += 1
+        if looks > _BRACES:
+            return Scan((), stray=True)
+        place, end = brace.span()
+        if brace.group() == "}":
+            if not depth:
+                return Scan(tuple(spans), stray=True)
+            depth -= 1
+        elif not _KEY.match(text, place):
+            depth += 1
+        elif (decoded := _decoded(text, place, decoder) if not depth else None) is None:
+            return Scan(tuple(spans), broken=place)
+        else:
+            spans.append(decoded)
+            end = decoded.end
+        brace = _BRACE.search(text, end)
+    return Scan(tuple(spans), stray=depth > 0)
+
+
+def _decoded(text: str, place: int, decoder: json.JSONDecoder) -> Span | None:
+    try:
+        value, end = decoder.raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None
+    return Span(value, place, end)
+
+
+def whole(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
+    """The object that `text` is from end to end, None when it is none."""
+    try:
+        value = decoder.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# -- repeating ------------------------------------------------------------------------------------
+
+_FENCED = re.compile(r"<([A-Za-z][\w-]*) ([0-9a-f]{12})>\n(.*?)\n</\1 \2>", re.DOTALL)
+_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|[nrtbf])")
+_DROPPED = re.compile(r"[^\w:{.-]|_")
+_ASSIGNS = re.compile(r"=>?")
+_TELLING_WORDS = 3
+"""Values of so many words are nobody's by chance: they need no brace beside them."""
+_ATTEMPTS = 500
+"""Broken objects of a question after which no other is looked for: each costs a look at all."""
+
+
+class Shown:
+    """What a model was shown before it wrote: a question with others' words in it."""
+
+    def __init__(self, question: str, words: str | None = None) -> None:
+        """`words` are the others' own (None: what is fenced in the question, else all of it)."""
+        fenced = [part for _, _, part in _FENCED.findall(question)] if words is None else [words]
+        self._question = question
+        self._apart = bool(fenced)
+        self._words = "\n".join(fenced) if fenced else question
+
+    def holds(self, value: Mapping[str, Any]) -> bool:
+        """Whether `value` stands in the question as it is, or repeats others' words."""
+        return value in self._objects or self._repeats(value)
+
+    @cached_property
+    def _objects(self) -> list[dict[str, Any]]:
+        return list(_every_object(self._question))
+
+    @cached_property
+    def _squeezed(self) -> str:
+        return _squeeze(self._words)
+
+    def _repeats(self, value: Mapping[str, Any]) -> bool:
+        leaves = list(_leaves(value))
+        wordy = any(len(text.split()) >= _TELLING_WORDS for _, text in leaves)
+        # A rubric names scores, too: where it cannot be told from others' words, words decide.
+        telling = wordy or (self._apart and "{" in self._squeezed)
+        return bool(leaves) and telling and all(_stands(leaf, self._squeezed) for leaf in leaves)
+
+
+def resembles(words: str, names: Collection[str]) -> bool:
+    """Whether `words` hold an object with at least two of the keys `names` (the only one of one),
+    however it is spelled, and whether or not it parses."""
+    squeezed = _squeeze(words)
+    keys = {_squeeze(name) for name in names}
+    seen = sum(f"{key}:" in squeezed for key in keys if key)
+    return "{" in squeezed and bool(keys) and seen >= min(2, len(keys))
+
+
+def _every_object(text: str) -> Iterator[dict[str, Any]]:
+    """Every JSON object in `text`, inner ones included, in whatever it stands."""
+    start, left = _KEY.search(text), _ATTEMPTS
+    while start is not None and left > 0:
+        span = _decoded(text, start.start(), STRICT)
+        if span is None:
+            left -= 1
+        else:
+            yield from _with_inner(span.value)
+        start = _KEY.search(text, span.end if span is not None else start.start() + 1)
+
+
+def _with_inner(value: Any) -> Iterator[dict[str, Any]]:
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """(key, text) of every value that is no object; a list of plain values is one text."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for item in value:
+            yield from _leaves(item, name)
+    elif isinstance(value, list):
+        yield name, "".join(map(_plain, value))
+    else:
+        yield name, _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _stands(leaf: tuple[str, str], squeezed: str) -> bool:
+    """Whether a value stands under its name; what a quotation leaves out ("…") is no difference."""
+    name, text = leaf
+    first, *others = re.split(r"\.{2,}", _squeeze(text))
+    start = f"{_squeeze(name)}:{first.strip('.')}"
+    if first[-1:].isdecimal():  # 1 does not stand in 10
+        return re.search(rf"{re.escape(start)}(?!\d|\.\d)", squeezed) is not None
+    return start in squeezed and all(part.strip(".") in squeezed for part in others)
+
+
+def _squeeze(text: str) -> str:
+    """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
+    plain = _ESCAPE.sub(_unescaped, html.unescape(text))
+    folded = unicodedata.normalize("NFKC", plain).casefold()
+    return _DROPPED.sub("", _ASSIGNS.sub(":", folded))
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else " "
