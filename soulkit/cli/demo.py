@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, duration, err, print_json, progress, table
+from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
 from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
 
@@ -28,6 +28,7 @@ def command(
 
     if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
         raise MissingPackage("matplotlib", "the learning curves of the report", "report")
+    say_unsealed()
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
