@@ -80,7 +80,7 @@ class Settings(BaseModel):
         strays = trusting.inside_runs(over)
         foreign = file is not None and trusting.is_foreign(file, text, settings, cls.model_fields)
         if file is not None and foreign and not trust:
-            acting = trusting.taken(settings, over)
+            acting = trusting.acting_settings(settings, over)
             trusting.refuse_foreign(file, {k: v for k, v in acting.items() if k not in unread})
         for name, stray in strays.items():
             if not trust:

@@ -98,11 +98,11 @@ def state_folder() -> Path:
 
     A relative path would be looked up in whatever folder a stranger's files were unpacked to.
     """
-    named, base = os.environ.get(STATE), os.environ.get("XDG_STATE_HOME", "")
-    if named and not os.path.isabs(named):
+    state, base = os.environ.get(STATE), os.environ.get("XDG_STATE_HOME", "")
+    if state and not os.path.isabs(state):
         raise OSError(f"{STATE} is no absolute path")
-    if named:
-        return Path(named)
+    if state:
+        return Path(state)
     if os.path.isabs(base):
         return Path(base) / "soulkit"
     try:

@@ -32,7 +32,7 @@ RUN_FILES = (
     "judgements.jsonl",
 )
 PLAYERS = frozenset({"partner", "environment", "judge", "coach", "blind_reader"})
-GROUPS = {"data": "data", "roles": "roles", "endpoints": "endpoints"}
+GROUPS = frozenset({"data", "roles", "endpoints"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
 CODE = frozenset({"module", "rows"})
@@ -84,8 +84,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def _quoted(name: str) -> str:
     # Look-alikes of letters would make one host pass for another.
-    shown = name if "://" not in name else name.encode("ascii", "backslashreplace").decode()
-    return shown if name == DEFAULT_SERVER else f"'{one_line(shown, 300)}'"
+    text = name if "://" not in name else name.encode("ascii", "backslashreplace").decode()
+    return text if name == DEFAULT_SERVER else f"'{one_line(text, 300)}'"
 
 
 def reach_of(settings: Mapping[str, Any]) -> Reach:
@@ -110,7 +110,7 @@ def _add_mapping(
 ) -> None:
     _add_omitted(reach, under, settings)
     for name, value in settings.items():
-        _add(reach, GROUPS.get(under, _text(name)), value, seen)
+        _add(reach, under if under in GROUPS else _text(name), value, seen)
 
 
 def _add_omitted(reach: Reach, under: str, player: Mapping[Any, Any]) -> None:
@@ -235,23 +235,24 @@ def _places(file: Path) -> tuple[Path, Path]:
     return file.absolute(), file.resolve()
 
 
-def taken(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """What of a file's settings acts although `over` goes before it.
 
-    Groups merge; and what an address of the file is combined with is told with it.
+    Groups merge. What an address or a model of the file is combined with is told with it.
     """
-    left = {
+    acting = {
         name: value for name, value in settings.items()
         if name not in over or isinstance(over[name], Mapping)
     }  # fmt: skip
-    context = ("kind", "api_key_env") if "base_url" in left else ()
-    return left | {name: over[name] for name in context if name in over}
+    context = {"kind": "model", "api_key_env": "base_url"}
+    shared = {name for name, partner in context.items() if name in over and partner in acting}
+    return acting | {name: over[name] for name in shared}
 
 
 def inside_runs(over: Mapping[str, Any]) -> dict[str, Path]:
     """The endpoints and tasks files of `over` that lie in a run's folder: no seal covers them."""
-    named = {name: Path(str(over[name])) for name in ("endpoints", "tasks_file") if over.get(name)}
-    return {name: path for name, path in named.items() if in_run(path)}
+    paths = {name: Path(str(over[name])) for name in ("endpoints", "tasks_file") if over.get(name)}
+    return {name: path for name, path in paths.items() if in_run(path)}
 
 
 def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:

@@ -189,12 +189,12 @@ def progress(
 
 
 def say_unsealed() -> None:
-    """Say that the run to come will not be known as the user's own, where no key can be kept."""
+    """Say that a run will not be known as the user's own, where no key can be kept."""
     from soulkit.seals import unusable
 
     if why := unusable():
         err.print(
-            f"this run carries no seal ({one_line(why, 200)}): commands that act on its folder "
-            "will need --trust",
+            f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
+            "run's folder will need --trust",
             markup=False, soft_wrap=True,
         )  # fmt: skip

@@ -28,10 +28,10 @@ def command(
 
     if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
         raise MissingPackage("matplotlib", "the learning curves of the report", "report")
-    say_unsealed()
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
+    say_unsealed()
     page = write(load_runs([out]), out / "report" / "index.html")
     results["report"] = str(page)
     demo.write_summary(results)

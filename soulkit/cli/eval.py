@@ -269,8 +269,8 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.runner import run_eval
 
-    say_unsealed()
     run, summary = run_eval(config, folder, bars=lambda n: progress(n, "eval"), say=_say)
+    say_unsealed()
     if as_json:
         print_json(summary)
     else:

@@ -109,10 +109,10 @@ def show(
 def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool) -> None:
     from soulkit.eval.judge_check import check_judge
 
-    say_unsealed()
     run, report = check_judge(
         config, folder, trust=trust, bars=lambda n: progress(n, "judge check"), say=_say
     )
+    say_unsealed()
     _print(report, as_json)
     missing = sum(
         reading["no_answer"]

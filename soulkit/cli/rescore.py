@@ -42,9 +42,8 @@ def command(
     from soulkit.cli.console import print_json, say_unsealed
     from soulkit.eval.rescore import rescore
 
-    recorded = _recorded(run, trust)
+    done = rescore(_recorded(run, trust), folder, missing.value)
     say_unsealed()
-    done = rescore(recorded, folder, missing.value)
     if as_json:
         print_json(done.as_dict())
     else:

@@ -130,10 +130,10 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
     if given["dry_run"]:
         show_plan(plan_of(config), given["json"])
         return
-    say_unsealed()
     out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar))
+    say_unsealed()
     if given["json"]:
         print_json(summary)
     else:
@@ -230,10 +230,10 @@ def _ablate(given: Mapping[str, Any]) -> None:
     if given["dry_run"]:
         show_plan(comparison_plan(runs), given["json"])
         return
-    say_unsealed()
     err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar))
+    say_unsealed()
     found = ablation.compare(out)
     page = ablation.write(found, out / "report")
     if given["json"]:

@@ -207,7 +207,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
 
     TrustError when it is not known to be the user's own, unless `trust`.
     """
-    config, settings, sealed = validated(EvalConfig, path, trust=trust)
+    config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
 
     def players(ledger: Ledger) -> Cast:
@@ -253,7 +253,7 @@ def _ledger_of_source(path: Path) -> Path | None:
     return ledger_of(source, read_config(source))
 
 
-def validated(
+def load_recorded(
     kind: type[Config], path: Path, *, trust: bool
 ) -> tuple[Config, dict[str, Any], bool]:
     """The settings of the run in `path`, the same as they stand there, and whether they are known

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, validated
+from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, load_recorded
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger import Ledger
@@ -28,7 +28,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
     weights have moved on), and scorers that ask it meet a miss.
     """
-    config, settings, sealed = validated(TrainConfig, path, trust=trust)
+    config, settings, sealed = load_recorded(TrainConfig, path, trust=trust)
 
     def players(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
