@@ -7,6 +7,9 @@ nearest known one, never a silent no-op; all problems are reported at once, each
 Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means `lora.r`.
 Other SOULKIT_ variables belong to other commands and are left alone, unless they are one slip of
 the pen away from a setting of this one. Importing this module never imports torch.
+
+A file that a run wrote is somebody else's until its seal fits (trust.py): such settings act only
+with `trust`.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
 
 PREFIX = "SOULKIT_"
-RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "TEST_DATA", "VECTORS"})
+RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
 """SOULKIT_ variables that are no settings."""
 
 _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
@@ -37,6 +41,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+    _foreign: bool = PrivateAttr(default=False)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether some of it stood in a run's file that is not known to be the user's own."""
+        return self._foreign
 
     @classmethod
     def load(
@@ -44,14 +54,21 @@ class Settings(BaseModel):
         file: Path | None = None,
         env: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
+        *,
+        trust: bool = False,
+        unread: Collection[str] = (),
     ) -> Self:
         """Merge file, environment and flags over the defaults.
 
         `file` is YAML (or JSON); `env` defaults to this process's; a flag that is None was not
         given; a dotted flag name means a nested setting. ConfigError lists everything wrong.
+        TrustError for a run's file that is not known to be the user's own, unless `trust`; settings
+        in `unread` are those that the caller never acts on.
         """
+        text = _text_of(file) if file is not None else b""
+        settings = _parsed(file, text) if file is not None else {}
         layers: dict[str, dict[str, Any]] = {
-            f"the file {file}": read_settings_file(file) if file is not None else {},
+            f"the file {file}": settings,
             "the environment": _from_environment(cls, os.environ if env is None else env),
             "the command line": _from_flags(flags or {}),
         }
@@ -59,10 +76,21 @@ class Settings(BaseModel):
         for layer in layers.values():
             merged = merge(merged, layer)
         _refuse_unknown(cls, layers)
+        over = merge(layers["the environment"], layers["the command line"])
+        strays = trusting.inside_runs(over)
+        foreign = file is not None and trusting.is_foreign(file, text, settings, cls.model_fields)
+        if file is not None and foreign and not trust:
+            acting = trusting.acting_settings(settings, over)
+            trusting.refuse_foreign(file, {k: v for k, v in acting.items() if k not in unread})
+        for name, stray in strays.items():
+            if not trust:
+                trusting.refuse_foreign(stray, {name: str(stray)})
         try:
-            return cls.model_validate(merged)
+            loaded = cls.model_validate(merged)
         except ValidationError as error:
             raise _config_error(error, layers) from error
+        loaded._foreign = foreign or bool(strays)
+        return loaded
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -79,16 +107,23 @@ class Settings(BaseModel):
 
 def read_settings_file(file: Path) -> dict[str, Any]:
     """The mapping in a YAML file; ConfigError when it is missing, no YAML, or no mapping."""
+    return _parsed(file, _text_of(file))
+
+
+def _text_of(file: Path) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _parsed(file: Path, text: bytes) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"The config file {file} cannot be read: {' '.join(str(error).split())}.",
-            "Its settings would be missing from the run.",
-            "Check the path and the YAML in it.",
-        ) from error
+        loaded = yaml.safe_load(text.decode("utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _unreadable(file, error) from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -98,6 +133,14 @@ def read_settings_file(file: Path) -> dict[str, Any]:
             "Write the settings at the top level of the file.",
         )
     return {str(key): value for key, value in loaded.items()}
+
+
+def _unreadable(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The config file {file} cannot be read: {' '.join(str(error).split())}.",
+        "Its settings would be missing from the run.",
+        "Check the path and the YAML in it.",
+    )
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

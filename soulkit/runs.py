@@ -10,6 +10,9 @@ Three promises. A folder belongs to one command and one configuration: re-openin
 pair resumes, anything else stops with the differing keys. Files are append-only, or written aside
 and renamed, so a killed process leaves at most one torn last line. No secret is written: under a
 key-like name only the *name* of an environment variable is accepted.
+
+A new folder carries a seal in `environment.json` (see seals.py), by which `trust.py` knows the
+user's own configuration again.
 """
 
 from __future__ import annotations
@@ -30,13 +33,16 @@ from typing import Any
 from soulkit import __version__
 from soulkit.errors import ConfigError, RunError
 from soulkit.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
+from soulkit.seals import seal_of
 
 __all__ = [
     "JsonlWriter",
     "Run",
+    "config_bytes",
     "default_run_path",
     "environment",
     "is_run",
+    "parsed_config",
     "plain_config",
     "read_config",
     "read_environment",
@@ -104,8 +110,12 @@ class Run:
         *,
         fresh_ok: bool = True,
         defaults: Mapping[str, Any] | None = None,
+        sealed: bool = True,
     ) -> Run:
         """Create the run folder `path`, or resume it when `command` and `config` are the same.
+
+        A new folder is sealed as the user's own, unless its settings are somebody else's (`sealed`
+        is False); a resumed one stays as it is.
 
         RunError: the folder is another command's, another configuration's, no run at all, or new
         although `fresh_ok` is False. ConfigError: `config` holds a secret. A setting that the
@@ -119,9 +129,11 @@ class Run:
         else:
             _may_start(path, fresh_ok)
             path.mkdir(parents=True, exist_ok=True)
-        _note_environment(path, command, resumed)
+        text = _yaml_text(plain).encode()
+        seal = seal_of(path, command, text, plain) if sealed and not resumed else ""
+        _note_environment(path, command, resumed, seal)
         if not resumed:  # last, because a folder with a config.yaml counts as a run
-            write_aside(path / CONFIG, _yaml_text(plain).encode())
+            write_aside(path / CONFIG, text)
         return cls(path=path, command=command, resumed=resumed)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -136,11 +148,24 @@ def is_run(path: Path) -> bool:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The resolved configuration of the run in folder `path`; RunError when there is none."""
+    return parsed_config(path, config_bytes(path))
+
+
+def config_bytes(path: Path) -> bytes:
+    """The text of the `config.yaml` in folder `path`; RunError when there is none."""
+    try:
+        return (path / CONFIG).read_bytes()
+    except OSError as error:
+        raise _no_run(path, str(error)) from error
+
+
+def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
+    """What `text`, read from the `config.yaml` of folder `path`, says; RunError when it is none."""
     import yaml
 
     try:
-        loaded = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        loaded = yaml.safe_load(text.decode("utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{CONFIG} holds no settings")
@@ -370,10 +395,11 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _note_environment(path: Path, command: str, resumed: bool) -> None:
+def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> None:
     now = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **environment()}
     if not resumed:
-        write_json(path / ENVIRONMENT, {"command": command, **now, "resumed": []})
+        signed = {"seal": seal} if seal else {}
+        write_json(path / ENVIRONMENT, {"command": command, **signed, **now, "resumed": []})
         return
     noted = read_environment(path)
     noted["resumed"] = [*noted.get("resumed", []), now]

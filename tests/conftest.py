@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 # --- fixtures shared by several folders go here ---------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are sealed with a key that is made here, not with that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOULKIT_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 # --- conformance vectors --------------------------------------------------------------------------

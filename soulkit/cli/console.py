@@ -25,7 +25,7 @@ from rich.table import Table
 from soulkit.text import one_line, sanitise
 
 __all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
-__all__ += ["safe", "sanitise", "size", "table"]
+__all__ += ["safe", "sanitise", "say_unsealed", "size", "table"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -186,3 +186,15 @@ def progress(
     tail = (TimeElapsedColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, *tail, console=err) as bars:
         yield _LiveBar(bars, state, name)
+
+
+def say_unsealed() -> None:
+    """Say that a run will not be known as the user's own, where no key can be kept."""
+    from soulkit.seals import unusable
+
+    if why := unusable():
+        err.print(
+            f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
+            "run's folder will need --trust",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, duration, err, print_json, progress, table
+from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
 from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
 
@@ -31,6 +31,7 @@ def command(
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
+    say_unsealed()
     page = write(load_runs([out]), out / "report" / "index.html")
     results["report"] = str(page)
     demo.write_summary(results)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, progress, safe
+from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
+from soulkit.cli.options import Trust
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ Number = float | None
 Yes = bool | None
 Several = list[str] | None
 File = Path | None
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be asked, and what it costs.")
+]
 
 
 def _shared(
@@ -107,9 +111,8 @@ def _shared(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json and nothing else on stdout.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be asked, and what it costs.")
-    ] = False,
+    dry_run: DryRun = False,
+    trust: Trust = False,
 ) -> None:
     """The options of both commands; never called."""
 
@@ -197,11 +200,11 @@ def api(
 
 def _command(
     kind: str, own: Mapping[str, Any], *, config: Path | None, folder: Path | None,
-    as_json: bool, dry_run: bool, **shared: Any,
+    as_json: bool, dry_run: bool, trust: bool, **shared: Any,
 ) -> None:  # fmt: skip
     from soulkit.eval.config import EvalConfig
 
-    settings = EvalConfig.load(config, flags={**own, **_flags(kind, **shared)})
+    settings = EvalConfig.load(config, flags={**own, **_flags(kind, **shared)}, trust=trust)
     if dry_run:
         _dry_run(settings, as_json)
     else:
@@ -267,6 +270,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.runner import run_eval
 
     run, summary = run_eval(config, folder, bars=lambda n: progress(n, "eval"), say=_say)
+    say_unsealed()
     if as_json:
         print_json(summary)
     else:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, progress, safe
+from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
+from soulkit.cli.options import Trust
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,6 +60,7 @@ def check(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print how many calls it would take.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Judge a run's episodes again and measure how far verdicts agree.
 
@@ -72,17 +74,17 @@ def check(
         "temperature": temperature, "pairs": pairs, "max_cost": max_cost, "seed": seed,
         "endpoints": None if endpoints is None else str(endpoints), "concurrency": concurrency,
     }  # fmt: skip
-    config = CheckConfig.load(None, flags=flags)
+    config = CheckConfig.load(None, flags=flags, trust=trust)
     if dry_run:
-        _dry_run(config, as_json)
+        _dry_run(config, as_json, trust)
     else:
-        _check(config, folder, as_json)
+        _check(config, folder, as_json, trust)
 
 
-def _dry_run(config: CheckConfig, as_json: bool) -> None:
+def _dry_run(config: CheckConfig, as_json: bool, trust: bool) -> None:
     from soulkit.eval.judge_check import Check
 
-    plan = Check.of(config).plan()
+    plan = Check.of(config, trust=trust).plan()
     if as_json:
         print_json(plan)
         return
@@ -104,10 +106,13 @@ def show(
     _print(read_report(check), as_json)
 
 
-def _check(config: CheckConfig, folder: Path | None, as_json: bool) -> None:
+def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool) -> None:
     from soulkit.eval.judge_check import check_judge
 
-    run, report = check_judge(config, folder, bars=lambda n: progress(n, "judge check"), say=_say)
+    run, report = check_judge(
+        config, folder, trust=trust, bars=lambda n: progress(n, "judge check"), say=_say
+    )
+    say_unsealed()
     _print(report, as_json)
     missing = sum(
         reading["no_answer"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.cli.options import pairs, ratios
+from soulkit.cli.options import TRUST, pairs, ratios
 from soulkit.errors import ConfigError
 
 METHODS = {
@@ -136,6 +136,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--eval-every", int, "Steps between greedy dev scores.", RL),
         Flag("--canary-every", int, "Steps between checks that no judge likes nonsense.", RL),
         Flag("--track", str, "tensorboard, wandb or trackio, beside metrics.jsonl."),
+        Flag("--trust", bool, TRUST),
         Flag("--set", list[str], "Any other setting: NAME=VALUE."),
         Flag("--dry-run", bool, "Print calls, tokens, cost, memory and time."),
         Flag("--json", bool, "Print one JSON document and nothing else on stdout."),
@@ -143,7 +144,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
 }  # fmt: skip
 """Section of the help → its options, in reading order."""
 
-BY_HAND = frozenset({"task", "data", "lora_r", "out", "config", "set", "json", "dry_run"})
+BY_HAND = frozenset(
+    {"task", "data", "lora_r", "out", "config", "trust", "set", "json", "dry_run"}
+)  # fmt: skip
 """Options whose value is no setting as it stands."""
 
 

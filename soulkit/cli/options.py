@@ -11,6 +11,8 @@ import typer
 
 from soulkit.errors import ConfigError
 
+TRUST = "Act on settings of a run that is not yours."
+Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 TaskFiles = Annotated[
     list[Path] | None,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from soulkit.cli.options import Trust
+
 if TYPE_CHECKING:
     from soulkit.eval.rescore import Change, Recorded, Rescored
 
@@ -30,33 +32,35 @@ def command(
         Missing,
         typer.Option("--missing", help="Episodes with unrecorded replies: stop, or unscored."),
     ] = Missing.stop,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score recorded episodes again without asking any model.
 
     Judges answer from the run's ledger. The scores go into a new run folder.
     """
-    from soulkit.cli.console import print_json
+    from soulkit.cli.console import print_json, say_unsealed
     from soulkit.eval.rescore import rescore
 
-    done = rescore(_recorded(run), folder, missing.value)
+    done = rescore(_recorded(run, trust), folder, missing.value)
+    say_unsealed()
     if as_json:
         print_json(done.as_dict())
     else:
         _print(done)
 
 
-def _recorded(run: Path) -> Recorded:
+def _recorded(run: Path, trust: bool) -> Recorded:
     from soulkit.errors import RunError
     from soulkit.eval.rescore import command_of, recorded_eval
 
     command = command_of(run)
     if command.startswith("eval"):
-        return recorded_eval(run)
+        return recorded_eval(run, trust=trust)
     if command.startswith("train"):
         from soulkit.train.recorded import recorded_training
 
-        return recorded_training(run)
+        return recorded_training(run, trust=trust)
     raise RunError(
         f"{run} was made by 'soul {command}'.",
         "Only the episodes of an evaluation or a training can be scored again.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.console import Bar, console, duration, err, print_json, progress
+from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
 from soulkit.cli.methods import METHODS, RL, Flag, flags_for, settings_of
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.runs import default_run_path
@@ -37,7 +37,7 @@ COMPARISON = (
 )  # fmt: skip
 """What `ablate` has beside the options of the methods."""
 
-SWITCHES = ("json", "dry_run")
+SWITCHES = ("json", "dry_run", "trust")
 METAVARS = {"data": "TASK=FILE", "set": "NAME=VALUE"}
 
 
@@ -125,13 +125,15 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
     from soulkit.train.planning import plan_of
     from soulkit.train.run import train
 
-    config = TrainConfig.load(given["config"], flags=settings_of(method, given))
+    flags = settings_of(method, given)
+    config = TrainConfig.load(given["config"], flags=flags, trust=given["trust"])
     if given["dry_run"]:
         show_plan(plan_of(config), given["json"])
         return
     out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar))
+    say_unsealed()
     if given["json"]:
         print_json(summary)
     else:
@@ -223,6 +225,7 @@ def _ablate(given: Mapping[str, Any]) -> None:
     runs = plan(
         arms, out, given["config"], lambda method: settings_of(method, given),
         seeds=3 if given["seeds"] is None else given["seeds"], match=given["match"] or "rollouts",
+        trust=given["trust"],
     )  # fmt: skip
     if given["dry_run"]:
         show_plan(comparison_plan(runs), given["json"])
@@ -230,6 +233,7 @@ def _ablate(given: Mapping[str, Any]) -> None:
     err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar))
+    say_unsealed()
     found = ablation.compare(out)
     page = ablation.write(found, out / "report")
     if given["json"]:

@@ -5,7 +5,8 @@
 
 The check has a run folder and a ledger of its own; its name follows from the settings, so the same
 command takes up the same folder. What is in the two files is not asked again; a judge that failed
-to answer is. The evaluation's folder is only read.
+to answer is. The evaluation's folder is only read, and unless it is known to be the user's own
+(trust.py), what it names is neither asked nor imported without `trust`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,6 +49,12 @@ Bars = Callable[[int], AbstractContextManager[Bar]]
 Say = Callable[[str], None]
 Work = Callable[[], Awaitable[bool]]
 """Asks one thing; False when there was no answer."""
+
+UNREAD = frozenset(
+    {"model", "adapter", "base_url", "api_key_env", "partner", "environment", "prices",
+     "ledger_file"}
+)  # fmt: skip
+"""What an evaluation was told that no check of its judge acts on."""
 
 _JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(Match)
 
@@ -84,11 +91,19 @@ class Check:
     lost: int = 0
     """Recorded episodes whose row is no longer in the data."""
 
+    @property
+    def foreign(self) -> bool:
+        """Whether something of it comes from a run that is not known to be the user's own."""
+        return self.config.foreign or self.source.foreign
+
     @classmethod
-    def of(cls, config: CheckConfig) -> Self:
-        """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked."""
+    def of(cls, config: CheckConfig, *, trust: bool = False) -> Self:
+        """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked.
+
+        TrustError when it is not known to be the user's own, unless `trust`.
+        """
         folder = Path(config.run)
-        source = source_of(folder)
+        source = source_of(folder, trust=trust, unread={"judge"} if config.judge else ())
         judges = distinct(config.judge) or distinct(source.judge)
         if not judges:
             raise unfilled("judge")
@@ -159,8 +174,12 @@ def _twice() -> ConfigError:
 # -- what is checked -----------------------------------------------------------------------------
 
 
-def source_of(folder: Path) -> EvalConfig:
-    """The settings of the evaluation in `folder`; RunError when it holds none."""
+def source_of(folder: Path, *, trust: bool = False, unread: Collection[str] = ()) -> EvalConfig:
+    """The settings of the evaluation in `folder`; RunError when it holds none.
+
+    TrustError when they are not known to be the user's own, unless `trust` is given or nothing is
+    taken from them but what is `unread`.
+    """
     command = command_of(folder)
     if not command.startswith("eval"):
         raise RunError(
@@ -168,7 +187,7 @@ def source_of(folder: Path) -> EvalConfig:
             "What is checked is the judge of an evaluation.",
             "Name the folder of a soul eval run.",
         )
-    return EvalConfig.load(folder / CONFIG, env={})
+    return EvalConfig.load(folder / CONFIG, env={}, trust=trust, unread=UNREAD.union(unread))
 
 
 def judged_episodes(
@@ -224,18 +243,21 @@ def check_judge(
     config: CheckConfig,
     out: Path | None = None,
     *,
+    trust: bool = False,
     bars: Bars | None = None,
     say: Say | None = None,
 ) -> tuple[Run, Report]:
     """Do what `soul judge check` does and return the run with its report.
 
+    `trust` lets the settings of an evaluation act that is not known to be the user's own.
+
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
-    check = Check.of(config)
+    check = Check.of(config, trust=trust)
     check.config.check_players()
     run = Run.open(
         out or check.folder, COMMAND, check.config.identity(),
-        defaults=check.config.identity_defaults(),
+        defaults=check.config.identity_defaults(), sealed=not check.foreign,
     )  # fmt: skip
     if say:
         say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")

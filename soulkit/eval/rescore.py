@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -33,10 +33,12 @@ from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
 from soulkit.models.base import Cast
 from soulkit.models.ledger import Ledger, ReplayMiss
+from soulkit.models.roles import RolesConfig
 from soulkit.play.plan import Work
 from soulkit.records import RecordWriter, drafts, load_records
-from soulkit.runs import Run, default_run_path, is_run, read_config, read_environment
+from soulkit.runs import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.tasks.base import Task
+from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import (
     Call,
     Completion,
@@ -55,6 +57,7 @@ MISS = "replay_miss"
 CHANGES = "rescore.json"
 _PREFIX = "rescore "
 Summary = dict[str, Any]
+Config = TypeVar("Config", bound=RolesConfig)
 
 
 class Absent:
@@ -86,6 +89,8 @@ class Recorded:
     """The command that played it, such as `eval api`."""
     settings: Mapping[str, Any]
     """Its `config.yaml`."""
+    sealed: bool
+    """Whether those are known to be the user's own: only then are the new folder's."""
     rows: Mapping[str, tuple[Task, Example]]
     """Example id → the row, and the task as its code is now."""
     records: Sequence[Record]
@@ -193,13 +198,12 @@ def command_of(path: Path) -> str:
     return str(read_environment(path).get("command", "")).removeprefix(_PREFIX)
 
 
-def recorded_eval(path: Path) -> Recorded:
-    """An evaluation; RunError when it is none, or of settings that this version does not know."""
-    settings = read_config(path)
-    try:
-        config = EvalConfig.model_validate(settings)
-    except ValidationError as error:
-        raise strange_settings(path, error) from error
+def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
+    """An evaluation; RunError when it is none, or of settings that this version does not know.
+
+    TrustError when it is not known to be the user's own, unless `trust`.
+    """
+    config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
 
     def players(ledger: Ledger) -> Cast:
@@ -211,7 +215,7 @@ def recorded_eval(path: Path) -> Recorded:
         return summary_of(work, records, config, seconds, cost)
 
     return Recorded(
-        path=path, command=config.command, settings=settings, rows=_rows(work),
+        path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=players, sampling=lambda task: config.sampling(task.spec), summary=summary,
     )  # fmt: skip
@@ -245,12 +249,33 @@ def _ledger_of_source(path: Path) -> Path | None:
     return ledger_of(source, read_config(source))
 
 
-def strange_settings(path: Path, error: ValidationError) -> RunError:
+def load_recorded(
+    kind: type[Config], path: Path, *, trust: bool
+) -> tuple[Config, dict[str, Any], bool]:
+    """The settings of the run in `path`, the same as they stand there, and whether they are known
+    to be the user's own.
+
+    RunError for settings that this version does not know. TrustError for foreign ones, unless
+    `trust`, before anything that they name is read.
+    """
+    settings, sealed = run_settings(path)
+    for name in settings:
+        if name not in kind.model_fields:
+            raise strange_settings(path, str(name), "no setting of this version")
+    if not (sealed or trust):
+        refuse_foreign(path / CONFIG, settings)
+    try:
+        return kind.model_validate(settings), settings, sealed
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the settings"
+        raise strange_settings(path, where, first["msg"]) from error
+
+
+def strange_settings(path: Path, where: str, why: str) -> RunError:
     """The error of a config.yaml that this version of soulkit cannot read."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the settings"
     return RunError(
-        f"The settings of '{path}' cannot be used here ({where}: {first['msg']}).",
+        f"The settings of '{path}' cannot be used here ({where}: {why}).",
         "Its config.yaml was changed by hand, or written by another version of soulkit.",
         "Restore the file, or rescore with the version that wrote it.",
     )
@@ -311,7 +336,8 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
-    run = Run.open(aside, f"{_PREFIX}{recorded.command}", _new_settings(recorded))
+    command, settings = f"{_PREFIX}{recorded.command}", _new_settings(recorded)
+    run = Run.open(aside, command, settings, sealed=recorded.sealed)
     writer = RecordWriter(run.episodes)
     try:
         writer.write(*found)

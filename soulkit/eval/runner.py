@@ -108,8 +108,8 @@ def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> lis
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
-    defaults = config.identity_defaults()
-    return Run.open(folder, config.command, config.identity(), defaults=defaults)
+    defaults, sealed = config.identity_defaults(), not config.foreign
+    return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
 
 
 def _names(work: Sequence[Work]) -> list[str]:

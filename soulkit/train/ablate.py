@@ -128,6 +128,7 @@ def _setting(part: str, spelling: str) -> tuple[str, Any]:
 def plan(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
+    trust: bool = False,
 ) -> list[Planned]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
@@ -140,11 +141,11 @@ def plan(
             "At least one seed is needed, and budgets match by rollouts or by prompts.",
             "Write --seeds 3 --match rollouts.",
         )
-    first = TrainConfig.load(file, flags=settings_of(arms[0].method)).seed
+    first = TrainConfig.load(file, flags=settings_of(arms[0].method), trust=trust).seed
     planned = []
     for seed in range(first, first + seeds):
         for arm in arms:
-            config = arm_config(arm, file, settings_of(arm.method), seed, match)
+            config = arm_config(arm, file, settings_of(arm.method), seed, match, trust=trust)
             planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in planned:
         refuse_unplayable(run.config)
@@ -159,14 +160,16 @@ def refuse_unplayable(config: TrainConfig) -> None:
 
 
 def arm_config(
-    arm: Arm, file: Path | None, common: Mapping[str, Any], seed: int, match: str
-) -> TrainConfig:
+    arm: Arm, file: Path | None, common: Mapping[str, Any], seed: int, match: str, *,
+    trust: bool = False,
+) -> TrainConfig:  # fmt: skip
     """The arm's configuration; matched by rollouts, G is doubled where nothing is refined."""
     flags = {**common, **arm.settings, "method": arm.method, "seed": seed}
-    config = TrainConfig.load(file, flags=flags)
+    config = TrainConfig.load(file, flags=flags, trust=trust)
     if match == "prompts" or "group_size" in arm.settings or refines(config):
         return config
-    return TrainConfig.load(file, flags={**flags, "group_size": 2 * config.group_size})
+    doubled = {**flags, "group_size": 2 * config.group_size}
+    return TrainConfig.load(file, flags=doubled, trust=trust)
 
 
 def refines(config: TrainConfig) -> bool:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, strange_settings
+from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, load_recorded
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger import Ledger
 from soulkit.models.roles import Crew, cast_of
 from soulkit.records import load_records
-from soulkit.runs import read_config
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import training_rows
@@ -25,16 +22,13 @@ from soulkit.train.config import TrainConfig
 from soulkit.types import Example, Record
 
 
-def recorded_training(path: Path) -> Recorded:
+def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     """The training run in `path`; RunError or DataError when it cannot be read.
 
-    Its actor is gone (the weights have moved on), and scorers that ask it meet a miss.
+    TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
+    weights have moved on), and scorers that ask it meet a miss.
     """
-    settings = read_config(path)
-    try:
-        config = TrainConfig.model_validate(settings)
-    except ValidationError as error:
-        raise strange_settings(path, error) from error
+    config, settings, sealed = load_recorded(TrainConfig, path, trust=trust)
 
     def players(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
@@ -48,7 +42,8 @@ def recorded_training(path: Path) -> Recorded:
         )  # fmt: skip
 
     return Recorded(
-        path=path, command=f"train {config.method}", settings=settings, rows=_rows(config),
+        path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
+        rows=_rows(config),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=players, sampling=None, summary=summary,
     )  # fmt: skip

@@ -93,7 +93,8 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
 
 def _open(config: TrainConfig, out: Path) -> Run:
     identity, defaults = config.identity(), config.identity_defaults()
-    return Run.open(out, f"train {config.method}", identity, defaults=defaults)
+    command, sealed = f"train {config.method}", not config.foreign
+    return Run.open(out, command, identity, defaults=defaults, sealed=sealed)
 
 
 def refuse_untrainable(config: TrainConfig) -> None:

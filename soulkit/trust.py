@@ -1,0 +1,277 @@
+"""Whose settings are these? A config that somebody else wrote acts only with `--trust`.
+
+    settings in a run's folder, or a copy of them ──▶ does the user's own seal fit?
+                                                        yes: they act
+                                                        no:  what they name is shown, and nothing
+                                                             is asked, imported or read
+
+A config of a run names addresses, variables whose values go there as keys, code, and files. In a
+folder from a hub or a shared disk they are a stranger's. Trusted is a config whose seal (seals.py)
+fits; anything else has all that it names shown, and acts when the user says `--trust`: for this one
+command, and what is made of it is not sealed. A settings file that a user writes by hand, outside
+of run folders, is the user's own word, and so is every option.
+
+What is shown is told apart by the names of settings. Two kinds of named files are opened to be
+shown, and only regular ones: an endpoints file and a tasks file say what else would be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import RunError, UserError
+from soulkit.runs import CONFIG, config_bytes, is_run, parsed_config, read_environment
+from soulkit.seals import fits
+from soulkit.text import one_line
+
+RUN_FILES = (
+    *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
+    "judgements.jsonl",
+)
+PLAYERS = frozenset({"partner", "environment", "judge", "coach", "blind_reader"})
+GROUPS = frozenset({"data", "roles", "endpoints"})
+"""Settings whose members are all alike, whatever their names are."""
+FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
+CODE = frozenset({"module", "rows"})
+"""Of a tasks file's entries."""
+ABOUT = frozenset({"url", "citation", "licence"})
+"""Of a tasks file's entries: addresses that people read and nothing is sent to."""
+DEFAULT_KEY = "OPENAI_API_KEY"
+"""The variable that a player's key comes from when none is named."""
+DEFAULT_SERVER = "OpenAI's own address, or that in OPENAI_BASE_URL"
+OPENED = 1_000_000
+"""Bytes of a named file at most that are read to be shown."""
+SHOWN = 40
+"""Of one kind; there are no more in any run that soulkit wrote."""
+
+
+class TrustError(UserError):
+    """Settings that are not known to be the user's own, and were not trusted."""
+
+
+# -- what settings reach -------------------------------------------------------------------------
+
+
+@dataclass
+class Reach:
+    """What settings make a command do outside of their own folder."""
+
+    addresses: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """NAMES of environment variables; their values are never read here."""
+    code: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def words(self) -> str:
+        """All of it in one line, safe for a terminal; empty when nothing is reached."""
+        parts = {
+            "addresses": self.addresses,
+            "variables whose values go there as keys": self.keys,
+            "code": self.code,
+            "files": self.files,
+        }
+        return "; ".join(f"{what}: {_listed(names)}" for what, names in parts.items() if names)
+
+
+def _listed(names: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = [f"and {len(distinct) - SHOWN} more"] if len(distinct) > SHOWN else []
+    return ", ".join([*(_quoted(name) for name in distinct[:SHOWN]), *more])
+
+
+def _quoted(name: str) -> str:
+    # Look-alikes of letters would make one host pass for another.
+    text = name if "://" not in name else name.encode("ascii", "backslashreplace").decode()
+    return text if name == DEFAULT_SERVER else f"'{one_line(text, 300)}'"
+
+
+def reach_of(settings: Mapping[str, Any]) -> Reach:
+    """What the settings of an evaluation or a training reach."""
+    reach = Reach()
+    _add_actor(reach, settings)
+    _add_mapping(reach, "", settings, set())
+    return reach
+
+
+def _add_actor(reach: Reach, settings: Mapping[str, Any]) -> None:
+    """The model under test, as far as its settings stand at the top."""
+    kind, address = settings.get("kind"), settings.get("base_url")
+    if kind == "api" and "base_url" in settings and address is None:
+        reach.addresses.append(DEFAULT_SERVER)
+    if kind != "api" and address is None and settings.get("model") is not None:
+        reach.files.append(_text(settings["model"]))
+
+
+def _add_mapping(
+    reach: Reach, under: str, settings: Mapping[Any, Any], seen: set[tuple[int, str]]
+) -> None:
+    _add_omitted(reach, under, settings)
+    for name, value in settings.items():
+        _add(reach, under if under in GROUPS else _text(name), value, seen)
+
+
+def _add_omitted(reach: Reach, under: str, player: Mapping[Any, Any]) -> None:
+    """What a player reaches by what it leaves out, and the file it is made of."""
+    kind = player.get("kind", "endpoint")
+    server, key = player.get("base_url"), player.get("api_key_env")
+    if server is not None and key is None:
+        reach.keys.append(DEFAULT_KEY)
+    if under not in {*PLAYERS, "roles", "endpoints"} or "model" not in player:
+        return
+    if kind in ("local", "scripted"):
+        reach.files.append(_text(player["model"]))
+    elif kind != "actor" and server is None and "use" not in player:
+        reach.addresses.append(DEFAULT_SERVER)
+        reach.keys += [] if key is not None else [DEFAULT_KEY]
+
+
+def _add(reach: Reach, name: str, value: Any, seen: set[tuple[int, str]]) -> None:
+    if isinstance(value, Mapping | list | tuple | set):
+        if (id(value), name) in seen:  # an alias of what is listed already, or of itself
+            return
+        seen.add((id(value), name))
+        if isinstance(value, Mapping):
+            _add_mapping(reach, name, value, seen)
+        else:
+            for one in value:
+                _add(reach, name, one, seen)
+    elif isinstance(value, str | bytes) and value:
+        _add_text(reach, name, _text(value))
+
+
+def _text(value: object) -> str:
+    """YAML's binary values count as text where text is expected."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _add_text(reach: Reach, name: str, value: str) -> None:
+    if name in ("tasks_file", "endpoints"):
+        (reach.code if name == "tasks_file" else reach.files).append(value)
+        for part in _contents(value):
+            _add_mapping(reach, "", part, set())
+    elif name.endswith("_env"):
+        reach.keys.append(value)
+    elif name in PLAYERS or name == "roles":
+        _add_player(reach, value)
+    elif name in CODE:
+        reach.code.append(value)
+    elif name == "data":
+        reach.files += [] if value.startswith("synth:") else [value]
+    elif name == "base_url" or ("://" in value and name not in ABOUT):
+        reach.addresses.append(value)
+    elif name in FILES:
+        reach.files.append(value)
+    elif name == "track" and value != "none":
+        reach.addresses.append(f"track: {value}")
+
+
+def _add_player(reach: Reach, text: str) -> None:
+    """A player written as text: `endpoint:MODEL@URL#KEY`, `scripted:FILE`, a name."""
+    kind, _, rest = text.strip().partition(":")
+    if kind in ("local", "scripted"):
+        reach.files.append(rest)
+    elif kind == "endpoint":
+        address, _, key = rest.partition("#")
+        reach.addresses.append(address if "://" in address else DEFAULT_SERVER)
+        reach.keys.append(key or DEFAULT_KEY)
+
+
+def _contents(file: str) -> Iterator[Mapping[Any, Any]]:
+    """What stands in an endpoints or tasks file, as far as it can be shown."""
+    import yaml
+
+    try:
+        path = Path(file)
+        if not path.is_file() or path.stat().st_size > OPENED:
+            return
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # then its name alone is shown
+        return
+    if isinstance(loaded, Mapping):
+        yield loaded
+
+
+# -- whose they are ------------------------------------------------------------------------------
+
+
+def is_own(folder: Path, text: bytes, settings: Mapping[str, Any]) -> bool:
+    """Whether `text`, read from the `config.yaml` of `folder`, is as a run of this user wrote it.
+
+    `settings` is what it says.
+    """
+    try:
+        noted = read_environment(folder)
+    except RunError:
+        return False
+    return fits(noted.get("seal"), folder, str(noted.get("command", "")), text, settings)
+
+
+def is_foreign(
+    file: Path, text: bytes, settings: Mapping[str, Any], fields: Collection[str]
+) -> bool:
+    """Whether a settings file is a run's and not known to be the user's own.
+
+    A run's is one in a run folder, and one that looks like a copy of it: it names more than half
+    of the (many) settings, `fields`, which nobody does by hand.
+    """
+    copied = len(fields) >= 20 and 2 * len(set(settings) & set(fields)) > len(fields)
+    beside = any((place.parent / name).exists() for place in _places(file) for name in RUN_FILES)
+    if not (copied or beside or in_run(file)):
+        return False
+    configs = [place for place in _places(file) if place.name == CONFIG]
+    return not any(is_own(config.parent, text, settings) for config in configs)
+
+
+def in_run(file: Path) -> bool:
+    """Whether a file lies in the folder of a run, at any depth."""
+    return any(is_run(above) for place in _places(file) for above in place.parents)
+
+
+def _places(file: Path) -> tuple[Path, Path]:
+    """Where a file is said to lie, and where it does."""
+    return file.absolute(), file.resolve()
+
+
+def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a file's settings acts although `over` goes before it.
+
+    Groups merge. What an address or a model of the file is combined with is told with it.
+    """
+    acting = {
+        name: value for name, value in settings.items()
+        if name not in over or isinstance(over[name], Mapping)
+    }  # fmt: skip
+    context = {"kind": "model", "api_key_env": "base_url"}
+    shared = {name for name, partner in context.items() if name in over and partner in acting}
+    return acting | {name: over[name] for name in shared}
+
+
+def inside_runs(over: Mapping[str, Any]) -> dict[str, Path]:
+    """The endpoints and tasks files of `over` that lie in a run's folder: no seal covers them."""
+    paths = {name: Path(str(over[name])) for name in ("endpoints", "tasks_file") if over.get(name)}
+    return {name: path for name, path in paths.items() if in_run(path)}
+
+
+def refuse_foreign(file: Path, settings: Mapping[str, Any]) -> None:
+    """TrustError naming all that foreign settings reach; nothing when that is nothing."""
+    words = reach_of(settings).words()
+    if words:
+        raise TrustError(
+            f"The settings in '{file}' are not known to be yours.",
+            "They came from elsewhere, were changed, or are older than the seals that tell. They "
+            f"would reach {words}.",
+            "Read the file. If you trust all of this, give the same command again with --trust.",
+        )
+
+
+def run_settings(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The settings of the run in `folder`, and whether they are known to be the user's own.
+
+    Both are of the same reading of the file. RunError when `folder` is no run.
+    """
+    text = config_bytes(folder)
+    settings = parsed_config(folder, text)
+    return settings, is_own(folder, text, settings)
