@@ -17,6 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
+from soulkit.models.weights import (
+    ADAPTER_FILE,
+    check_base,
+    lost_experts,
+    misfit,
+    not_its_weights,
+    put_adapter,
+)
 from soulkit.runs import is_run
 
 if TYPE_CHECKING:
@@ -121,7 +129,7 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
 
     The model has a language-model head; it may have a vision tower beside its language part.
-    Raises ModelLoadError.
+    Raises ModelLoadError, also when the checkpoint does not hold exactly the model's weights.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoTokenizer
@@ -133,17 +141,32 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         if tokenizer.chat_template is None and _reads_more_than_text(config):
             tokenizer.chat_template = _processor_template(where)
-        model = _auto_class(config).from_pretrained(
-            where, config=config, dtype=kind, trust_remote_code=False, use_safetensors=True
-        )
+        model, report = _auto_class(config).from_pretrained(
+            where, config=config, dtype=kind, trust_remote_code=False, use_safetensors=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and (fault := misfit(lost_experts(where))):
+            raise not_its_weights(where, fault) from error
         raise ModelLoadError(
             f"The model '{where}' cannot be loaded.",
             f"transformers says: {_first_line(error)}",
             "Check the folder or the hub name, and that the model is a causal language model "
             "which needs no code of its own.",
         ) from error
+    _check_alone(where, model)
+    check_base(where, model, report)
     return model, tokenizer
+
+
+def _check_alone(where: str, model: Any) -> None:
+    """ModelLoadError for a model that transformers has loaded with an adapter of its folder."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelLoadError(
+            f"'{where}' holds an adapter beside the model.",
+            "It would be put on the model unasked, and its weights go unchecked.",
+            "Move the adapter's files into a folder of their own, and name that as the adapter.",
+        )
 
 
 def _auto_class(config: Any) -> Any:
@@ -210,11 +233,13 @@ def _reads_more_than_text(config: Any) -> bool:
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
-    """The model with the adapter on top, under the name ADAPTER, frozen."""
-    from peft import PeftModel
+    """The model with the adapter on top, under the name ADAPTER, frozen.
 
-    needed = ("adapter_config.json", "adapter_model.safetensors")
-    lacks = [n for n in needed if not (adapter / n).is_file()]
+    ModelLoadError unless the folder holds every weight of the adapter and no other.
+    """
+    from safetensors import SafetensorError
+
+    lacks = [n for n in ("adapter_config.json", ADAPTER_FILE) if not (adapter / n).is_file()]
     if lacks:
         raise ModelLoadError(
             f"'{adapter}' is no adapter: it lacks {' and '.join(lacks)}.",
@@ -222,18 +247,38 @@ def load_adapter(model: Any, adapter: Path) -> Any:
             "Name the adapter's folder, for example one under a run's checkpoints.",
         )
     try:
-        return PeftModel.from_pretrained(model, str(adapter), adapter_name=ADAPTER)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelLoadError(
-            f"The adapter '{adapter}' does not fit this model.",
-            f"PEFT says: {_first_line(error)}",
-            "Use the base model that is named in its adapter_config.json.",
-        ) from error
+        adapted = _with_places(model, adapter)
+        fault = put_adapter(adapted, adapter, ADAPTER)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise _unfit(adapter, f"PEFT says: {_first_line(error)}") from error
+    if fault:
+        raise _unfit(adapter, f"Its weights are not those of this model: {fault}.")
+    return adapted
+
+
+def _with_places(model: Any, adapter: Path) -> Any:
+    """The model with an adapter as the folder's configuration says, not yet with its weights."""
+    from peft import PeftConfig, PeftModel
+    from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
+
+    config = PeftConfig.from_pretrained(str(adapter))
+    config.inference_mode = True
+    kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+    return kind(model, config, adapter_name=ADAPTER)
+
+
+def _unfit(adapter: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The adapter '{adapter}' does not fit this model.",
+        why,
+        "Use the base model that is named in its adapter_config.json, and the adapter's folder as "
+        "it was saved.",
+    )
 
 
 def adapter_hash(adapter: Path) -> str:
     """16 hexadecimal digits of the sha256 of the adapter's weights."""
-    with (adapter / "adapter_model.safetensors").open("rb") as file:
+    with (adapter / ADAPTER_FILE).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 

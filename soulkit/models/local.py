@@ -42,17 +42,11 @@ from soulkit.models.decode import (
 from soulkit.models.journal import Asked, Journal
 from soulkit.models.loading import adapter_hash, load_adapter, load_base, locate, pick_device
 from soulkit.models.queueing import Queue, Request, batches_of, fail
-from soulkit.models.render import (
-    END_OF_THINKING,
-    Renderer,
-    SpliceReport,
-    first_true,
-    splice_report,
-)
+from soulkit.models.render import Renderer, SpliceReport, first_true, splice_report
+from soulkit.models.specials import END_OF_THINKING, START_OF_THINKING
 from soulkit.models.waves import Seat, seated, seats, table
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
-START_OF_THINKING = "<think>"
 _QUIET_TICKS = 3
 
 

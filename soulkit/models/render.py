@@ -13,20 +13,19 @@ before the first user message), and a history that does not continue the earlier
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
+from soulkit.models.specials import END_OF_THINKING, START_OF_THINKING, Specials
 from soulkit.types import Segment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARKER = "SPLICEdHEREx"
-END_OF_THINKING = "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +92,28 @@ class Renderer:
         """The conversation as the template's text; `reply` adds the header of the next turn.
 
         Special tokens that stand in a message are bent: they would end it, and begin another one
-        that nobody said.
+        that nobody said. Where the template joins words to one that no message holds, all messages
+        are blunted.
         """
-        harmless = [self._harmless(segment) for segment in context]
-        return self._render(_fold(harmless) if self.folds_system else harmless, reply)
-
-    def _harmless(self, segment: Segment) -> Segment:
-        if self._special is None or not self._special.search(segment.text):
-            return segment
-        bent = self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", segment.text)
-        return replace(segment, text=bent)
+        messages = _fold(context) if self.folds_system else list(context)
+        bent = [
+            replace(s, text=self.specials.bend(s.text, thinks=s.role == "assistant"))
+            for s in messages
+        ]
+        blunt = [replace(s, text=self.specials.blunt(s.text)) for s in bent]
+        text = self._render(bent, reply)
+        if blunt == bent:
+            return text
+        safe = self._render(blunt, reply)
+        spelled = self.specials.spelled
+        return text if spelled(text) == spelled(safe) else safe
 
     @cached_property
-    def _special(self) -> re.Pattern[str] | None:
-        names = {str(token) for token in self.tokenizer.all_special_tokens}
-        # A lone sign may be somebody's padding token, and is no way to forge a turn.
-        telling = sorted((name for name in names if len(name) > 2), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, telling))) if telling else None
+    def specials(self) -> Specials:
+        """The special tokens of the tokenizer and of the template."""
+        rules = [] if self.folds_system else [Segment("system", "rules")]
+        text = self._render([*rules, *_probe(Segment("assistant", MARKER))], True)
+        return Specials(self.tokenizer, text, text.partition(MARKER)[2])
 
     @property
     def reads_thinking(self) -> bool:
@@ -128,7 +132,7 @@ class Renderer:
     @cached_property
     def strips_thinking(self) -> bool:
         """Whether an earlier turn's thinking is missing from a later prompt."""
-        thought = f"<think>\n{MARKER}\n{END_OF_THINKING}\n\nyes"
+        thought = f"{START_OF_THINKING}\n{MARKER}\n{END_OF_THINKING}\n\nyes"
         return MARKER not in self.render(_probe(Segment("assistant", thought)))
 
     @cached_property
@@ -136,7 +140,7 @@ class Renderer:
         """The special token that the template puts right after a reply, None without one."""
         text = self.render(_probe(Segment("assistant", MARKER)))
         after = self._tokenize(text.partition(MARKER)[2])
-        return after[0] if after and after[0] in self.tokenizer.all_special_ids else None
+        return after[0] if after and after[0] in self.specials.ids else None
 
     def _render(self, context: Sequence[Segment], reply: bool) -> str:
         from jinja2.exceptions import TemplateError

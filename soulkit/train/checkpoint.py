@@ -28,12 +28,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
+from soulkit.models.weights import misfit_of
 from soulkit.train.policy import Policy
 
 POSITION, TRAINED = "position.json", "trained.safetensors"
 OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"
 STATE = (POSITION, TRAINED, OPTIMIZER, TEACHER)
 """What only a resume reads; the other files of a checkpoint are the model as others load it."""
+
+STEP = "step"
+"""AdamW's count of a weight's updates, a number beside its moments."""
+
+COMPLETE = "optimizer_complete"
+"""Noted where every trained weight has optimizer state; earlier checkpoints left some out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def _sync(path: Path) -> None:
 
 def _write_position(folder: Path, position: Position) -> None:
     files = {p.relative_to(folder).as_posix(): _sha256(p) for p in _files(folder)}
-    noted = {**asdict(position), "files": files}
+    noted = {**asdict(position), COMPLETE: True, "files": files}
     text = json.dumps({**noted, "sha256": _digest(noted)}, indent=2)
     (folder / POSITION).write_text(text + "\n", encoding="utf-8")
 
@@ -214,28 +221,34 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     """Put weights, moving average and optimizer back.
 
     DamagedCheckpoint when a file is not what was written; RunError when the files are whole and
-    hold other weights than the position names.
+    hold other tensors than those of this model and optimizer, or than the position names.
     """
     if found := damage(path):
         raise DamagedCheckpoint(path, found)
     position = read_position(path)
-    weights = load_file(path / TRAINED)
-    if weights.keys() != {name for name, _ in policy.trained}:
-        raise _other_weights(path)
+    weights = _tensors(path, TRAINED, dict(policy.trained))
     with torch.no_grad():
         for name, parameter in policy.trained:
             parameter.copy_(weights[name])
     if policy.version() != position.policy:
-        raise _other_weights(path)
+        raise _other_weights(path, "Their hash is not the one that was written.")
     _restore_teacher(path, policy)
-    _restore_optimizer(load_file(path / OPTIMIZER), policy, optimizer)
+    _restore_optimizer(path, policy, optimizer)
     return position
 
 
-def _other_weights(path: Path) -> RunError:
+def _tensors(path: Path, file: str, places: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a file of checkpoint `path`; RunError unless they are exactly `places`."""
+    tensors = load_file(path / file)
+    if fault := misfit_of(tensors, places):
+        raise _other_weights(path, f"In {file}: {fault}.")
+    return tensors
+
+
+def _other_weights(path: Path, detail: str) -> RunError:
     return RunError(
         f"The checkpoint {path.name} does not hold the weights it names.",
-        "Its files were changed, or another base model is loaded.",
+        f"{detail} Its files were changed, or another base model is loaded.",
         "Delete this checkpoint to resume from the one before it.",
     )
 
@@ -249,8 +262,8 @@ def _restore_teacher(path: Path, policy: Policy) -> None:
             "Resume with the settings it was started with, or give another folder with --out.",
         )
     if policy.ema is not None:
-        there = load_file(path / TEACHER)
-        policy.ema = {name: there[name].to(mine.device) for name, mine in policy.ema.items()}
+        average = _tensors(path, TEACHER, policy.ema)
+        policy.ema = {name: average[name].to(t.device) for name, t in policy.ema.items()}
 
 
 # --- which ones are kept --------------------------------------------------------------------------
@@ -322,26 +335,42 @@ def _trained_tensors(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """State by `weight:slot`; nothing before the first update."""
+    slots = {slot for state in optimizer.state.values() for slot in state}
     return _plain(
         {
-            f"{name}:{slot}": torch.as_tensor(value)
+            f"{name}:{slot}": _slot(optimizer, parameter, slot)
             for name, parameter in policy.trained
-            for slot, value in optimizer.state.get(parameter, {}).items()
+            for slot in slots
         }
     )
 
 
-def _restore_optimizer(
-    tensors: dict[str, torch.Tensor], policy: Policy, optimizer: torch.optim.Optimizer
-) -> None:
-    by_name: dict[str, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        name, _, slot = key.rpartition(":")
-        by_name.setdefault(name, {})[slot] = value
-    for name, parameter in policy.trained:
-        state = by_name.get(name)
-        if state:
-            # AdamW keeps its step count on the CPU and its moments beside the parameter.
-            optimizer.state[parameter] = {
-                slot: v if slot == "step" else v.to(parameter.device) for slot, v in state.items()
-            }
+def _slot(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, slot: str
+) -> torch.Tensor:
+    """One state of a weight; of a weight that has had no gradient yet, what it will begin with."""
+    if value := optimizer.state.get(parameter):
+        return torch.as_tensor(value[slot])
+    return torch.zeros(()) if slot == STEP else torch.zeros_like(parameter)
+
+
+def _restore_optimizer(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    tensors = load_file(path / OPTIMIZER)
+    names = {key.rpartition(":")[0] for key in tensors}
+    slots = {key.rpartition(":")[2] for key in tensors}
+    whole = _noted(path).get(COMPLETE, False)
+    stated = [(n, p) for n, p in policy.trained if n in names or (names and whole)]
+    places = {
+        f"{name}:{slot}": torch.zeros(()) if slot == STEP else parameter
+        for name, parameter in stated
+        for slot in slots
+    }
+    if fault := misfit_of(tensors, places):
+        raise _other_weights(path, f"In {OPTIMIZER}: {fault}.")
+    for name, parameter in stated:
+        # AdamW keeps its step count on the CPU and its moments beside the parameter.
+        optimizer.state[parameter] = {
+            slot: tensors[f"{name}:{slot}"].to("cpu" if slot == STEP else parameter.device)
+            for slot in slots
+        }

@@ -283,9 +283,10 @@ class Policy:
         )
 
     def encode_reply(self, text: str) -> list[int]:
-        """Ids of a scripted reply with the end-of-turn token."""
+        """Ids of a scripted reply with the end-of-turn token, which its words cannot hold."""
         end = self.renderer.end_of_turn
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        words = self.renderer.specials.bend_turns(text)
+        ids = self.tokenizer.encode(words, add_special_tokens=False)
         return [*ids, self.tokenizer.eos_token_id if end is None else end]
 
     def sampler(

@@ -1,0 +1,182 @@
+"""Whether weights that were read are those of the model they were put into.
+
+Loaders of the field fill what a checkpoint lacks with random numbers, and drop what has no place,
+with a remark at most. Here every road by which weights come in asks the same question, and what
+does not fit is named: base, adapter, teacher, and what a resume puts back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ModelLoadError
+
+ADAPTER_FILE = "adapter_model.safetensors"
+
+SHOWN = 3
+"""Names of weights in a message; the others are counted."""
+
+_EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
+
+
+def misfit(
+    missing: Collection[str] = (), misshapen: Collection[str] = (), foreign: Collection[str] = ()
+) -> str:
+    """What is wrong with a set of weights, by name; empty when nothing is.
+
+    `missing` the model has and the file lacks; `misshapen` have another shape in the file;
+    `foreign` stand in the file, and the model has no place for them.
+    """
+    parts = [
+        f"{_count(names)} {what}: {_named(names)}"
+        for names, what in (
+            (missing, "missing"),
+            (misshapen, "of another shape"),
+            (foreign, "foreign"),
+        )
+        if names
+    ]
+    return "; ".join(parts)
+
+
+def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
+    """`misfit` of tensors by name, for `places`, which must be the same names and shapes."""
+    both = held.keys() & places.keys()
+    return misfit(
+        places.keys() - held.keys(),
+        [n for n in both if held[n].shape != places[n].shape],
+        held.keys() - places.keys(),
+    )
+
+
+def _count(names: Collection[str]) -> str:
+    return f"{len(names)} weight{'' if len(names) == 1 else 's'}"
+
+
+def _named(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names, key=_in_order)[:SHOWN])
+    more = len(names) - SHOWN
+    return f"{first} and {more} more" if more > 0 else first
+
+
+def _in_order(name: str) -> list[str | int]:
+    """Layer 2 before layer 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+# --- a base model ---------------------------------------------------------------------------------
+
+
+def check_base(where: str, model: Any, report: Mapping[str, Any]) -> None:
+    """ModelLoadError unless the checkpoint `where` had every weight of `model`, and no other.
+
+    `report` is what transformers tells of loading: tied weights and what a family may lack are
+    not missing there.
+    """
+    missing = {*report["missing_keys"], *lost_experts(where)}
+    misshapen = [entry[0] for entry in report["mismatched_keys"]]
+    foreign = list(_unused(model, report["unexpected_keys"]))
+    if fault := misfit(missing, misshapen, foreign):
+        raise not_its_weights(where, fault)
+
+
+def not_its_weights(where: str, fault: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The checkpoint '{where}' does not hold the weights of its model ({fault}).",
+        "What it lacks would be random numbers, what has no place would be left out, and the "
+        "score would be another model's.",
+        "Download or save the whole checkpoint again, with the config.json that belongs to it.",
+    )
+
+
+def lost_experts(where: str) -> list[str]:
+    """Weights of experts that a later expert of the same list has, by name.
+
+    transformers stacks experts in the order in which it finds them, so that those behind a gap move
+    up unseen, or it stops without a name. `where` is a folder or a hub id that was downloaded.
+    """
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import cached_file
+
+    lists: dict[str, set[tuple[int, str]]] = {}
+    config = cached_file(where, "config.json", local_files_only=True)
+    try:
+        for path in Path(str(config)).parent.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                for match in filter(None, map(_EXPERT.fullmatch, file.keys())):
+                    lists.setdefault(match["list"], set()).add((int(match["n"]), match["leaf"]))
+    except SafetensorError:
+        return []  # whoever loads the file says so
+    return [
+        f"{name}.{number}.{leaf}"
+        for name, there in lists.items()
+        for leaf in {leaf for _, leaf in there}
+        for number in range(max(there)[0] + 1)
+        if (number, leaf) not in there
+    ]
+
+
+def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
+    """Those of `names` that would change what the model computes.
+
+    Older buffers, and modules beside the language model (a value head, a draft head), would not:
+    only weights and biases in a layer, or in a module that the model has, are told.
+    """
+    modules = dict(model.named_modules())
+    layers = tuple(f"{name}." for name, part in modules.items() if _is_list(part))
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        if leaf.startswith(("weight", "bias")) and (module in modules or name.startswith(layers)):
+            yield name
+
+
+def _is_list(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.ModuleList)
+
+
+# --- an adapter -----------------------------------------------------------------------------------
+
+
+def put_adapter(adapted: Any, folder: Path, name: str) -> str:
+    """Loads the weights of `folder` into the adapter `name` of `adapted`; their `misfit`.
+
+    What PEFT translates (names of older versions) fits. Its own errors pass.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(folder / ADAPTER_FILE, framework="pt") as file:
+        held = set(file.keys())
+    own, wide = (
+        set(get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=both))
+        for both in (False, True)  # embeddings may stand in an adapter that does not train them
+    )
+    base = adapted.state_dict().keys() - wide
+    if any(name not in held for name in own if not _is_tuned(adapted, name)):
+        return misfit(own - held, foreign=held - wide)  # PEFT would stop at the first of them
+    try:
+        report = adapted.load_adapter(str(folder), name)
+    except RuntimeError as error:
+        if not (sizes := re.findall(r"size mismatch for ([^\s:]+)", str(error))):
+            raise
+        return misfit(misshapen=[_plain(n, name) for n in sizes])
+    missing = [_plain(n, name) for n in report.missing_keys]
+    return misfit(missing, foreign={*report.unexpected_keys, *(held & base)} - own)
+
+
+def _is_tuned(adapted: Any, weight: str) -> bool:
+    """Whether a weight of the adapter is one of its method, not a bias or a module saved whole."""
+    from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+
+    prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(adapted.active_peft_config.peft_type)
+    return bool(prefix) and prefix in weight
+
+
+def _plain(weight: str, adapter: str) -> str:
+    """The name of a weight as it stands in the file."""
+    return weight.replace(f".{adapter}", "")

@@ -1,0 +1,295 @@
+"""A checkpoint or adapter that does not hold the model's weights is refused, by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.local import LocalModel
+from soulkit.models.tiny import tiny_tokenizer
+from soulkit.models.weights import misfit
+from tests.train.shapes import WORDS, build
+
+Tensors = dict[str, Tensor]
+Change = Callable[[Tensors], Tensors]
+
+BASE, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+Q, EMBED, HEAD = (
+    "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
+)  # fmt: skip
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("kinds")
+    folders = {k: build(k, out / k) for k in ("qwen3", "qwen3-tied", "qwen3-vl", "gpt2")}
+    tokenizer = tiny_tokenizer(WORDS)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+             "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    moe = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=len(tokenizer), **shape, **experts))
+    folders["moe"] = out / "moe"
+    moe.save_pretrained(out / "moe")
+    tokenizer.save_pretrained(out / "moe")
+    return folders
+
+
+def changed(source: Path, folder: Path, file: str, change: Change, **settings: Any) -> Path:
+    """A copy of `source` with other tensors, and other settings in its configuration."""
+    shutil.copytree(source, folder)
+    tensors = change(load_file(folder / file))
+    save_file({k: t.clone() for k, t in tensors.items()}, folder / file, metadata={"format": "pt"})
+    config = folder / ("config.json" if file == BASE else "adapter_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    return folder
+
+
+def same(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def without(*parts: str) -> Change:
+    return lambda tensors: {k: t for k, t in tensors.items() if not any(p in k for p in parts)}
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda tensors: {k.replace(old, new): t for k, t in tensors.items()}
+
+
+def plus(**shapes: tuple[int, ...]) -> Change:
+    return lambda tensors: (
+        tensors | {name.replace("__", "."): torch.ones(shape) for name, shape in shapes.items()}
+    )
+
+
+def refusal(model: Path, adapter: Path | None = None) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        LocalModel.load(model, adapter=adapter)
+    assert all("\n" not in line and line for line in caught.value.lines())
+    return " ".join(caught.value.lines())
+
+
+LACKING: dict[str, tuple[str, Change, str]] = {
+    "one projection": ("qwen3", without(Q), f"1 weight missing: {Q}"),
+    "the head": ("qwen3", without(HEAD), f"1 weight missing: {HEAD}"),
+    "all renamed": ("qwen3", lambda t: {f"x.{k}": v for k, v in t.items()}, "and 22 more"),
+    "everything": ("qwen3", lambda t: {}, "25 weights missing"),
+    "both tied": ("qwen3-tied", without(EMBED), f"2 weights missing: {HEAD}, {EMBED}"),
+    "of a list without biases": ("gpt2", without("h.1.mlp.c_proj.weight"), "h.1.mlp.c_proj"),
+    "of the vision tower": ("qwen3-vl", without("blocks.0.attn.qkv.weight"), "blocks.0.attn.qkv"),
+    "of the language part": ("qwen3-vl", without("layers.1.self_attn.o_proj"), "1.self_attn.o_p"),
+    "an expert's": ("moe", without("0.mlp.experts.3.up_proj"), "layers.0.mlp.experts.3.up_proj"),
+    "an expert": ("moe", without("0.mlp.experts.3."), "0.mlp.experts.down_proj"),
+    "an expert in the middle": ("moe", without("0.mlp.experts.1."), "experts.1.down_proj"),
+    "an expert's name": ("moe", renamed("s.1.down", "s.7.down"), "layers.0.mlp.experts.1.down"),
+    "what a bias is": (
+        "qwen3", plus(model__layers__0__self_attn__q_proj__bias=(32,)), "q_proj.bias"
+    ),
+    "what a scale is": (
+        "qwen3", plus(model__layers__0__self_attn__q_proj__weight_scale=(1,)), "weight_scale"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_a_base_that_lacks_weights(case: str, kinds: dict[str, Path], tmp_path: Path) -> None:
+    kind, change, text = LACKING[case]
+    folder = changed(kinds[kind], tmp_path / "m", BASE, change)
+    message = refusal(folder)
+    assert text in message and str(folder) in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 weights missing"),
+        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "11 weights foreign"),
+        ({"intermediate_size": 40}, "6 weights of another shape: model.layers.0.mlp.down_proj"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "k_norm.weight"),
+    ],
+)
+def test_a_configuration_of_another_model(
+    settings: dict[str, Any], text: str, kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    assert text in refusal(changed(kinds["qwen3"], tmp_path / "m", BASE, same, **settings))
+
+
+def test_a_tied_model_that_is_called_untied_lacks_its_head(
+    kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed(kinds["qwen3-tied"], tmp_path / "m", BASE, same, tie_word_embeddings=False)
+    assert f"1 weight missing: {HEAD}" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("qwen3", plus(model__layers__0__self_attn__rotary_emb__inv_freq=(4,))),
+        ("qwen3", plus(v_head__summary__weight=(1, 32))),
+        ("qwen3", renamed("model.", "")),
+        ("qwen3-tied", lambda t: t | {HEAD: t[EMBED]}),
+        ("qwen3-tied", renamed(EMBED, HEAD)),
+        ("qwen3-tied", renamed("model.", "")),
+        ("gpt2", plus(transformer__h__0__attn__bias=(1, 1, 4, 4))),
+        ("moe", same),
+    ],
+)
+def test_what_a_whole_checkpoint_may_have_and_lack(
+    kind: str, change: Change, kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    """Old buffers, other heads, a tied head saved once or twice, names without the prefix."""
+    whole = LocalModel.load(kinds[kind]).model
+    loaded = LocalModel.load(changed(kinds[kind], tmp_path / "m", BASE, change)).model
+    ids = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, whole(input_ids=ids).logits)
+
+
+def sharded(source: Path, folder: Path) -> tuple[Path, Path]:
+    """A copy of `source` in two files, with the second of them."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    shutil.copytree(source, folder)
+    (folder / BASE).unlink()
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder, max_shard_size=int(size * 0.7))
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) == 2 and (folder / "model.safetensors.index.json").is_file()
+    return folder, shards[1]
+
+
+def test_a_shard_that_lacks_what_the_index_promises(kinds: dict[str, Path], tmp_path: Path) -> None:
+    folder, shard = sharded(kinds["qwen3"], tmp_path / "m")
+    LocalModel.load(folder)
+    tensors = load_file(shard)
+    name = sorted(tensors)[0]
+    save_file({k: t for k, t in tensors.items() if k != name}, shard, metadata={"format": "pt"})
+    assert f"1 weight missing: {name}" in refusal(folder)
+    index = folder / "model.safetensors.index.json"
+    promises = json.loads(index.read_text())
+    kept = {k: f for k, f in promises["weight_map"].items() if f != shard.name}
+    index.write_text(json.dumps(promises | {"weight_map": kept}))
+    assert f"{len(tensors)} weights missing" in refusal(folder)
+    shard.unlink()
+    index.write_text(json.dumps(promises))
+    assert shard.name in refusal(folder)
+
+
+def test_an_adapter_beside_the_model_is_not_put_on_unasked(
+    kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, adapter = tmp_path / "m", lora(kinds["qwen3"], tmp_path / "a")
+    shutil.copytree(kinds["qwen3"], folder)
+    for file in ("adapter_config.json", ADAPTER):
+        shutil.copy(adapter / file, folder / file)
+    assert "holds an adapter beside the model" in refusal(folder)
+
+
+def lora(base: Path, folder: Path, **settings: Any) -> Path:
+    """A LoRA adapter as PEFT saves it."""
+    plain = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    config = LoraConfig(**{**plain, **settings})
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+    return folder
+
+
+FOREIGN: dict[str, tuple[Change, dict[str, Any], str]] = {
+    "one missing": (without(A), {}, f"1 weight missing: {A}"),
+    "half missing": (without("lora_B"), {}, "4 weights missing"),
+    "a layer missing": (without("layers.1."), {}, "4 weights missing"),
+    "empty": (lambda t: {}, {}, "8 weights missing"),
+    "another prefix": (renamed("base_model.model.", "x."), {}, "8 weights foreign"),
+    "more layers": (
+        lambda t: t | {k.replace("s.1.", "s.7."): v for k, v in t.items()},
+        {},
+        "4 weights foreign: base_model.model.model.layers.7",
+    ),
+    "a stranger": (plus(base_model__model__x__weight=(2,)), {}, "foreign: base_model.model.x"),
+    "the base's": (
+        plus(base_model__model__model__layers__0__mlp__up_proj__weight=(48, 32)),
+        {},
+        "1 weight foreign: base_model.model.model.layers.0.mlp.up_proj.weight",
+    ),
+    "another rank": (same, {"r": 8}, f"8 weights of another shape: {A}"),
+    "fewer targets": (same, {"target_modules": ["q_proj"]}, "4 weights foreign"),
+    "more targets": (same, {"target_modules": ["q_proj", "v_proj", "o_proj"]}, "4 weights miss"),
+    "other targets": (same, {"target_modules": ["other"]}, "other"),
+    "a head it lacks": (same, {"modules_to_save": ["lm_head"]}, "1 weight missing: base_model"),
+    "magnitudes it lacks": (same, {"use_dora": True}, "4 weights missing"),
+    "no method": (same, {"peft_type": "OTHER"}, "OTHER"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_an_adapter_of_other_weights(case: str, kinds: dict[str, Path], tmp_path: Path) -> None:
+    change, settings, text = FOREIGN[case]
+    whole = lora(kinds["qwen3"], tmp_path / "whole")
+    folder = changed(whole, tmp_path / "a", ADAPTER, change, **settings)
+    message = refusal(kinds["qwen3"], folder)
+    assert text in message and str(folder) in message
+
+
+def test_an_adapter_of_another_model(kinds: dict[str, Path], tmp_path: Path) -> None:
+    adapter = lora(kinds["gpt2"], tmp_path / "a", target_modules=["c_attn"])
+    assert "c_attn" in refusal(kinds["qwen3"], adapter)
+    broken = lora(kinds["qwen3"], tmp_path / "b")
+    (broken / ADAPTER).write_bytes(b"not weights")
+    assert "does not fit" in refusal(kinds["qwen3"], broken)
+
+
+def test_biases_that_an_adapter_says_it_has(kinds: dict[str, Path], tmp_path: Path) -> None:
+    target = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    whole = lora(kinds["gpt2"], tmp_path / "whole", bias="all", **target)
+    LocalModel.load(kinds["gpt2"], adapter=whole)
+    folder = changed(whole, tmp_path / "a", ADAPTER, without("ln_f.bias"))
+    assert "1 weight missing: base_model.model.transformer.ln_f.bias" in refusal(
+        kinds["gpt2"], folder
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head", "embed_tokens"]},
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {"trainable_token_indices": [1, 2]},
+        {"layers_to_transform": [0]},
+        {"rank_pattern": {"q_proj": 2}},
+        {"target_modules": "all-linear", "bias": "lora_only"},
+    ],
+)
+def test_every_part_of_an_adapter_comes_back(
+    settings: dict[str, Any], kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    config = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | settings
+    base = AutoModelForCausalLM.from_pretrained(kinds["qwen3"])
+    tuned = get_peft_model(base, LoraConfig(**config)).eval()
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    tuned.save_pretrained(tmp_path / "a")
+    loaded = LocalModel.load(kinds["qwen3"], adapter=tmp_path / "a").model
+    assert not any(p.requires_grad for n, p in loaded.named_parameters() if "lora_" in n)
+    ids = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=ids).logits, tuned(input_ids=ids).logits)
+
+
+def test_three_names_are_shown_in_the_order_of_layers() -> None:
+    assert misfit() == ""
+    names = [f"layers.{n}.w" for n in (11, 2, 10, 1)]
+    assert misfit(names) == "4 weights missing: layers.1.w, layers.2.w, layers.10.w and 1 more"
+    assert misfit(["a"], foreign=["b"]) == "1 weight missing: a; 1 weight foreign: b"
