@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from soulkit.errors import CallError, RunError
 from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
@@ -316,6 +317,7 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
     run = Run.open(aside, f"{_PREFIX}{recorded.command}", _new_settings(recorded))
+    keep_provenance(run, rescored(recorded.path, recorded.rows))
     writer = RecordWriter(run.episodes)
     try:
         writer.write(*found)

@@ -283,7 +283,8 @@ def comparison(found: Comparison) -> list[RenderableType]:
     for task in found.tasks:
         table.add_row(*map(_plain, _comparison_row(task)))
     shown.append(table)
-    notes = [f"not measured the same way: {line}" for line in found.mixed]
+    notes = [f"{NOT_ALIKE}: {line}" for line in found.mixed]
+    notes += [f"beside the difference: {line}" for line in found.remarks]
     notes += [f"only in A: {', '.join(found.only_a)}"] if found.only_a else []
     notes += [f"only in B: {', '.join(found.only_b)}"] if found.only_b else []
     notes += [
