@@ -86,8 +86,8 @@ def compare_runs(
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
     pairs = {task: (drafts(runs_a[task]), drafts(runs_b[task])) for task in shared}
-    sides = [read_conditions(path, side) for path, side in zip((a, b), records, strict=True)]
-    mixed = grouped((task, line) for task in shared for line in unlike(*sides, task))
+    one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    mixed = grouped((task, line) for task in shared for line in unlike(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
     _check_metric(metric, pairs.values())
@@ -106,7 +106,7 @@ def compare_runs(
         only_a=tuple(sorted(runs_a.keys() - runs_b.keys())),
         only_b=tuple(sorted(runs_b.keys() - runs_a.keys())),
         mixed=mixed,
-        remarks=grouped((task, line) for task in shared for line in remarks(*sides, task)),
+        remarks=grouped((task, line) for task in shared for line in remarks(one, other, task)),
     )
 
 

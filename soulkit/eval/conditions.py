@@ -106,14 +106,14 @@ class Conditions:
 
     def actor(self, task: str) -> Print:
         """How the actor was sampled: as it came to be, else as it was asked for."""
-        asked = {name: self.settings[name] for name in ACTOR if name in self.settings}
-        return asked | self.of_task(task).get("sampling", {})
+        settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
+        return settings | self.of_task(task).get("sampling", {})
 
     def panel(self) -> Print:
         """How several opinions become one; a setting that is not named has its default."""
         usual = RolesConfig().panel
-        asked = {n: self.settings.get(setting, getattr(usual, n)) for n, setting in PANEL.items()}
-        return asked | self.record.get("panel", {})
+        panel = {n: self.settings.get(setting, getattr(usual, n)) for n, setting in PANEL.items()}
+        return panel | self.record.get("panel", {})
 
 
 def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Conditions:
@@ -177,10 +177,10 @@ def _asked_for(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
     """The players that a config.yaml names; None where it is missing or cannot be read."""
     if not settings:
         return None
-    known = {n: v for n, v in settings.items() if n in RolesConfig.model_fields}
+    roles = {n: v for n, v in settings.items() if n in RolesConfig.model_fields}
     try:
         # The file of names may be gone; whoever was named stands in the settings whole.
-        config = RolesConfig.model_validate({**known, "endpoints": None})
+        config = RolesConfig.model_validate({**roles, "endpoints": None})
         return players_of(config, actor_print(settings))
     except (ValidationError, UserError):
         return None

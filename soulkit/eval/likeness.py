@@ -32,8 +32,8 @@ def unlike(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _protocols(a: Conditions, b: Conditions, task: str) -> list[str]:
     sides = []
     for one in (a, b):
-        asked = {one.settings["protocol"]} if "protocol" in one.settings else set()
-        sides.append(one.evidence(task).protocols or asked)
+        setting = {one.settings["protocol"]} if "protocol" in one.settings else set()
+        sides.append(one.evidence(task).protocols or setting)
     if not all(sides) or sides[0] == sides[1]:
         return []
     return [f"protocol {_listed(sides[0])} against {_listed(sides[1])}"]
@@ -155,8 +155,8 @@ def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Training rows by their hashes, else by the settings that decide them."""
     if not (a.trained and b.trained):
         evaluation = b if a.trained else a
-        known = evaluation.rows(task) is not None or evaluation.settings
-        return ["rows of an evaluation against training rows"] if known else []
+        recorded = evaluation.rows(task) is not None or evaluation.settings
+        return ["rows of an evaluation against training rows"] if recorded else []
     if a.material and b.material:
         return [line for kind in ("training", "dev") for line in _hashed(a, b, task, kind)]
     left, right = _deciding(a.settings, task), _deciding(b.settings, task)
@@ -194,7 +194,9 @@ def _deciding(settings: Print, task: str) -> Print:
 # -- what is named ---------------------------------------------------------------------------------
 
 
-def remarks(a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")) -> list[str]:
+def remarks(
+    a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")
+) -> list[str]:
     """What a reader has to know beside a difference: part of what is compared, or not recorded."""
     return [*_sampling(a, b, task), *_budgets(a, b, task), *_unrecorded(a, b, task, names)]
 
@@ -227,7 +229,8 @@ def _unrecorded(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -
         if one.players is None:
             lines.append(f"{name} does not record who played beside the actor")
         if rows is None and not one.trained:
-            lines.append(f"{name} is unfinished and does not record its rows")
+            state = "does" if one.finished else "is unfinished and does"
+            lines.append(f"{name} {state} not record its rows")
         elif rows is not None and played and len(played) < len(rows):
             lines.append(f"{name} is unfinished: {len(played)} of {len(rows)} rows were played")
     scripts = {

@@ -50,7 +50,7 @@ def provenance(
         "tasks": {
             part.task.name: {
                 "roles": sorted(part.roles - {"actor"}),
-                "sampling": sampled(sampling[part.task.name]),
+                "sampling": sampling_print(sampling[part.task.name]),
                 "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
                             if c.max_words},
                 "options": options_of(part.task),
@@ -63,11 +63,11 @@ def provenance(
 def with_rows(record: Print, work: Iterable[Work]) -> Print:
     """`record` with the rows of every task: what is to be played, whether it was or not."""
     rows = {part.task.name: {e.id: row_hash(e) for e in part.examples} for part in work}
-    tasks = {name: {**kept, "rows": rows[name]} for name, kept in record["tasks"].items()}
+    tasks = {name: {**entry, "rows": rows[name]} for name, entry in record["tasks"].items()}
     return {**record, "tasks": tasks}
 
 
-def sampled(sampling: Sampling) -> Print:
+def sampling_print(sampling: Sampling) -> Print:
     """The part of a Sampling that is compared."""
     return {name: getattr(sampling, name) for name in SAMPLING}
 
@@ -78,12 +78,12 @@ def sampled(sampling: Sampling) -> Print:
 def players_of(
     config: RolesConfig, actor: Print, crew: Crew | None = None
 ) -> dict[str, list[Print]]:
-    """Role → its players. Without a `crew` only what the settings say is known of them."""
-    found: dict[str, list[Print]] = {"judge": [], "partner": [], "environment": []}
+    """Role → its players. Without a `crew` only what the settings say can be told of them."""
+    table: dict[str, list[Print]] = {"judge": [], "partner": [], "environment": []}
     for role, settings in config.players():
-        if role in found:
-            found[role].append(player_print(role, settings, config.judge_samples, actor, crew))
-    return found
+        if role in table:
+            table[role].append(player_print(role, settings, config.judge_samples, actor, crew))
+    return table
 
 
 def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
@@ -104,7 +104,10 @@ def player_print(
     """One player: who it is, and how it is sampled in its role."""
     who: Print = {"kind": settings.kind, "model": settings.model}
     if settings.kind == "scripted":  # sampling changes nothing in what it says
-        return {**who, **({"sha256": _file_hash(Path(settings.model))} if crew else {})}
+        if crew is None:
+            return who
+        crew.model(role, settings)  # says in words what is wrong with the file
+        return {**who, "sha256": _file_hash(Path(settings.model))}
     if settings.kind == "actor":
         who |= actor
     elif settings.kind == "endpoint":
@@ -113,7 +116,7 @@ def player_print(
         who["address"] = str(url).rstrip("/")
     elif crew and Path(settings.model).exists():
         who["path"] = str(Path(settings.model).resolve())
-    return {**who, **sampled(settings.sampling(role, None, samples))}
+    return {**who, **sampling_print(settings.sampling(role, None, samples))}
 
 
 def same_player(a: Print, b: Print) -> bool:
@@ -205,11 +208,11 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
     one. `rows` are the examples by their ids."""
     record = read_provenance(folder)
     now = {task.name: options_of(task) for task, _ in rows.values()}
-    for name, kept in record.get("tasks", {}).items():
+    for name, entry in record.get("tasks", {}).items():
         hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
-                  kept.get("rows", {}).items()}  # fmt: skip
-        kept |= {"rows": hashes} if hashes else {}
-        kept["options"] = now.get(name, kept["options"])
+                  entry.get("rows", {}).items()}  # fmt: skip
+        entry |= {"rows": hashes} if hashes else {}
+        entry["options"] = now.get(name, entry.get("options", {}))
     return record
 
 
@@ -228,16 +231,16 @@ def keep_provenance(run: Run, now: Print) -> None:
 
 def _changes(before: Print, now: Print) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
-    found = []
+    changes = []
     for role, players in now["players"].items():
         for old, new in zip(before["players"].get(role, ()), players, strict=False):
-            found += [
+            changes += [
                 f"another {word} of the {role} '{old['model']}'"
                 for name, word in (("sha256", "content"), ("address", "address"))
                 if name in old and name in new and old[name] != new[name]
             ]
-    for task, kept in now["tasks"].items():
-        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), kept.get("rows", {})
+    for task, entry in now["tasks"].items():
+        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
-        found += [f"other content in {len(changed)} rows of {task}"] if changed else []
-    return found
+        changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+    return changes

@@ -188,8 +188,8 @@ def _statuses(records: Sequence[Record]) -> dict[str, int]:
 
 def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
     """Every template that was used, with its hashes: more than one if it changed under way."""
-    found: dict[str, set[str]] = {}
+    templates: dict[str, set[str]] = {}
     for record in records:
         for name, digest in record.score.prompts.items():
-            found.setdefault(name, set()).add(digest)
-    return {name: sorted(hashes) for name, hashes in sorted(found.items())}
+            templates.setdefault(name, set()).add(digest)
+    return {name: sorted(hashes) for name, hashes in sorted(templates.items())}
