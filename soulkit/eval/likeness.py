@@ -161,7 +161,7 @@ def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
         return [line for kind in ("training", "dev") for line in _hashed(a, b, task, kind)]
     left, right = _deciding(a.settings, task), _deciding(b.settings, task)
     return [
-        f"{name} {_value(left[name])} against {_value(right[name])}"
+        f"{name} {_value(left[name], 'none')} against {_value(right[name], 'none')}"
         for name in left
         if name in right and left[name] != right[name]
     ]
@@ -279,5 +279,5 @@ def _listed(words: Iterable[str]) -> str:
     return " and ".join(sorted(words))
 
 
-def _value(value: Any) -> str:
-    return "its default" if value is None else str(value)
+def _value(value: Any, absent: str = "its default") -> str:
+    return absent if value is None else str(value)
