@@ -16,7 +16,7 @@ def command(
     b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
     metric: Annotated[str, typer.Option(help="`value`, or another recorded metric.")] = "value",
     force_mixed: Annotated[
-        bool, typer.Option("--force-mixed", help="Compare across other prompts or protocols.")
+        bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -34,10 +34,12 @@ COMPARISON = (
     Flag("--seeds", int, "Seeds per method, counted up from --seed. Default: 3"),
     Flag("--match", str, "rollouts (default): methods without refined rollouts get 2G drafts, so "
          "that all sample alike; prompts: G drafts for all."),
+    Flag("--force-mixed", bool, "Compare methods with other judges, partners or rows all the same, "
+         "and say what differs."),
 )  # fmt: skip
 """What `ablate` has beside the options of the methods."""
 
-SWITCHES = ("json", "dry_run", "trust")
+SWITCHES = ("json", "dry_run", "trust", "force_mixed")
 METAVARS = {"data": "TASK=FILE", "set": "NAME=VALUE"}
 
 
@@ -225,14 +227,14 @@ def _ablate(given: Mapping[str, Any]) -> None:
     runs = plan(
         arms, out, given["config"], lambda method: settings_of(method, given),
         seeds=3 if given["seeds"] is None else given["seeds"], match=given["match"] or "rollouts",
-        trust=given["trust"],
+        trust=given["trust"], force_mixed=given["force_mixed"],
     )  # fmt: skip
     if given["dry_run"]:
         show_plan(comparison_plan(runs), given["json"])
         return
     err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(runs, out, *_watch(bar))
+        ended = run_all(runs, out, *_watch(bar), force_mixed=given["force_mixed"])
     say_unsealed()
     found = ablation.compare(out)
     page = ablation.write(found, out / "report")

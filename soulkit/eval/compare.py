@@ -3,8 +3,8 @@
 Two runs are compared on the very episodes that both scored, pair by pair: the same example and
 rollout number (and training step, where there are several). That takes the difficulty of the rows
 out of the difference, and keeps a run with many unscored episodes from winning by what it lost.
-Runs that were scored under another protocol, or with other prompts, measure something else; they
-are refused unless mixing them is asked for by name, and then the result says so.
+Runs that were measured under other conditions (`likeness.py`) are refused unless mixing them is
+asked for by name, and then the result says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import DataError, RunError, did_you_mean
+from soulkit.eval.conditions import read_conditions
+from soulkit.eval.likeness import grouped, remarks, unlike
 from soulkit.eval.summary import by_task, cluster_of, metric_values
 from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
 from soulkit.records import drafts, load_records
@@ -49,6 +51,8 @@ class Comparison:
     only_b: tuple[str, ...]
     mixed: tuple[str, ...]
     """What differs between the runs although it should not (empty unless mixing was allowed)."""
+    remarks: tuple[str, ...] = ()
+    """What differs and is part of what is compared, and what was not recorded."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `paired` is laid out flat beside the task's name."""
@@ -64,6 +68,7 @@ class Comparison:
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "mixed": list(self.mixed),
+            "remarks": list(self.remarks),
         }
 
 
@@ -73,14 +78,16 @@ def compare_runs(
     """Compare two run folders on `metric`, task by task.
 
     Raises DataError when the episodes cannot be read or neither side has the metric, RunError when
-    the runs share no task or no episode, or (without `allow_mixed`) differ in protocol or prompts.
+    the runs share no task or no episode, or (without `allow_mixed`) may not be compared.
     """
-    runs_a, runs_b = (by_task(load_records(path / "episodes.jsonl")) for path in (a, b))
+    records = [load_records(path / "episodes.jsonl") for path in (a, b)]
+    runs_a, runs_b = (by_task(side) for side in records)
     shared = sorted(runs_a.keys() & runs_b.keys())
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
     pairs = {task: (drafts(runs_a[task]), drafts(runs_b[task])) for task in shared}
-    mixed = tuple(line for task, (x, y) in pairs.items() for line in _mixed(task, x, y))
+    one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    mixed = grouped((task, line) for task in shared for line in unlike(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
     _check_metric(metric, pairs.values())
@@ -99,6 +106,7 @@ def compare_runs(
         only_a=tuple(sorted(runs_a.keys() - runs_b.keys())),
         only_b=tuple(sorted(runs_b.keys() - runs_a.keys())),
         mixed=mixed,
+        remarks=grouped((task, line) for task in shared for line in remarks(one, other, task)),
     )
 
 
@@ -115,37 +123,6 @@ def _difference(task: str, a: Sequence[Record], b: Sequence[Record], metric: str
 
 def _key(record: Record) -> Key:
     return record.step, record.example_id, record.rollout
-
-
-def _mixed(task: str, a: Sequence[Record], b: Sequence[Record]) -> list[str]:
-    lines = []
-    protocols = [{r.score.protocol for r in side if r.score.scored} for side in (a, b)]
-    if all(protocols) and protocols[0] != protocols[1]:
-        left, right = (" and ".join(sorted(p)) for p in protocols)
-        lines.append(f"{task}: protocol {left} against {right}")
-    lines += [f"{task}: prompt '{name}' differs" for name in _other_prompts(a, b)]
-    return lines
-
-
-def _other_prompts(a: Sequence[Record], b: Sequence[Record]) -> list[str]:
-    """Templates used on both sides with other texts; all of them when no template is common.
-
-    A template that only one side used while others agree may belong to a rare branch (a second
-    request to the judge), so it is no difference by itself.
-    """
-    left, right = _prompts(a), _prompts(b)
-    common = left.keys() & right.keys()
-    if left and right and not common:
-        return sorted(left.keys() | right.keys())
-    return sorted(name for name in common if left[name] != right[name])
-
-
-def _prompts(records: Sequence[Record]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for record in records:
-        for name, digest in record.score.prompts.items():
-            found.setdefault(name, set()).add(digest)
-    return found
 
 
 def _check_metric(metric: str, pairs: Iterable[tuple[list[Record], list[Record]]]) -> None:
@@ -175,9 +152,9 @@ def _no_common_episode(a: Path, b: Path, metric: str) -> RunError:
 
 
 def _refused(mixed: Sequence[str]) -> RunError:
-    shown = "; ".join(mixed[:3]) + (f"; and {len(mixed) - 3} more" if len(mixed) > 3 else "")
     return RunError(
-        f"The two runs were not measured the same way ({shown}).",
-        "A difference would mix the models with the change of prompts or protocol.",
-        "Run one of them again with the other's version, or accept the mixture with --force-mixed.",
+        f"The two runs were not measured the same way ({'; '.join(mixed)}).",
+        "A difference would mix the models with the change of what they were measured with.",
+        "Run one of them again with the other's judge, partner, samples, rows and prompts, or "
+        "accept the mixture with --force-mixed.",
     )

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
@@ -338,6 +339,7 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
         shutil.rmtree(aside)
     command, settings = f"{_PREFIX}{recorded.command}", _new_settings(recorded)
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
+    keep_provenance(run, rescored(recorded.path, recorded.rows))
     writer = RecordWriter(run.episodes)
     try:
         writer.write(*found)

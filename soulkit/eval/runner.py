@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
+from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger import Ledger
@@ -90,6 +91,7 @@ def run_eval(
     say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
     with alone(run), open_ledger(run, config) as ledger:
         crew = crew_of(config, ledger, model)
+        keep_provenance(run, _provenance(config, crew, work))
         return run, asyncio.run(_evaluated(run, work, crew, config, bars, ledger))
 
 
@@ -110,6 +112,12 @@ def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> lis
 def _open(folder: Path, config: EvalConfig) -> Run:
     defaults, sealed = config.identity_defaults(), not config.foreign
     return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
+
+
+def _provenance(config: EvalConfig, crew: Crew, work: Sequence[Work]) -> dict[str, Any]:
+    sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
+    actor = actor_print(config.model_dump(), crew.actor)
+    return with_rows(provenance(config, crew, work, actor, sampling), work)
 
 
 def _names(work: Sequence[Work]) -> list[str]:

@@ -10,7 +10,8 @@ episodes stand under `value/kind=refined`, since feedback made them another quan
      "tasks":    {task: {metric: {"mean", "ci_low", "ci_high", "n_scored", "n", "method",
                                   "unscored": {reason: count}, and "worst", "best" if known,
                                   "beside": True if it belongs beside the headline}}},
-     "statuses": {task: {status: count}}}
+     "statuses": {task: {status: count}},
+     "prompts":  {task: {template: [hash, ...]}}}
 
 Where some calls have no price, `unpriced_calls` counts what `cost` leaves out.
 """
@@ -83,6 +84,7 @@ def summarise(
         "unscored_share": unscored_share(records) if records else None,
         "tasks": tasks,
         "statuses": {name: _statuses(rows) for name, rows in groups.items()},
+        "prompts": {name: _prompts(rows) for name, rows in groups.items()},
     }
 
 
@@ -182,3 +184,12 @@ def _given(value: float | None, records: Sequence[Record]) -> Cell:
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:
     return dict(sorted(Counter(r.score.status for r in drafts(records)).items()))
+
+
+def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Every template that was used, with its hashes: more than one if it changed under way."""
+    templates: dict[str, set[str]] = {}
+    for record in records:
+        for name, digest in record.score.prompts.items():
+            templates.setdefault(name, set()).add(digest)
+    return {name: sorted(hashes) for name, hashes in sorted(templates.items())}

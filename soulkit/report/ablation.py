@@ -2,7 +2,8 @@
 
 Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
 number is a mean over seeds with Student's 95% interval; differences are taken seed by seed, because
-equal seeds share their rows. Only finished runs count, and what failed or is missing is listed.
+equal seeds share their rows. Only finished runs count, and what failed or is missing is listed. A
+method that was not measured like the first stands beside it without a difference, and why is said.
 
 Budgets are shown and not assumed: rollouts sampled and tokens trained stand beside every result.
 """
@@ -19,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit import __version__
 from soulkit.errors import RunError
+from soulkit.eval.conditions import Conditions, read_conditions
+from soulkit.eval.likeness import grouped, remarks, unlike
 from soulkit.jsonl import write_aside, write_json
 from soulkit.metrics.statistics import auc, mean_interval
+from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration, number
 from soulkit.runs import read_config
@@ -76,6 +80,10 @@ class Row:
     """Part of the loss → tokens a step that were really trained on."""
     seconds: OverSeeds
     curves: Mapping[str, Band]
+    mixed: tuple[str, ...] = ()
+    """Why no difference may be put between this method and the first; empty: it may."""
+    remarks: tuple[str, ...] = ()
+    """What differs and is part of what is compared, and what was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,8 @@ class Comparison:
     missing: tuple[dict[str, Any], ...]
     """Runs without a result: arm, seed, status and reason."""
     facts: tuple[tuple[str, str], ...]
+    force_mixed: bool = False
+    """Whether differences were asked for where none may be put."""
 
     @property
     def first(self) -> str:
@@ -133,7 +143,8 @@ def compare(out: Path) -> Comparison:
             f"It is made of the runs that {STATE} lists.",
             "Name a folder that `soul train ablate` wrote.",
         )
-    noted = json.loads(state.read_text(encoding="utf-8"))["runs"]
+    plan = json.loads(state.read_text(encoding="utf-8"))
+    noted, forced = plan["runs"], bool(plan.get("force_mixed"))
     runs: dict[str, dict[int, RunData]] = {}
     for line in noted:
         if line["status"] == "finished":
@@ -142,14 +153,18 @@ def compare(out: Path) -> Comparison:
     arms = [arm for arm in dict.fromkeys(line["arm"] for line in noted) if arm in runs]
     sizes = {line["arm"]: line["group_size"] for line in noted}
     first = runs[arms[0]] if arms and arms[0] == noted[0]["arm"] else {}
-    rows = tuple(_row(arm, sizes[arm], runs[arm], first) for arm in arms)
+    rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
     missing = tuple(line for line in noted if line["status"] != "finished")
-    return Comparison(rows, missing, tuple(_facts(out, noted, runs)))
+    return Comparison(rows, missing, tuple(_facts(out, noted, runs)), forced)
 
 
 def _row(
-    arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData]
-) -> Row:
+    arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
+    forced: bool,
+) -> Row:  # fmt: skip
+    mixed, beside = ((), ()) if runs is first else _unlike(first, runs)
+    if mixed and not forced:
+        first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
     against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
     same = runs is first or not first
@@ -169,7 +184,29 @@ def _row(
         trained=_parts(lines),
         seconds=over_seeds([_finite((run.summary or {}).get("seconds")) for run in runs.values()]),
         curves={name: band([f(run) for run in runs.values()]) for name, (*_, f) in CURVES.items()},
+        mixed=mixed,
+        remarks=beside,
     )
+
+
+def _unlike(
+    first: Mapping[int, RunData], runs: Mapping[int, RunData]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(why no difference, what is said beside it) of a method against the first, over the seeds
+    that both have."""
+    mixed: list[tuple[str, str]] = []
+    beside: list[tuple[str, str]] = []
+    for seed in sorted(first.keys() & runs.keys()):
+        a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
+        for task in _tasks(a, b):
+            mixed += [(task, line) for line in unlike(a, b, task)]
+            beside += [(task, line) for line in remarks(a, b, task, ("the first", "it"))]
+    return grouped(dict.fromkeys(mixed)), grouped(dict.fromkeys(beside))
+
+
+def _tasks(*runs: Conditions) -> list[str]:
+    """The tasks of any of the runs."""
+    return list(dict.fromkeys(task for run in runs for task in run.settings.get("tasks", ())))
 
 
 def _final(run: RunData) -> float | None:
@@ -335,9 +372,19 @@ def notes(found: Comparison) -> list[str]:
     sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in found.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
         said.append("Budgets differ: the methods sample different numbers of rollouts a step.")
+    said += [line for row in found.rows for line in _unlike_text(found, row)]
     if any(len(row.final.seeds) < 2 for row in found.rows):
         said.append("A method with one seed has no interval: its rank may be chance.")
     return said
+
+
+def _unlike_text(whole: Comparison, row: Row) -> list[str]:
+    pair = f"{row.arm} against {whole.first}"
+    outcome = "the difference mixes both" if whole.force_mixed else "so without a difference"
+    return [
+        *(f"{pair}, {NOT_ALIKE}, {outcome}: {line}." for line in row.mixed),
+        *(f"{pair}: {line}." for line in row.remarks),
+    ]
 
 
 def stats(row: Row, dev: bool) -> list[tuple[str, str]]:

@@ -62,6 +62,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
         rows=_result_rows(runs),
         firsts=_first_columns(runs),
         compared=table.compared(runs),
+        unlike=table.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         trained=[_trained(run) for run in runs if run.steps or run.evals],
         statuses=_statuses(runs),

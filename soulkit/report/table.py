@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.report.alike import NOT_ALIKE, pairs
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
@@ -78,7 +79,8 @@ def duration(seconds: object) -> str:
 
 
 def merged(runs: Sequence[RunData]) -> dict[str, Any]:
-    """What `--json` prints: the recorded summaries by run, training runs with their last step."""
+    """What `--json` prints: the recorded summaries by run, training runs with their last step, and
+    which of them are no pair for a difference."""
     found = {}
     for run in runs:
         found[run.name] = {
@@ -87,7 +89,7 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
             "finished": run.summary is not None,
             **({"last_step": run.steps[-1]} if run.steps else {}),
         }
-    return {"runs": found}
+    return {"runs": found, "unlike": [pair.as_dict() for pair in pairs(compared(runs))]}
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
@@ -199,8 +201,15 @@ def markdown(runs: Sequence[RunData]) -> str:
             parts.append(_md_table(_HEAD, [_row(*item) for item in _cells(run)]))
         if run.steps:
             parts.append(_md_table(("training", "first step", "last step"), step_rows(run)))
+    unlike = [f"- {_md(line)}" for line in side_by_side(runs)]
+    parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
     parts += _md_published(runs)
     return "\n".join(parts)
+
+
+def side_by_side(runs: Sequence[RunData]) -> list[str]:
+    """What a reader of several runs side by side has to know; nothing for one."""
+    return [line for pair in pairs(compared(runs)) for line in pair.lines()]
 
 
 def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
@@ -243,6 +252,7 @@ def terminal(runs: Sequence[RunData]) -> list[RenderableType]:
     shown: list[RenderableType] = []
     if len(compared(runs)) > 1:
         shown.append(_overview(compared(runs)))
+        shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
         head = Text("\n" + one_line(run.name), style="bold")
         head.append("   " + _facts_line(run), style="not bold dim")
@@ -283,7 +293,8 @@ def comparison(found: Comparison) -> list[RenderableType]:
     for task in found.tasks:
         table.add_row(*map(_plain, _comparison_row(task)))
     shown.append(table)
-    notes = [f"not measured the same way: {line}" for line in found.mixed]
+    notes = [f"{NOT_ALIKE}: {line}" for line in found.mixed]
+    notes += [f"beside the difference: {line}" for line in found.remarks]
     notes += [f"only in A: {', '.join(found.only_a)}"] if found.only_a else []
     notes += [f"only in B: {', '.join(found.only_b)}"] if found.only_b else []
     notes += [

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
+from soulkit.eval.conditions import Conditions, conditions_of
+from soulkit.eval.likeness import grouped, unlike
 from soulkit.runs import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -128,12 +130,13 @@ def _setting(part: str, spelling: str) -> tuple[str, Any]:
 def plan(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
-    trust: bool = False,
+    trust: bool = False, force_mixed: bool = False,
 ) -> list[Planned]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
     `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
-    that are wrong, RunError when a run's folder was begun with others: both before anything runs.
+    that are wrong and, without `force_mixed`, for methods that would not be measured like the
+    first, RunError when a run's folder was begun with others: all before anything runs.
     """
     if seeds < 1 or match not in get_args(Match):
         raise ConfigError(
@@ -150,6 +153,8 @@ def plan(
     for run in planned:
         refuse_unplayable(run.config)
         refuse_other_settings(run)
+    if not force_mixed:
+        refuse_unlike(planned[: len(arms)])
     return planned
 
 
@@ -187,17 +192,41 @@ def refuse_other_settings(run: Planned) -> None:
         Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
 
 
+def refuse_unlike(runs: Sequence[Planned]) -> None:
+    """ConfigError naming in what methods of one seed would be measured unlike the first."""
+    first, *others = runs
+    reasons = []
+    for run in others:
+        a, b = _conditions(first), _conditions(run)
+        tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
+        lines = grouped((task, line) for task in tasks for line in unlike(a, b, task))
+        reasons += [f"{run.arm.spelling} against {first.arm.spelling}: {line}" for line in lines]
+    if reasons:
+        raise ConfigError(
+            f"The methods would not be measured the same way ({'; '.join(reasons)}).",
+            "A difference to the first would mix the methods with the change of what they are "
+            "measured with.",
+            "Give judge, partner, samples, rows and protocol for the whole command, or accept the "
+            "mixture with --force-mixed.",
+        )
+
+
+def _conditions(run: Planned) -> Conditions:
+    return conditions_of(plain_config(run.config.identity()), run.path)
+
+
 def run_all(
-    runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None]
-) -> list[Ended]:
+    runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None],
+    *, force_mixed: bool = False,
+) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
     found = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, found)
+    note(out, found, force_mixed)
     for index, before in enumerate(found):
         if before.status == "waiting":
             found[index] = run_one(before.planned, show)
-            note(out, found)
+            note(out, found, force_mixed)
         ended(found[index])
     return found
 
@@ -233,9 +262,10 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(out: Path, found: Sequence[Ended]) -> None:
+def note(out: Path, found: Sequence[Ended], force_mixed: bool = False) -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""
-    write_json(out / STATE, {"runs": [_noted(out, run) for run in found]})
+    runs = [_noted(out, run) for run in found]
+    write_json(out / STATE, {"runs": runs, "force_mixed": force_mixed})
 
 
 def _noted(out: Path, run: Ended) -> dict[str, Any]:

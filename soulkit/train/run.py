@@ -11,12 +11,14 @@ from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.keeping import alone
+from soulkit.eval.provenance import actor_print, keep_provenance, provenance
 from soulkit.eval.runner import unpriced
 from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
 from soulkit.models.journal import Journal
 from soulkit.models.ledger import Ledger
 from soulkit.models.local import context_limit
+from soulkit.models.roles import Crew
 from soulkit.models.tiny import build_tiny
 from soulkit.records import load_records
 from soulkit.runs import Run, is_run, read_jsonl
@@ -35,13 +37,14 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.loop import Loop, Show
 from soulkit.train.measure import feedback_totals, reward_metrics
+from soulkit.train.planning import work_of
 from soulkit.train.policy import Policy, load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sampling import Pool
 from soulkit.train.sft import SupervisedStep, check_lessons
 from soulkit.train.teacher import load_teacher, start_ema
 from soulkit.train.tracking import check_tracker, make_tracker
-from soulkit.types import Record
+from soulkit.types import Record, Sampling
 
 TINY = "tiny"
 TINY_CONTEXT = 4096
@@ -200,6 +203,7 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     crew = make_crew(config, sampler, run)
+    keep_provenance(run, _provenance(config, crew, material))
     cast, reader = make_cast(config, sampler, crew), make_reader(config, crew)
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     step = RolloutStep(
@@ -217,6 +221,19 @@ async def _reinforce(
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
     return rollout_summary(config, loop, records, material)
+
+
+def _provenance(config: TrainConfig, crew: Crew, material: Material) -> dict[str, Any]:
+    limits = {
+        name: int(config.max_tokens or task.spec.sampling.get("max_tokens", 512))
+        for name, task in material.tasks.items()
+    }
+    sampling = {
+        name: Sampling(temperature=config.temperature, max_tokens=limit)
+        for name, limit in limits.items()
+    }
+    actor = actor_print(config.model_dump())
+    return provenance(config, crew, work_of(material), actor, sampling)
 
 
 def rollout_summary(

@@ -1,0 +1,213 @@
+"""Under which conditions a run was measured, as far as its folder tells.
+
+What a run recorded goes before what can be inferred: provenance.json, then config.yaml, then its
+episodes. What an older run did not record is None or empty here, and counts as unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from soulkit.errors import UserError
+from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, read_provenance
+from soulkit.models.roles import RolesConfig
+from soulkit.records import load_records
+from soulkit.runs import CONFIG, read_config
+from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Record
+
+MATERIAL = "material.json"
+"""Where a training keeps hashes of its rows."""
+ACTOR = (*SAMPLING, "max_context", "seed", "repeats")
+"""Settings of the actor, which are part of what is compared."""
+PANEL = {"samples": "judge_samples", "combine": "judge_combine", "orders": "judge_order"}
+"""How several opinions become one, and the setting that says it."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the episodes of one task show."""
+
+    protocols: set[str] = field(default_factory=set)
+    prompts: dict[str, set[str]] = field(default_factory=dict)
+    """Template → its hashes."""
+    judges: dict[str, set[str]] = field(default_factory=dict)
+    """Question → the names of those who answered it."""
+    ids: set[str] = field(default_factory=set)
+    """The examples that were played."""
+    company: bool = False
+    """Whether anybody but the actor speaks."""
+
+    def add(self, record: Record) -> None:
+        """Take up one episode."""
+        score = record.score
+        self.ids.add(record.example_id)
+        self.protocols |= {score.protocol} if score.scored else set()
+        for name, digest in score.prompts.items():
+            self.prompts.setdefault(name, set()).add(digest)
+        for verdict in score.verdicts:
+            self.judges.setdefault(verdict.purpose, set()).add(verdict.judge)
+        seats = {trace.seat for trace in record.episode.traces}
+        self.company |= any(line.seat not in seats for line in record.episode.transcript)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What is known of a run."""
+
+    settings: Print
+    """`config.yaml`."""
+    record: Print
+    """`provenance.json`."""
+    players: Mapping[str, Sequence[Print]] | None
+    """Role → players; None: nobody knows."""
+    material: Print
+    """`material.json` of a training."""
+    finished: bool
+    tasks: Mapping[str, Evidence]
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run is known to be a training."""
+        return bool(self.material) or "method" in self.settings
+
+    def evidence(self, task: str) -> Evidence:
+        """What the episodes of a task show; nothing where there are none."""
+        return self.tasks.get(task, Evidence())
+
+    def of_task(self, task: str) -> Print:
+        """What `provenance.json` says of a task."""
+        entry: Print = self.record.get("tasks", {}).get(task, {})
+        return entry
+
+    def roles(self, task: str) -> set[str] | None:
+        """Who is asked beside the actor; None where it is not known."""
+        entry = self.of_task(task)
+        if "roles" in entry:
+            return set(entry["roles"])
+        return set() if _by_rules(task) else None
+
+    def rows(self, task: str) -> dict[str, str] | None:
+        """Example → hash of its row ("" unknown), played or not; None: the run was cut short and
+        did not record them."""
+        entry = self.of_task(task)
+        if "rows" in entry:
+            return dict(entry["rows"])
+        played = self.evidence(task).ids
+        return dict.fromkeys(played, "") if played and self.finished else None
+
+    def actor(self, task: str) -> Print:
+        """How the actor was sampled: as it came to be, else as it was asked for."""
+        settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
+        return settings | self.of_task(task).get("sampling", {})
+
+    def panel(self) -> Print:
+        """How several opinions become one; a setting that is not named has its default."""
+        usual = RolesConfig().panel
+        panel = {n: self.settings.get(setting, getattr(usual, n)) for n, setting in PANEL.items()}
+        return panel | self.record.get("panel", {})
+
+
+def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Conditions:
+    """The conditions of the run in `folder`, from its episodes where they are at hand.
+
+    Without `records` the summary tells of protocol and prompts; where an older version wrote it,
+    the episodes are read. RunError or DataError when a file is damaged.
+    """
+    summary = _read_object(folder / "summary.json")
+    episodes = folder / "episodes.jsonl"
+    if records is None and "prompts" not in summary and episodes.is_file():
+        records = load_records(episodes)
+    return conditions_of(
+        read_config(folder) if (folder / CONFIG).is_file() else {},
+        folder,
+        record=read_provenance(folder),
+        tasks=_summarised(summary) if records is None else _shown(records),
+        finished=bool(summary),
+        material=_read_object(folder / MATERIAL),
+    )
+
+
+def conditions_of(
+    settings: Mapping[str, Any], folder: Path, *, record: Print | None = None,
+    tasks: Mapping[str, Evidence] | None = None, finished: bool = False,
+    material: Print | None = None,
+) -> Conditions:  # fmt: skip
+    """The conditions that settings alone announce, with whatever else is known of the run."""
+    record = record or {}
+    return Conditions(
+        settings=dict(settings), record=record, material=material or {}, finished=finished,
+        players=_owned(record.get("players", _asked_for(settings)), folder), tasks=tasks or {},
+    )  # fmt: skip
+
+
+def _read_object(path: Path) -> Print:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError):  # a run that was cut short or damaged tells nothing by this file
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _shown(records: Iterable[Record]) -> dict[str, Evidence]:
+    tasks: dict[str, Evidence] = {}
+    for record in records:
+        tasks.setdefault(record.task, Evidence()).add(record)
+    return tasks
+
+
+def _summarised(summary: Print) -> dict[str, Evidence]:
+    """What a summary keeps of the episodes; which rows they were stands in provenance.json."""
+    protocols = {str(summary["protocol"])} if summary.get("protocol") else set()
+    return {
+        task: Evidence(set(protocols), {name: set(hashes) for name, hashes in prompts.items()})
+        for task, prompts in summary.get("prompts", {}).items()
+    }
+
+
+def _asked_for(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
+    """The players that a config.yaml names; None where it is missing or cannot be read."""
+    if not settings:
+        return None
+    roles = {n: v for n, v in settings.items() if n in RolesConfig.model_fields}
+    try:
+        # The file of names may be gone; whoever was named stands in the settings whole.
+        config = RolesConfig.model_validate({**roles, "endpoints": None})
+        return players_of(config, actor_print(settings))
+    except (ValidationError, UserError):
+        return None
+
+
+def _owned(
+    players: Mapping[str, Sequence[Print]] | None, folder: Path
+) -> dict[str, list[Print]] | None:
+    """The model that a run trains is in no other run."""
+    if players is None:
+        return None
+    mark = {"run": str(folder.resolve())}
+    return {
+        role: [{**one, **(mark if one.get("trained") else {})} for one in several]
+        for role, several in players.items()
+    }
+
+
+@cache
+def _by_rules(task: str) -> bool:
+    """Whether a built-in task asks nobody but the actor: one prompt, one reply, fixed rules.
+
+    The module of a user's task is not loaded: a run folder may come from anywhere.
+    """
+    try:
+        kind = type(load_registry().task(task))
+    except UserError:
+        return False
+    rules = issubclass(kind, ChoiceTask)
+    return rules and kind.play is ChoiceTask.play and kind.score is ChoiceTask.score

@@ -1,0 +1,283 @@
+"""In what the conditions of two runs differ, and whether a difference may be put between them.
+
+With another protocol, prompt, judge, partner, environment, number of opinions or other rows the
+numbers measure something else: a difference would say nothing of the models. The actor's sampling,
+limits and word budgets are part of what is compared: they are named beside it, and so is the code
+of a user's task, which changes whenever a scorer is mended.
+
+What a run did not record is never taken for equal where a score depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from soulkit.eval.conditions import ACTOR, Conditions
+from soulkit.eval.provenance import Print, same_players
+
+ROLES = ("judge", "partner", "environment")
+OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
+TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
+"""Settings that decide which rows a training plays; the last two where there is a dev split."""
+
+
+def unlike(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Why no difference may be put between two runs on a task, A's first; empty: it may."""
+    rows = _trained_rows if a.trained or b.trained else _rows
+    parts = (_protocols, _prompts, _players, _opinions, _scorer, rows)
+    return [line for part in parts for line in part(a, b, task)]
+
+
+def _protocols(a: Conditions, b: Conditions, task: str) -> list[str]:
+    sides = []
+    for one in (a, b):
+        setting = {one.settings["protocol"]} if "protocol" in one.settings else set()
+        sides.append(one.evidence(task).protocols or setting)
+    if not all(sides) or sides[0] == sides[1]:
+        return []
+    return [f"protocol {_listed(sides[0])} against {_listed(sides[1])}"]
+
+
+def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Templates used on both sides with other texts; all of them when no template is common.
+
+    A template that only one side used while others agree may belong to a rare branch (a second
+    request to the judge), so it is no difference by itself.
+    """
+    left, right = a.evidence(task).prompts, b.evidence(task).prompts
+    common = left.keys() & right.keys()
+    names = [name for name in common if left[name] != right[name]]
+    if left and right and not common:
+        names = [*left, *right]
+    return [f"prompt '{name}' differs" for name in sorted(names)]
+
+
+# -- players ---------------------------------------------------------------------------------------
+
+
+def _roles(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """The roles that a score of the task may depend on: all of them where it is not known."""
+    recorded = [roles for one in (a, b) if (roles := one.roles(task)) is not None]
+    return [role for role in ROLES if not recorded or any(role in roles for roles in recorded)]
+
+
+def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
+    lines = [line for role in _roles(a, b, task) if (line := _role(a, b, task, role))]
+    return lines or _answerers(a, b, task)
+
+
+def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
+    """How the players of a role differ; empty where they do not."""
+    sides = [None if one.players is None else one.players.get(role, ()) for one in (a, b)]
+    left, right = sides
+    if left is not None and right is not None:
+        return "" if same_players(left, right) else f"{role} {_against(left, right)}"
+    if left or right:
+        words = ["one that is not recorded" if side is None else _who(side) for side in sides]
+        return f"{role} {words[0]} against {words[1]}"
+    return f"{role} not recorded" if left is right and _present(a, b, task, role) else ""
+
+
+def _present(a: Conditions, b: Conditions, task: str, role: str) -> bool:
+    """Whether the episodes show that somebody had a role of whom neither run says who it was."""
+    sides = a.evidence(task), b.evidence(task)
+    if role == "judge":
+        return any(side.judges for side in sides)
+    return role == "partner" and any(side.company for side in sides)
+
+
+def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Who judged, by the episodes' own word: a service that a task asks for itself has no role."""
+    left, right = a.evidence(task).judges, b.evidence(task).judges
+    return [
+        f"judge of '{question}' {_listed(left[question])} against {_listed(right[question])}"
+        for question in sorted(left.keys() & right.keys())
+        if left[question] != right[question]
+    ]
+
+
+def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Other numbers of opinions, or other ways to make one of them."""
+    judges = [one.players.get("judge", ()) if one.players else () for one in (a, b)]
+    if "judge" not in _roles(a, b, task) or not all(judges):
+        return []
+    panels = a.panel(), b.panel()
+    single = all(p["samples"] * len(j) == 1 for p, j in zip(panels, judges, strict=True))
+    return [
+        f"{word} {panels[0][name]} against {panels[1][name]}"
+        for name, word in OPINIONS.items()
+        if panels[0][name] != panels[1][name] and not (single and name == "combine")
+    ]
+
+
+# -- scorer ----------------------------------------------------------------------------------------
+
+
+def _scorer(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Options that say who scores, and the scale."""
+    return [f"{name} of the task differs" for name in _options(a, b, task) if _scores(name)]
+
+
+def _scores(option: str) -> bool:
+    return option == "metric" or option.startswith("detector")
+
+
+def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
+    left, right = (one.of_task(task).get("options") for one in (a, b))
+    if left is None or right is None:
+        return []
+    return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Other rows, or the same ones with other content."""
+    sides = [one.rows(task) for one in (a, b)]
+    left, right = (
+        dict.fromkeys(one.evidence(task).ids, "") if side is None else side
+        for one, side in zip((a, b), sides, strict=True)
+    )
+    whole = next((side for side in sides if side is not None), None)
+    if whole is None or (None in sides and {*left, *right} == whole.keys()):
+        return []  # of a run that was cut short only a part is there: it may have been the same
+    shared = left.keys() & right.keys()
+    changed = [i for i in shared if left[i] and right[i] and left[i] != right[i]]
+    if left.keys() == right.keys() and not changed:
+        return []
+    counts = f"rows {len(left)} against {len(right)}, {len(shared)} in both"
+    return [f"{counts}, {len(changed)} of these with other content" if changed else counts]
+
+
+def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Training rows by their hashes, else by the settings that decide them."""
+    if not (a.trained and b.trained):
+        evaluation = b if a.trained else a
+        recorded = evaluation.rows(task) is not None or evaluation.settings
+        return ["rows of an evaluation against training rows"] if recorded else []
+    if a.material and b.material:
+        return [line for kind in ("training", "dev") for line in _hashed(a, b, task, kind)]
+    left, right = _deciding(a.settings, task), _deciding(b.settings, task)
+    return [
+        f"{name} {_value(left[name], 'none')} against {_value(right[name], 'none')}"
+        for name in left
+        if name in right and left[name] != right[name]
+    ]
+
+
+def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
+    left, right = (one.material.get(kind, {}).get(task, {}) for one in (a, b))
+    if left == right:
+        return []
+    if (left.get("rows"), left.get("ids")) == (right.get("rows"), right.get("ids")):
+        return [f"{kind} rows in other prompts"]
+    counts = [side.get("rows", 0) for side in (left, right)]
+    others = ", others or in another order" if counts[0] == counts[1] else ""
+    return [f"{kind} rows {counts[0]} against {counts[1]}{others}"]
+
+
+def _deciding(settings: Print, task: str) -> Print:
+    """The settings that decide the training rows of a task, as far as they are named."""
+    split = bool(settings.get("eval_every"))
+    names = TRAINING_ROWS if split else TRAINING_ROWS[:2]
+    rows: Print = {name: settings[name] for name in names if name in settings}
+    if "eval_every" in settings:
+        rows["dev split"] = "there" if split else "none"
+    for name, word in (("data", "rows of"), ("tasks", "mixing ratio")):
+        if isinstance(settings.get(name), Mapping):
+            rows[word] = settings[name].get(task)
+    return rows
+
+
+# -- what is named ---------------------------------------------------------------------------------
+
+
+def remarks(
+    a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")
+) -> list[str]:
+    """What a reader has to know beside a difference: part of what is compared, or not recorded."""
+    return [*_sampling(a, b, task), *_budgets(a, b, task), *_unrecorded(a, b, task, names)]
+
+
+def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
+    left, right = a.actor(task), b.actor(task)
+    return [
+        f"{name} {_value(left[name])} against {_value(right[name])}"
+        for name in ACTOR
+        if name in left and name in right and left[name] != right[name]
+    ]
+
+
+def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Word budgets, what a task is told of turns and entries, and the code of a user's task."""
+    left, right = (one.of_task(task).get("budgets", {}) for one in (a, b))
+    words = [
+        f"word budget of '{name}' {left.get(name, 'none')} against {right.get(name, 'none')}"
+        for name in sorted({*left, *right})
+        if a.of_task(task) and b.of_task(task) and left.get(name) != right.get(name)
+    ]
+    options = [name for name in _options(a, b, task) if not _scores(name)]
+    return [*words, *(f"{name} of the task differs" for name in options)]
+
+
+def _unrecorded(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
+    lines = []
+    for name, one in zip(names, (a, b), strict=True):
+        rows, played = one.rows(task), one.evidence(task).ids
+        if one.players is None:
+            lines.append(f"{name} does not record who played beside the actor")
+        if rows is None and not one.trained:
+            state = "does" if one.finished else "is unfinished and does"
+            lines.append(f"{name} {state} not record its rows")
+        elif rows is not None and played and len(played) < len(rows):
+            lines.append(f"{name} is unfinished: {len(played)} of {len(rows)} rows were played")
+    scripts = {
+        f"{role} {player['model']}"
+        for role in _roles(a, b, task)
+        for one in (a, b)
+        for player in (one.players or {}).get(role, ())
+        if player["kind"] == "scripted" and "sha256" not in player
+    }
+    return [*lines, *(f"content of the scripted {name} not recorded" for name in sorted(scripts))]
+
+
+def grouped(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """(task, line) pairs as `task, task: line`, each line once."""
+    tasks: dict[str, list[str]] = {}
+    for task, line in lines:
+        tasks.setdefault(line, []).append(task)
+    return tuple(f"{', '.join(names)}: {line}" for line, names in tasks.items())
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _against(a: Sequence[Print], b: Sequence[Print]) -> str:
+    """Both sides in words, with as much detail as tells them apart."""
+    if _who(a) != _who(b):
+        return f"{_who(a)} against {_who(b)}"
+    players = [*a, *b]
+    every = dict.fromkeys(name for one in players for name in one)
+    details = [name for name in every if len({str(one.get(name)) for one in players}) > 1]
+    return f"{_who(a, details)} against {_who(b, details)}"
+
+
+def _who(players: Sequence[Print], details: Sequence[str] = ()) -> str:
+    return _listed(_shown(one, details) for one in players) or "nobody"
+
+
+def _shown(player: Print, details: Sequence[str]) -> str:
+    where = f"@{player['address']}" if "address" in player else ""
+    name = f"{player['kind']}:{player['model']}{where}"
+    more = [f"{detail} {_value(player[detail])}" for detail in details if detail in player]
+    return f"{name} ({', '.join(more)})" if more else name
+
+
+def _listed(words: Iterable[str]) -> str:
+    return " and ".join(sorted(words))
+
+
+def _value(value: Any, absent: str = "its default") -> str:
+    return absent if value is None else str(value)

@@ -1,0 +1,246 @@
+"""With what a run was measured, kept in its folder: what two runs must share to be compared.
+
+    provenance.json   {"players": {role: [player]},   everybody beside the actor
+                       "panel":   {"samples", "combine", "orders"},
+                       "tasks":   {task: {"roles": [...], "rows": {id: hash}, "sampling": {...},
+                                          "budgets": {column: words}, "options": {name: hash}}}}
+
+config.yaml says what was asked for, this file what it came to: the address behind a name, the
+content of a script, the rows behind a path. It is written when a run starts, so that a run that was
+cut short can be told from one of fewer rows. A training keeps its rows in `material.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.rows import HUMAN, content_hash
+from soulkit.errors import DataError, RunError
+from soulkit.models.address import OPENAI_URL
+from soulkit.models.roles import Crew, RolesConfig, RoleSettings
+from soulkit.play.plan import Work
+from soulkit.runs import Run, write_json
+from soulkit.tasks.base import Task
+from soulkit.types import Example, Sampling
+
+PROVENANCE = "provenance.json"
+SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
+"""What of a Sampling is compared: the seed only keys the random streams."""
+
+Print = dict[str, Any]
+
+
+def provenance(
+    config: RolesConfig, crew: Crew, work: Iterable[Work], actor: Print,
+    sampling: Mapping[str, Sampling],
+) -> Print:  # fmt: skip
+    """The contents of `provenance.json`, without rows.
+
+    `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
+    """
+    return {
+        "players": players_of(config, actor, crew),
+        "panel": asdict(config.panel),
+        "tasks": {
+            part.task.name: {
+                "roles": sorted(part.roles - {"actor"}),
+                "sampling": sampling_print(sampling[part.task.name]),
+                "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
+                            if c.max_words},
+                "options": options_of(part.task),
+            }
+            for part in work
+        },
+    }  # fmt: skip
+
+
+def with_rows(record: Print, work: Iterable[Work]) -> Print:
+    """`record` with the rows of every task: what is to be played, whether it was or not."""
+    rows = {part.task.name: {e.id: row_hash(e) for e in part.examples} for part in work}
+    tasks = {name: {**entry, "rows": rows[name]} for name, entry in record["tasks"].items()}
+    return {**record, "tasks": tasks}
+
+
+def sampling_print(sampling: Sampling) -> Print:
+    """The part of a Sampling that is compared."""
+    return {name: getattr(sampling, name) for name in SAMPLING}
+
+
+# -- players ---------------------------------------------------------------------------------------
+
+
+def players_of(
+    config: RolesConfig, actor: Print, crew: Crew | None = None
+) -> dict[str, list[Print]]:
+    """Role → its players. Without a `crew` only what the settings say can be told of them."""
+    table: dict[str, list[Print]] = {"judge": [], "partner": [], "environment": []}
+    for role, settings in config.players():
+        if role in table:
+            table[role].append(player_print(role, settings, config.judge_samples, actor, crew))
+    return table
+
+
+def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
+    """What a player is that is the actor, from the settings of a run and the live actor."""
+    who = {"model": settings.get("model"), "adapter": settings.get("adapter")}
+    if "method" in settings:
+        return {**who, "trained": True}
+    if settings.get("kind") == "local":
+        version = getattr(model, "policy_version", "")
+        return {**who, **({"weights": version} if version else {})}
+    url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
+    return {**who, "address": str(url).rstrip("/")}
+
+
+def player_print(
+    role: str, settings: RoleSettings, samples: int, actor: Print, crew: Crew | None
+) -> Print:
+    """One player: who it is, and how it is sampled in its role."""
+    who: Print = {"kind": settings.kind, "model": settings.model}
+    if settings.kind == "scripted":  # sampling changes nothing in what it says
+        if crew is None:
+            return who
+        crew.model(role, settings)  # says in words what is wrong with the file
+        return {**who, "sha256": _file_hash(Path(settings.model))}
+    if settings.kind == "actor":
+        who |= actor
+    elif settings.kind == "endpoint":
+        model = crew.model(role, settings) if crew else None
+        url = getattr(model, "base_url", None) or settings.base_url or OPENAI_URL
+        who["address"] = str(url).rstrip("/")
+    elif crew and Path(settings.model).exists():
+        who["path"] = str(Path(settings.model).resolve())
+    return {**who, **sampling_print(settings.sampling(role, None, samples))}
+
+
+def same_player(a: Print, b: Print) -> bool:
+    """Whether two players are one, as far as both records say. A script is what it holds and a
+    checkpoint where it lies, however its path was written."""
+    proven = any(name in a and name in b for name in ("sha256", "path"))
+    shared = (a.keys() & b.keys()) - ({"model"} if proven else set())
+    return all(a[name] == b[name] for name in shared)
+
+
+def same_players(a: Sequence[Print], b: Sequence[Print]) -> bool:
+    """Whether both are the same players, in whatever order they were named."""
+    left = list(b)
+    for player in a:
+        twin = next((other for other in left if same_player(player, other)), None)
+        if twin is None:
+            return False
+        left.remove(twin)
+    return not left
+
+
+# -- rows and tasks --------------------------------------------------------------------------------
+
+
+def row_hash(example: Example) -> str:
+    """What a row says to anybody who has a part in its score, beyond what names it.
+
+    Bookkeeping that nobody sees, what only a coach reads and people's labels are left out.
+    """
+    content = {
+        name: value
+        for name, value in example.fields.items()
+        if not name.startswith(HUMAN) and set(example.audience.get(name, ())) - {"coach"}
+    }
+    try:
+        return content_hash(example.task, {"fields": content, "seats": dict(example.seats)})
+    except DataError:  # a task may bind objects of its own, which have no canonical form
+        return _hash([content, dict(example.seats)])
+
+
+def options_of(task: Task) -> dict[str, str]:
+    """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
+
+    Hashes, since a tasks file may hold what should not be spread.
+    """
+    metric = task.spec.metric
+    parts = {**task.spec.options, "metric": [metric.name, metric.low, metric.high]}
+    hashes = {name: _hash(value) for name, value in parts.items()}
+    kind = type(task)
+    file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)
+    return {**hashes, **({"code": _file_hash(Path(file))} if file else {})}
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+# -- in the run folder -----------------------------------------------------------------------------
+
+
+def read_provenance(folder: Path) -> Print:
+    """What the run in `folder` recorded; empty for one that is older than this record.
+
+    RunError when the file is damaged.
+    """
+    path = folder / PROVENANCE
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["players"], dict) or not isinstance(record["tasks"], dict):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"'{path}' does not say with whom and on which rows the run was measured.",
+            "The file was changed by hand or by another program.",
+            "Bring it back; without the file, the run counts as one that did not record this.",
+        ) from error
+    return dict(record)
+
+
+def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
+    """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
+    one. `rows` are the examples by their ids."""
+    record = read_provenance(folder)
+    now = {task.name: options_of(task) for task, _ in rows.values()}
+    for name, entry in record.get("tasks", {}).items():
+        hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
+                  entry.get("rows", {}).items()}  # fmt: skip
+        entry |= {"rows": hashes} if hashes else {}
+        entry["options"] = now.get(name, entry.get("options", {}))
+    return record
+
+
+def keep_provenance(run: Run, now: Print) -> None:
+    """Write `now`; RunError when the run was begun with other scripts, addresses or rows."""
+    before = read_provenance(run.path)
+    for what in _changes(before, now) if before else ():
+        raise RunError(
+            f"{run.path} was started with {what}.",
+            "What is already in the folder was made with the old one, and a mean would mix them.",
+            "Bring the old one back to resume, or give another folder with --out.",
+        )
+    if now:
+        write_json(run.path / PROVENANCE, now)
+
+
+def _changes(before: Print, now: Print) -> list[str]:
+    """What cannot be seen in the settings and is not as it was."""
+    changes = []
+    for role, players in now["players"].items():
+        for old, new in zip(before["players"].get(role, ()), players, strict=False):
+            changes += [
+                f"another {word} of the {role} '{old['model']}'"
+                for name, word in (("sha256", "content"), ("address", "address"))
+                if name in old and name in new and old[name] != new[name]
+            ]
+    for task, entry in now["tasks"].items():
+        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
+        changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
+        changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+    return changes

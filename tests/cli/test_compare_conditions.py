@@ -1,0 +1,349 @@
+"""A difference is put between runs that were measured the same way, and between no others.
+
+Real evaluations over HTTP that differ in exactly one thing, through `soul compare` and
+`soul report`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from soulkit.data.files import write_rows
+from soulkit.data.synth import synth
+from soulkit.tasks.registry import builtin_file
+from tests import judged_support
+from tests.eval_support import api, oracle, soul, summary, three_lines
+from tests.servers.openai_server import ScriptedServer
+from tests.servers.verdicts import answer
+
+PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "prompts"
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(answer=answer) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conditions")
+    rows = synth("sotopia", ROWS + 2, 1)
+    write_rows(folder / "rows.jsonl", rows[:ROWS])
+    write_rows(folder / "others.jsonl", rows[2:])
+    (folder / "partner.yaml").write_text("replies: ['Shall we begin?']\n")
+    (folder / "short.yaml").write_text("replies: ['No.']\n")
+    for name, words in (("bargain", ""), ("stern", "Be stern.\n")):
+        user_task(folder / name, words)
+    return folder
+
+
+def user_task(folder: Path, words: str) -> None:
+    """Sotopia under a name of its own, so that its judge may be asked in other words."""
+    entry = yaml.safe_load(builtin_file().read_text(encoding="utf-8"))["tasks"]["sotopia"]
+    folder.mkdir()
+    declared = {"tasks": {"bargain": {**entry, "published": ""}}}
+    (folder / "tasks.yaml").write_text(yaml.safe_dump(declared))
+    shutil.copytree(PROMPTS / "sotopia", folder / "prompts" / "bargain")
+    judge = folder / "prompts" / "bargain" / "judge.md"
+    judge.write_text(words + judge.read_text())
+
+
+def evaluated(server: ScriptedServer, home: Path, out: Path, **other: Any) -> Path:
+    """A finished evaluation; `other` replaces single options."""
+    at = f"@{server.base_url}"
+    options: dict[str, Any] = {
+        "model": "m", "base_url": server.base_url, "task": "sotopia", "backoff": 0, "out": out,
+        "data": home / "rows.jsonl", "partner": f"endpoint:p{at}", "judge": [f"endpoint:j{at}"],
+        "max_tokens": 60, **other,
+    }  # fmt: skip
+    words: list[Any] = []
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name.replace('_', '-')}", one]
+    assert soul("eval", "api", *words) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(server: ScriptedServer, home: Path) -> Path:
+    return evaluated(server, home, home / "plain")
+
+
+def refused(a: Path, b: Path, capfd: Any, *words: str) -> str:
+    """What `compare` says; with --force-mixed it names the same in the result."""
+    capfd.readouterr()
+    assert soul("compare", a, b) == 2
+    what, _, fix = three_lines(capfd.readouterr().err)
+    assert "not measured the same way" in what and "--force-mixed" in fix
+    assert all(word in what for word in words), what
+    assert soul("compare", a, b, "--force-mixed", "--json") == 0
+    mixed = json.loads(capfd.readouterr().out)["mixed"]
+    assert mixed and all(any(word in line for line in mixed) for word in words), mixed
+    assert all(line in what for line in mixed)
+    side_by_side(a, b, capfd, mixed)
+    return what
+
+
+def side_by_side(a: Path, b: Path, capfd: Any, mixed: list[str]) -> None:
+    """Every form of the report names what differs, and puts no difference."""
+    assert soul("report", a, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == mixed
+    for form in ("terminal", "md", "html"):
+        out = a.parent / f"report.{form}"
+        assert soul("report", a, b, "--format", form, "--out", out) == 0
+        shown = " ".join(out.read_text().replace("\\", "").split())
+        assert shown.count("not measured the same way") == len(mixed), form
+    capfd.readouterr()
+
+
+def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
+    """The result of a comparison that is allowed, whose text names its remarks."""
+    capfd.readouterr()
+    assert soul("compare", a, b, "--json") == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert found["mixed"] == []
+    assert soul("compare", a, b) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert all(line in shown for line in found["remarks"])
+    return found
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "judge": ({"judge": "endpoint:k@{url}"}, ("judge endpoint:j@", "endpoint:k@")),
+    "judges": (
+        {"judge": ["endpoint:j@{url}", "endpoint:k@{url}"]},
+        ("judge endpoint:j@", "against endpoint:j@", "and endpoint:k@"),
+    ),
+    "samples": ({"judge_samples": 2}, ("judge samples 1 against 2",)),
+    "order": ({"judge_order": "seeded"}, ("judge order both against seeded",)),
+    "partner": ({"partner": "endpoint:q@{url}"}, ("partner endpoint:p@", "endpoint:q@")),
+    "partner_kind": (
+        {"partner": "scripted:{home}/partner.yaml"}, ("partner endpoint:p@", "scripted:"),
+    ),
+    "actor_as_partner": ({"partner": "actor"}, ("partner endpoint:p@", "actor:m@")),
+    "rows": ({"data": "{home}/others.jsonl"}, ("rows 6 against 6, 4 in both",)),
+    "limit": ({"limit": 4}, ("rows 6 against 4, 4 in both",)),
+    "protocol": ({"protocol": "reference"}, ("protocol paper against reference",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_thing_that_differs_is_refused_by_name(
+    case: str, server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    changes, words = CASES[case]
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [placed(one) for one in value]
+        text = isinstance(value, str)
+        return value.format(url=server.base_url, home=home) if text else value
+
+    other = {name: placed(value) for name, value in changes.items()}
+    what = refused(plain, evaluated(server, home, tmp_path / "b", **other), capfd, *words)
+    # Several opinions of one judge are drawn at another temperature; a protocol changes more.
+    assert case == "protocol" or what.count("sotopia: ") == 1 + (case == "samples"), what
+
+
+def test_the_same_judge_at_another_address_is_another_judge(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    with ScriptedServer(answer=answer) as second:
+        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}")
+    refused(plain, b, capfd, "judge endpoint:j@", second.base_url)
+
+
+def test_a_judge_sampled_in_another_way_is_another_judge(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    book = tmp_path / "book.yaml"
+    warm = {"model": "j", "base_url": server.base_url, "temperature": 0.7}
+    book.write_text(yaml.safe_dump({"endpoints": {"warm": warm}}))
+    b = evaluated(server, home, tmp_path / "b", judge="warm", endpoints=book)
+    refused(plain, b, capfd, "(temperature 0.0) against", "(temperature 0.7)")
+
+
+def test_other_words_for_the_judge_are_refused(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    a, b = (
+        evaluated(
+            server, home, tmp_path / name, task="bargain", tasks=home / name / "tasks.yaml",
+            data=f"bargain={home / 'rows.jsonl'}",
+        )
+        for name in ("bargain", "stern")
+    )  # fmt: skip
+    refused(a, b, capfd, "bargain: prompt 'judge' differs")
+
+
+def test_a_script_is_what_it_says_and_not_its_path(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    script, twin = tmp_path / "p.yaml", tmp_path / "twin.yaml"
+    for path in (script, twin):
+        shutil.copy(home / "partner.yaml", path)
+    who = f"scripted:{script}"
+    a = evaluated(server, home, tmp_path / "a", partner=who)
+    b = evaluated(server, home, tmp_path / "b", partner=f"scripted:{twin}")
+    assert compared(a, b, capfd)["remarks"] == []
+    shutil.copy(home / "short.yaml", script)
+    c = evaluated(server, home, tmp_path / "c", partner=who)
+    refused(a, c, capfd, "partner scripted:", "sha256")
+    capfd.readouterr()
+    assert soul("eval", "api", "--config", a / "config.yaml", "--out", a) == 2
+    _, *error = capfd.readouterr().err.splitlines()
+    assert "another content of the partner" in three_lines("\n".join(error))[0]
+
+
+def test_judges_in_another_order_are_the_same_panel(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    names = [f"endpoint:{name}@{server.base_url}" for name in "jk"]
+    a = evaluated(server, home, tmp_path / "a", judge=names)
+    b = evaluated(server, home, tmp_path / "b", judge=names[::-1])
+    assert compared(a, b, capfd)["remarks"] == []
+    vote = evaluated(server, home, tmp_path / "c", judge=names, judge_combine="vote")
+    refused(a, vote, capfd, "judge combination mean against vote")
+
+
+def test_what_is_the_actors_own_is_named_beside_the_number(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    b = evaluated(server, home, tmp_path / "b", temperature=0.25, max_tokens=40)
+    found = compared(plain, b, capfd)
+    assert found["remarks"] == [
+        "sotopia: temperature 1.0 against 0.25", "sotopia: max_tokens 60 against 40"
+    ]  # fmt: skip
+    assert found["tasks"][0]["difference"] is not None
+    same = evaluated(server, home, tmp_path / "c", model="another", judge_combine="vote")
+    assert compared(plain, same, capfd)["remarks"] == []
+    assert soul("report", plain, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == [] and pair["remarks"] == found["remarks"]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_same_name_that_say_something_else(tmp_path: Path, capfd: Any) -> None:
+    rows = judged_support.write_rows(tmp_path / "rows.jsonl", 4, human=True)
+    with ScriptedServer(answer=judged_support.judge()) as judge:
+        a = judged_support.evaluated(tmp_path / "a", rows, judge.base_url)
+        rows.write_text(rows.read_text().replace("lively", "merry"))
+        b = judged_support.evaluated(tmp_path / "b", rows, judge.base_url)
+    refused(a, b, capfd, "rows 4 against 4, 4 in both, 2 of these with other content")
+    assert {r["example_id"] for r in lines(a)} == {r["example_id"] for r in lines(b)}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+
+
+def cut_short(run: Path, out: Path, episodes: int) -> Path:
+    """A copy as a killed process leaves it."""
+    shutil.copytree(run, out)
+    (out / "summary.json").unlink()
+    kept = (run / "episodes.jsonl").read_text().splitlines(keepends=True)[:episodes]
+    (out / "episodes.jsonl").write_text("".join(kept))
+    return out
+
+
+def test_an_unfinished_run_is_no_run_of_fewer_rows(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    half = cut_short(plain, tmp_path / "half", 4)
+    found = compared(plain, half, capfd)
+    assert found["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows were played"]
+    assert found["tasks"][0]["n_shared"] == 4
+    fewer = evaluated(server, home, tmp_path / "fewer", limit=4)
+    capfd.readouterr()
+    assert soul("compare", half, fewer) == 2
+    assert "rows 6 against 4, 4 in both" in three_lines(capfd.readouterr().err)[0]
+
+
+# -- older runs ------------------------------------------------------------------------------------
+
+
+def aged(run: Path, out: Path) -> Path:
+    """A copy as an earlier version left it."""
+    shutil.copytree(run, out)
+    (out / "provenance.json").unlink()
+    kept = {k: v for k, v in summary(run).items() if k != "prompts"}
+    (out / "summary.json").write_text(json.dumps(kept))
+    return out
+
+
+def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    at = f"@{server.base_url}"
+    old = aged(plain, tmp_path / "old")
+    for one, other in ((plain, old), (old, plain), (old, aged(plain, tmp_path / "older"))):
+        assert compared(one, other, capfd)["tasks"][0]["difference"] == 0
+    for name, changes in (("judge", {"judge": f"endpoint:k{at}"}), ("rows", {"limit": 4}),
+                          ("judge samples", {"judge_samples": 2}),
+                          ("partner", {"partner": f"endpoint:q{at}"})):  # fmt: skip
+        new = evaluated(server, home, tmp_path / f"new-{name}", **changes)
+        refused(old, new, capfd, name)
+        refused(old, aged(new, tmp_path / f"aged-{name}"), capfd, name)
+
+
+def test_an_unfinished_run_of_an_earlier_version(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    half = cut_short(plain, tmp_path / "half", 4)
+    (half / "provenance.json").unlink()
+    found = compared(plain, half, capfd)
+    assert "sotopia: B is unfinished and does not record its rows" in found["remarks"]
+    others = evaluated(server, home, tmp_path / "others", data=home / "others.jsonl")
+    capfd.readouterr()
+    assert soul("compare", others, half) == 2
+    assert "sotopia: rows 6 against 4" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_a_judge_that_nobody_recorded_is_not_taken_for_the_same(
+    plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    a, b = (aged(plain, tmp_path / name) for name in "ab")
+    (b / "config.yaml").unlink()
+    refused(a, b, capfd, "judge endpoint:j@", "against one that is not recorded", "partner")
+    (a / "config.yaml").unlink()
+    refused(a, b, capfd, "judge not recorded", "partner not recorded")
+
+
+# -- several tasks ---------------------------------------------------------------------------------
+
+
+def test_a_judge_changes_nothing_where_nobody_is_asked(tmp_path: Path, capfd: Any) -> None:
+    with ScriptedServer(answer=oracle("tomi", 6)) as server:
+        for name in "jk":
+            who = ("--judge", f"endpoint:{name}@{server.base_url}", "--judge-samples", ord(name))
+            assert api(server.base_url, tmp_path / name, *who) == 0
+    assert compared(tmp_path / "j", tmp_path / "k", capfd)["remarks"] == []
+    old = [aged(tmp_path / name, tmp_path / f"old-{name}") for name in "jk"]
+    assert compared(*old, capfd)["remarks"] == []
+
+
+def test_the_task_that_differs_is_the_one_that_is_named(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    rows = [f"sotopia={home / 'rows.jsonl'}", "tomi=synth:4"]
+    runs = [
+        evaluated(
+            server, home, tmp_path / name, task="sotopia,tomi", data=rows,
+            judge=f"endpoint:{name}@{server.base_url}",
+        )
+        for name in "jk"
+    ]  # fmt: skip
+    what = refused(*runs, capfd, "sotopia: judge endpoint:j@")
+    assert "tomi" not in what
