@@ -31,6 +31,7 @@ from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
+from soulkit.models.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger import Ledger, ReplayMiss
 from soulkit.play.plan import Work
@@ -201,7 +202,8 @@ def recorded_eval(path: Path) -> Recorded:
     """An evaluation; RunError when it is none, or of settings that this version does not know."""
     settings = read_config(path)
     try:
-        config = EvalConfig.model_validate(settings)
+        with as_recorded():
+            config = EvalConfig.model_validate(settings)
     except ValidationError as error:
         raise strange_settings(path, error) from error
     work = load_rows(config)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, strange_settings
 from soulkit.eval.summary import summarise
+from soulkit.models.address import as_recorded
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger import Ledger
 from soulkit.models.roles import Crew, cast_of
@@ -32,7 +33,8 @@ def recorded_training(path: Path) -> Recorded:
     """
     settings = read_config(path)
     try:
-        config = TrainConfig.model_validate(settings)
+        with as_recorded():
+            config = TrainConfig.model_validate(settings)
     except ValidationError as error:
         raise strange_settings(path, error) from error
 
