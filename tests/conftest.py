@@ -15,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 # --- fixtures shared by several folders go here ---------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address that whoever runs the tests asks by default."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
 # --- conformance vectors --------------------------------------------------------------------------
 
 
