@@ -58,6 +58,9 @@ PACKAGES = (
     *("datasets", "pyarrow", "numpy", "pydantic", "jinja2"),
 )
 
+INSTEAD = "?"
+"""Ends the name of a default that stands for null, too."""
+
 _SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "authorization"}
 _SECRET_VALUE = re.compile(
     r"^(?:Bearer\s+\S+|(?:sk|rk|pk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,})$"
@@ -306,14 +309,17 @@ def _same_run(
 def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any:
     """`config` with defaults for settings that the version which wrote it did not know.
 
-    The default `judge.kind` is that of every judge that is named, and of none that is not.
+    The default `judge.kind` is that of every judge that is named, and of none that is not. What
+    the default `base_url?` says is meant by a `base_url` that is null.
     """
     if isinstance(config, list):
         return [_completed(one, defaults, where) for one in config]
     if not isinstance(config, Mapping):
         return config
     here = {k.removeprefix(where): v for k, v in defaults.items() if k.startswith(where)}
-    filled = {**{k: v for k, v in here.items() if "." not in k}, **config}
+    nulls = {k.removesuffix(INSTEAD): v for k, v in here.items() if k.endswith(INSTEAD)}
+    plain = {k: v for k, v in here.items() if "." not in k and not k.endswith(INSTEAD)}
+    filled = {k: nulls.get(k) if v is None else v for k, v in {**plain, **config}.items()}
     return {k: _completed(v, defaults, f"{where}{k}.") for k, v in filled.items()}
 
 

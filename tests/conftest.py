@@ -24,6 +24,12 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address that whoever runs the tests asks by default."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
 # --- conformance vectors --------------------------------------------------------------------------
 
 

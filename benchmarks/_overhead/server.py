@@ -38,7 +38,11 @@ class Chat(asyncio.Protocol):
             whole = end + 4 + (int(found[1]) if found else 0)
             if len(self.buffer) < whole:
                 return
+            asked = self.buffer.startswith(b"GET ")
             body, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
+            if asked:  # of the list of models: no call, and in no count
+                self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                continue
             self.seen.arrived()
             asyncio.get_running_loop().call_later(self.latency_s, self.reply, body)
 

@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from soulkit import __version__
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError, did_you_mean
+from soulkit.keys import shown
 from soulkit.text import one_line
 
 COMMANDS = {
@@ -142,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _interrupted()
     except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
         if debug:
-            traceback.print_exception(error)
+            for part in traceback.format_exception(error):
+                print(shown(part), end="", file=sys.stderr)
         return _explain(error)
 
 
@@ -215,7 +217,7 @@ def _explain(error: Exception) -> int:
             "Check the endpoint, then run the same command again.",
         )
         return 1
-    detail = one_line(f"{type(error).__name__}: {error}", 300)
+    detail = one_line(shown(f"{type(error).__name__}: {error}"), 300)
     _say(f"internal error: {detail} (run again with --debug for the traceback)")
     return 1
 
@@ -247,9 +249,10 @@ def _system_error(error: OSError) -> UserError:
 
 
 def _three_lines(what: str, why: str, way_out: str) -> None:
-    _say(f"error: {one_line(what)}")
-    _say(f"why: {one_line(why)}")
-    _say(f"fix: {one_line(way_out)}")
+    # Masked here once more: an error of a library may quote what a server said.
+    _say(f"error: {one_line(shown(what))}")
+    _say(f"why: {one_line(shown(why))}")
+    _say(f"fix: {one_line(shown(way_out))}")
 
 
 def _say(line: str) -> None:

@@ -164,7 +164,7 @@ def local(
 def api(
     model: Annotated[Text, typer.Option("--model", help="Its name on the server.")] = None,
     base_url: Annotated[
-        Text, typer.Option("--base-url", help="Up to /v1; without it, OpenAI's own.")
+        Text, typer.Option("--base-url", help="Up to /v1; else OPENAI_BASE_URL, or OpenAI's own.")
     ] = None,
     api_key_env: Annotated[
         Text, typer.Option("--api-key-env", help="NAME of the variable with the key.")
@@ -264,6 +264,8 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.eval.runner import prepare
 
     show_plan(plan_of(config, prepare(config, _say)), as_json)
+    for server in config.servers():
+        _say(server)
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:

@@ -135,6 +135,8 @@ def _print_entry(stored: Stored) -> None:
     who = (f"{stored.key[:12]}  example {call.example_id}, rollout {call.rollout}, {call.kind}, "
            f"turn {call.turn}, sample {call.sample}, step {call.step}")  # fmt: skip
     dropped = f", without {', '.join(entry.dropped)}" if entry.dropped else ""
+    beside = stored.asked.beside if stored.asked is not None else {}
+    dropped += f", with {', '.join(f'{k} {v:g}' for k, v in beside.items())}" if beside else ""
     tokens = (
         f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, cost {_dollars(entry.cost)}"
     )

@@ -131,15 +131,21 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
     config = TrainConfig.load(given["config"], flags=flags, trust=given["trust"])
     if given["dry_run"]:
         show_plan(plan_of(config), given["json"])
+        for server in config.servers():
+            _say(server)
         return
     out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar))
+        summary = train(config, out, step_shower(bar), _say)
     say_unsealed()
     if given["json"]:
         print_json(summary)
     else:
         _print(config, out, summary)
+
+
+def _say(remark: str) -> None:
+    err.print(remark, markup=False, soft_wrap=True)
 
 
 def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
@@ -232,7 +238,9 @@ def _ablate(given: Mapping[str, Any]) -> None:
     if given["dry_run"]:
         show_plan(comparison_plan(runs), given["json"])
         return
-    err.print(f"{len(runs)} runs in {out}", markup=False, soft_wrap=True)
+    _say(f"{len(runs)} runs in {out}")
+    for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
+        _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar), force_mixed=given["force_mixed"])
     say_unsealed()

@@ -45,6 +45,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from soulkit.errors import ConfigError, DataError
+from soulkit.keys import holds_key, remember, shown, shown_address
 from soulkit.text import one_line, web_address
 
 ATTEMPTS = 5
@@ -120,6 +121,7 @@ class Hub:
         named = endpoint or os.environ.get("HF_ENDPOINT") or None
         self._api = HfApi(endpoint=named.rstrip("/") if named else None)
         self.endpoint: str = _checked(self._api.endpoint)
+        remember(get_token() or "")
 
     # -- what there is --
 
@@ -136,7 +138,10 @@ class Hub:
             commit = str(info.sha)
             if not _COMMIT.fullmatch(commit) or info.siblings is None:
                 raise ValueError("the answer names no commit or no files")
-            return commit, [_remote(repo, commit, found) for found in info.siblings]
+            files = [_remote(repo, commit, found) for found in info.siblings]
+            if any(holds_key(file.path) for file in files):  # the lock would keep it
+                raise ValueError("the name of a file holds the token that was sent")
+            return commit, files
 
         return self._patiently(ask, repo, revision, wanted)
 
@@ -255,7 +260,7 @@ class Hub:
     ) -> DataError:
         """What went wrong on the way to the file `wanted`, and the way out."""
         if isinstance(error, OfflineModeIsEnabled):
-            return DataError(
+            return _error(
                 f"'{wanted}' cannot be downloaded: the hub client is offline.",
                 "The environment variable HF_HUB_OFFLINE forbids requests, and the file is not "
                 "here yet.",
@@ -263,8 +268,8 @@ class Hub:
                 "copy the folder here.",
             )
         if not isinstance(error, HfHubHTTPError):
-            detail = one_line(str(error) or type(error).__name__, 200).rstrip(".")
-            return DataError(
+            detail = _quoted(str(error) or type(error).__name__)
+            return _error(
                 f"'{wanted}' cannot be downloaded: no connection to {self.endpoint}.",
                 f"The network says: {detail}. What has arrived is kept.",
                 f"Check the network (HF_ENDPOINT names a mirror), then run again: {self.command}",
@@ -275,7 +280,7 @@ class Hub:
 
     def _forbidden(self, error: HfHubHTTPError, repo: str, wanted: str) -> DataError:
         sent = "The token that was sent does not open it" if get_token() else "No token was sent"
-        return DataError(
+        return _error(
             f"'{wanted}' may not be read: the hub answers {_status(error)} for the data set "
             f"{repo}.",
             f"{sent}; the data set is private or gated, or there is none of that name.",
@@ -287,7 +292,7 @@ class Hub:
         self, error: HfHubHTTPError, repo: str, revision: str | None, wanted: str
     ) -> DataError:
         if isinstance(error, RevisionNotFoundError):
-            return DataError(
+            return _error(
                 f"The data set {repo} has no revision '{revision}', so '{wanted}' cannot be "
                 "downloaded.",
                 "A revision is a commit, a branch or a tag, named by --revision or by the lock "
@@ -296,21 +301,21 @@ class Hub:
                 f"{self.endpoint}/datasets/{repo}/commits/main",
             )
         if isinstance(error, RepositoryNotFoundError):
-            return DataError(
+            return _error(
                 f"'{wanted}' cannot be downloaded: {self.endpoint} has no data set {repo}.",
                 "It was moved or made private, or HF_ENDPOINT names a mirror that lacks it.",
                 f"Look at {self.endpoint}/datasets/{repo}, then run again: {self.command}",
             )
-        return DataError(
+        return _error(
             f"'{wanted}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
-            f"The server says: {one_line(str(error.server_message or 'nothing more'), 200)}.",
+            f"The server says: {_quoted(str(error.server_message or 'nothing more'))}.",
             f"Wait a little, then run again: {self.command}",
         )
 
     def _damaged(self, remote: Remote, found: Digests) -> DataError:
         kind = "sha256" if remote.sha256 else "git hash"
         own = found.sha256 if remote.sha256 else found.blob
-        return DataError(
+        return _error(
             f"'{remote.path}' arrived damaged and was thrown away.",
             f"Its {kind} is {own[:12]}… over {found.bytes} bytes, the hub's is "
             f"{remote.digest[:12]}… over {remote.bytes}.",
@@ -319,18 +324,30 @@ class Hub:
         )
 
     def _no_hub(self, error: Exception, wanted: str) -> DataError:
-        return DataError(
+        return _error(
             f"'{wanted}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
-            f"The client says: {one_line(f'{type(error).__name__}: {error}', 200).rstrip('.')}.",
+            f"The client says: {_quoted(f'{type(error).__name__}: {error}')}.",
             f"Correct or unset HF_ENDPOINT, then run again: {self.command}",
         )
+
+
+def _error(what: str, why: str, way_out: str) -> DataError:
+    """An error in which neither a token stands nor the password of a mirror's address."""
+    remember(get_token() or "")  # it may have been changed since the hub was opened
+    return DataError(shown(what), shown(why), shown(way_out))
+
+
+def _quoted(text: str) -> str:
+    """What a server or library says, on one line; masked first, so that no half token is left."""
+    remember(get_token() or "")
+    return one_line(shown(text), 200).rstrip(".")
 
 
 def _checked(endpoint: str) -> str:
     """The address; ConfigError when no request could be sent to it."""
     if web_address(endpoint) is None:
         raise ConfigError(
-            f"'{endpoint}' is no address of a hub.",
+            f"'{shown_address(endpoint)}' is no address of a hub.",
             "HF_ENDPOINT names a mirror by scheme, host and port.",
             "Write it as https://host or http://host:port, or unset HF_ENDPOINT.",
         )

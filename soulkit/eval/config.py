@@ -10,9 +10,9 @@ folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,9 @@ from soulkit.data.folder import given_files, looked_for
 from soulkit.data.rows import Loaded, load_examples, to_examples
 from soulkit.data.synth import MADE, made_rows, makeable
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.models.address import checked_url
+from soulkit.models.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger import Mode
-from soulkit.models.roles import RolesConfig, RoleSettings
+from soulkit.models.roles import UNSAID, RolesConfig, RoleSettings
 from soulkit.play.plan import Work
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, TaskSpec, load_registry
@@ -41,6 +41,7 @@ class EvalConfig(RolesConfig):
     """A folder or hub id (local), or the model's name as the server knows it (api)."""
     adapter: str | None = None
     base_url: str | None = None
+    """Of an api model: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
 
     # -- rows --
@@ -83,6 +84,12 @@ class EvalConfig(RolesConfig):
     max_unscored: float = Field(default=0.05, ge=0, le=1)
     """The command fails when a larger share of the episodes stays unscored."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _addressed(cls, given: Any) -> Any:
+        served = isinstance(given, Mapping) and given.get("kind") == "api"
+        return addressed(given) if served else given
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
@@ -109,6 +116,14 @@ class EvalConfig(RolesConfig):
             price_in=self.price_in,
             price_out=self.price_out,
         )
+
+    def served(self) -> list[tuple[str, RoleSettings]]:
+        actor = [("actor", self.endpoint())] if self.kind == "api" else []
+        return [*actor, *super().served()]
+
+    @classmethod
+    def identity_defaults(cls) -> dict[str, Any]:
+        return super().identity_defaults() | {UNSAID: OPENAI_URL}
 
     @property
     def command(self) -> str:

@@ -260,7 +260,9 @@ def check_judge(
         defaults=check.config.identity_defaults(), sealed=not check.foreign,
     )  # fmt: skip
     if say:
-        say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
+        for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
+                     *check.config.servers()):  # fmt: skip
+            say(line)
     with alone(run), Ledger(run.ledger_path, mends=True) as ledger:
         report = asyncio.run(_checked(check, run, ledger, bars, say or _silence))
     run.write_summary(report)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
-from soulkit.models.endpoint import OPENAI_URL
+from soulkit.models.address import checked_url
 from soulkit.models.footprint import Footprint, device_speed, footprint
 from soulkit.models.prices import load_prices
 from soulkit.models.roles import RolesConfig, RoleSettings
@@ -60,7 +60,7 @@ def _actor(config: EvalConfig, work: Work) -> Voice:
 def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
     if settings.price_in is not None and settings.price_out is not None:
         return settings.price_in, settings.price_out
-    found = load_prices(config.prices).of(settings.model, settings.base_url or OPENAI_URL)
+    found = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
     return None if found is None else (found.prompt, found.reply)
 
 

@@ -32,6 +32,7 @@ from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
 from soulkit.jsonl import write_json
+from soulkit.models.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger import Ledger, ReplayMiss
 from soulkit.models.roles import RolesConfig
@@ -266,7 +267,8 @@ def load_recorded(
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
     try:
-        return kind.model_validate(settings), settings, sealed
+        with as_recorded():
+            return kind.model_validate(settings), settings, sealed
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the settings"

@@ -89,6 +89,8 @@ def run_eval(
             check_weights(run, model)
     run = run or _open(folder, config)
     say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
+    for server in config.servers() if config.ledger != "replay" else ():
+        say(server)
     with alone(run), open_ledger(run, config) as ledger:
         crew = crew_of(config, ledger, model)
         keep_provenance(run, _provenance(config, crew, work))

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from soulkit.errors import UnreadableVerdict
+from soulkit.keys import masked_json
 from soulkit.models import http
 from soulkit.models.address import checked_url, is_loopback, read_key
-from soulkit.models.faults import broken, clean, masked
+from soulkit.models.faults import broken, clean
 from soulkit.models.ledger import Entry, Ledger, request_key, request_of
 from soulkit.models.wire import Unreadable, read_reply
 from soulkit.types import Call, Sampling
@@ -113,12 +114,12 @@ class Detector:
         except (TimeoutError, errors.TimeoutException):
             return "", f"no answer within {self.timeout_s:g} s", True
         except errors.HTTPError as error:
-            return "", clean(broken(error).detail, secret), True
+            return "", clean(broken(error).detail), True
         except http.TooLong:
             return "", f"the reply is longer than {MAX_BYTES} bytes", False
-        raw = masked(got.text, secret)
+        raw = masked_json(got.text)
         if got.status != 200:
-            problem = f"HTTP {got.status} {clean(raw, secret)}".strip()
+            problem = f"HTTP {got.status} {clean(raw)}".strip()
             return raw, problem, got.status in _RETRIED
         try:
             self._share(raw)

@@ -21,8 +21,10 @@ One call goes through three steps, each a function of its own:
   `Completion.dropped`.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
+* **What is left out** some servers fill in themselves; engines.py says what is sent so that they
+  do not.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
-  every error text and stored reply, and no `repr` shows it.
+  every error text and stored reply (keys.py), and no `repr` shows it.
 
 Clients and semaphores belong to one event loop; an endpoint may be used from several in turn.
 """
@@ -39,16 +41,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.keys import masked
 from soulkit.models import http
 from soulkit.models.address import OPENAI_URL, checked_url, is_loopback, read_key
 from soulkit.models.breaker import Breaker
 from soulkit.models.budget import Budget
+from soulkit.models.engines import FILLED, Engine
 from soulkit.models.faults import (
     Fault,
     broken,
     clean,
     endless,
-    masked,
     refusal,
     silence,
     unreadable_fault,
@@ -56,7 +59,7 @@ from soulkit.models.faults import (
 from soulkit.models.ledger import Entry, Ledger, request_key, request_of
 from soulkit.models.limits import Bucket, Door, Down, Ticket, Traffic
 from soulkit.models.pool import Pool
-from soulkit.models.prices import Price, PriceTable
+from soulkit.models.prices import Price, PriceTable, own_price, unpriced_model
 from soulkit.models.wire import (
     Answer,
     Unreadable,
@@ -64,6 +67,7 @@ from soulkit.models.wire import (
     estimated_tokens,
     parameters,
     read_reply,
+    safe_reply,
     to_messages,
     without,
 )
@@ -79,8 +83,8 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 32 * 1024 * 1024
 """Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
 
-Keep = Callable[[Entry], Entry]
-"""Puts a paid reply into the ledger."""
+Keep = Callable[[Entry, Mapping[str, Any]], Entry]
+"""Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class _Session:
     door: Door
     under_way: set[asyncio.Task[_Paid | Fault]] = field(default_factory=set)
     """Requests that are paid for whether their callers wait or not."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of asking the server what it is."""
 
 
 class Endpoint:
@@ -180,15 +186,16 @@ class Endpoint:
         self.api_key_env = api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
-        self.price = _price(price_in, price_out) or (
+        self.price = own_price(price_in, price_out) or (
             prices.of(model, self.base_url) if prices is not None else None
         )
         self._budget, self._ledger = budget, ledger
         if budget is not None and self.price is None:
-            raise _unpriced(model, self.base_url)
+            raise unpriced_model(model, self.base_url)
         optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
         self._key = read_key(api_key_env, optional=optional)
         self._refused: set[str] = set()
+        self._engine = Engine(model, self.base_url, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
         self._traffic = Traffic(
@@ -219,9 +226,11 @@ class Endpoint:
         key = request_key(asked, self.name, call)
         found = ledger.lookup(key, model=self.name, call=call)
         if found is None:
-            found = await self._ask(
-                messages, sampling, call, lambda entry: ledger.store(key, entry, asked)
-            )
+
+            def keep(entry: Entry, beside: Mapping[str, Any]) -> Entry:
+                return ledger.store(key, entry, replace(asked, beside=beside))
+
+            found = await self._ask(messages, sampling, call, keep)
         try:
             return _completion(found)
         except Unreadable as error:  # it was readable when it was stored
@@ -281,9 +290,7 @@ class Endpoint:
         except Down as down:
             raise ProviderError(str(down)) from None
         try:
-            # Only now: while it waited, others may have learnt what the server refuses.
-            sent = without(asked.wanted, self._refused)
-            got = await self._request(session, replace(asked, sent=sent))
+            got = await self._request(session, asked)
         except BaseException:
             session.door.cancelled(ticket)
             raise
@@ -294,11 +301,13 @@ class Endpoint:
     ) -> _Paid | Fault:
         """Tell the door what the request came to; a failed probe is marked as one."""
         if isinstance(got, _Paid):
+            self._engine.answered()
             door.answered(ticket, got.tokens)
         elif got.server == "busy":
             asked = got.wait_s if got.wait_s is not None else self._grown(attempts + 1)
             door.busy(ticket, min(self.max_wait_s, asked), got.detail)
         elif got.server == "down":
+            self._engine.silent()
             door.failed(ticket, got.detail)
             return replace(got, probe=ticket.probe)
         else:
@@ -320,7 +329,15 @@ class Endpoint:
                 task.cancel()
             raise
 
+    async def _settled(self, session: _Session, asked: _Asked) -> _Asked:
+        """The request as this server takes it."""
+        beside = await self._engine.beside(session.pool, self._headers, session.turn)
+        wanted = {**asked.wanted, **beside}
+        # Only now: while it waited, others may have learnt what the server refuses.
+        return replace(asked, wanted=wanted, sent=without(wanted, self._refused))
+
     async def _paid(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+        asked = await self._settled(session, asked)
         started = time.perf_counter()
         got = await self._answered(session.pool, asked)
         if isinstance(got, Fault):
@@ -329,7 +346,8 @@ class Endpoint:
         entry = self._entry(raw, answer, asked, time.perf_counter() - started)
         if self._budget is not None:
             self._budget.add(entry.cost if entry.cost is not None else self._at_most(asked))
-        return _Paid(asked.keep(entry), answer)
+        beside = {name: asked.sent[name] for name in FILLED if name in asked.sent}
+        return _Paid(asked.keep(entry, beside), answer)
 
     def _at_most(self, asked: _Asked) -> float:
         """What a reply without token counts is taken to have cost, for the budget alone."""
@@ -348,7 +366,7 @@ class Endpoint:
             if not 200 <= got.status < 300:
                 fault = refusal(got, asked.wanted, asked.sent)
             else:
-                return masked(got.text, self._key), read_reply(got.text)
+                return safe_reply(got.text)
         except (TimeoutError, errors.TimeoutException):
             fault = silence(self.timeout_s)
         except errors.HTTPError as error:
@@ -358,13 +376,16 @@ class Endpoint:
         except Unreadable as error:
             assert got is not None
             fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
-        return replace(fault, detail=clean(fault.detail, self._key))
+        return replace(fault, detail=clean(fault.detail))
 
     async def _post(self, client: Client, asked: _Asked) -> http.Received:
         body = {"model": self.name, "messages": asked.messages, **asked.sent}
         url = f"{self.base_url}/chat/completions"
-        headers = {"Authorization": f"Bearer {self._key or 'unused'}"}
-        return await http.post(client, url, headers, body, MAX_BYTES)
+        return await http.post(client, url, self._headers, body, MAX_BYTES)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key or 'unused'}"}
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:
@@ -427,16 +448,16 @@ def _completion(entry: Entry) -> Completion:
         seconds=entry.seconds,
         cost=entry.cost,
     )
-    return Completion(
-        text=answer.text,
-        stop_reason=answer.stop_reason,
-        reasoning=answer.reasoning,
+    return Completion(  # masked once more: ledgers of earlier versions hold escaped keys
+        text=masked(answer.text),
+        stop_reason=masked(answer.stop_reason),
+        reasoning=masked(answer.reasoning),
         usage=usage,
         dropped=entry.dropped,
     )
 
 
-def _as_it_is(entry: Entry) -> Entry:
+def _as_it_is(entry: Entry, beside: Mapping[str, Any]) -> Entry:
     return entry
 
 
@@ -465,24 +486,3 @@ def _check_numbers(
             "With such a value no request could be sent, or retries would never end.",
             "Set it to a value in range, or leave it out to use the default.",
         )
-
-
-def _price(price_in: float | None, price_out: float | None) -> Price | None:
-    if price_in is None and price_out is None:
-        return None
-    if price_in is None or price_out is None or price_in < 0 or price_out < 0:
-        raise ConfigError(
-            f"The prices of an endpoint are incomplete or negative: {price_in} and {price_out}.",
-            "A cost needs the price of prompt tokens and the price of completion tokens.",
-            "Give both in US dollars per million tokens, or neither.",
-        )
-    return Price(price_in, price_out)
-
-
-def _unpriced(model: str, base_url: str) -> ConfigError:
-    return ConfigError(
-        f"The price of '{model}' at {base_url} is not known, and the run has a cost limit.",
-        "A limit cannot be kept when some of what counts against it has no price.",
-        "Add the model to a price file (--prices FILE) or to the endpoints file (price_in and "
-        "price_out, 0 for a server of your own), or leave --max-cost out.",
-    )

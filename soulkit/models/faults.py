@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from soulkit.keys import MASK, shown
 from soulkit.models.http import Received
 from soulkit.models.wire import (
     FORMAT,
@@ -136,12 +137,6 @@ def broken(error: BaseException) -> Fault:
     return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
 
 
-def masked(text: str, key: str) -> str:
-    """`text` without the key."""
-    # Short values are placeholders such as "x", and masking them would garble the text.
-    return text.replace(key, "[key]") if len(key) >= 8 else text
-
-
-def clean(text: str, key: str) -> str:
+def clean(text: str) -> str:
     """One short line without keys; masked before it is cut, so that no half key is left over."""
-    return _KEY_LIKE.sub("[key]", masked(" ".join(text.split()), key))[:_DETAIL_CHARS]
+    return _KEY_LIKE.sub(MASK, shown(" ".join(text.split())))[:_DETAIL_CHARS]

@@ -1,4 +1,4 @@
-"""POSTs to one server: what is sent beside the body, and how much may come back.
+"""Requests to one server: what is sent beside the body, and how much may come back.
 
 httpx2 is asked directly, without an SDK around it: the openai package takes as long again as a
 call needs, reads whatever a server sends into memory and follows redirects, so that prompts could
@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from soulkit import __version__
 from soulkit.errors import ModelLoadError
+from soulkit.keys import shown
 from soulkit.models.address import is_loopback
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
+    from httpx2 import Response
 
 _USUAL = {"Content-Type": "application/json", "User-Agent": f"soulkit/{__version__}"}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -65,7 +68,7 @@ def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
     except (ImportError, OSError, ValueError, http.InvalidURL) as error:
         raise ModelLoadError(
             f"No connection to '{base_url}' can be prepared: {type(error).__name__}.",
-            f"The HTTP package says: {' '.join(str(error).split())}",
+            f"The HTTP package says: {shown(' '.join(str(error).split()))}",
             "Check the address, and what HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, SSL_CERT_FILE and "
             "SSL_CERT_DIR say (NO_PROXY lists hosts that need no proxy).",
         ) from error
@@ -80,7 +83,17 @@ async def post(
     Raises TooLong, or an httpx2.HTTPError when no reply came.
     """
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    async with client.stream("POST", url, content=content, headers={**_USUAL, **headers}) as reply:
+    sent = {**_USUAL, **headers}
+    return await _received(client.stream("POST", url, content=content, headers=sent), most)
+
+
+async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -> Received:
+    """The reply to a GET, read up to `most` bytes; raises as `post` does."""
+    return await _received(client.stream("GET", url, headers={**_USUAL, **headers}), most)
+
+
+async def _received(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
+    async with asking as reply:
         pieces, size = [], 0
         async for piece in reply.aiter_bytes():
             size += len(piece)

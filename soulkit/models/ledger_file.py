@@ -4,7 +4,7 @@
                version 1), `seal` is a hash of the reply, so that damage inside a text is found
     contexts   messages, each with its parent: the turns of a dialogue share all that came before,
                eight drafts share their whole prompt, and a text is stored once
-    settings   base URL and sampling, the same for thousands of calls
+    settings   base URL and sampling, the same for thousands of calls; and what was sent beside
 
 A file of version 1 gets the new columns when it is opened for recording, in one transaction; a
 replay reads it as it is. A file of a newer version is refused, since it may hold what this one
@@ -20,7 +20,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -80,6 +80,8 @@ class Request:
     """Role and content of each message, in order."""
     sampling: Mapping[str, Any]
     """The sampling settings as they stand in the key."""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    """What was sent beside them, so that the server fills in nothing; no part of the key."""
 
 
 # -- opening -------------------------------------------------------------------------------------
@@ -234,7 +236,8 @@ def keep_request(db: sqlite3.Connection, asked: Request) -> tuple[bytes | None, 
         done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
         if done.rowcount == 0:
             break
-    body = _canonical({"base_url": asked.base_url, "sampling": asked.sampling})
+    beside = {"beside": asked.beside} if asked.beside else {}
+    body = _canonical({"base_url": asked.base_url, "sampling": asked.sampling, **beside})
     settings = _digest(body.encode("ascii"))
     db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (settings, body))
     return (chain[-1][0] if chain else None), settings
@@ -256,8 +259,9 @@ def load_request(
         at, message = _message(db, at)
         messages.append(message)
     return Request(
-        base_url=said["base_url"], messages=tuple(reversed(messages)), sampling=said["sampling"]
-    )
+        base_url=said["base_url"], messages=tuple(reversed(messages)), sampling=said["sampling"],
+        beside=said.get("beside", {}),
+    )  # fmt: skip
 
 
 def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[str, str]]:

@@ -61,6 +61,8 @@ class Stored:
         entry = asdict(self.entry)
         call = entry.pop("call")
         asked = None if self.asked is None else asdict(self.asked)
+        if asked is not None and not asked["beside"]:
+            del asked["beside"]
         return {"key": self.key, **call, **entry, "dropped": list(self.entry.dropped),
                 "request": asked}  # fmt: skip
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
+from soulkit.keys import remember, shown
 from soulkit.models.weights import (
     ADAPTER_FILE,
     check_base,
@@ -150,7 +151,7 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             raise not_its_weights(where, fault) from error
         raise ModelLoadError(
             f"The model '{where}' cannot be loaded.",
-            f"transformers says: {_first_line(error)}",
+            f"transformers says: {_first_line(error, hub=True)}",
             "Check the folder or the hub name, and that the model is a causal language model "
             "which needs no code of its own.",
         ) from error
@@ -282,5 +283,10 @@ def adapter_hash(adapter: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _first_line(error: BaseException, *, hub: bool = False) -> str:
+    """What a library says, in short and without keys, that of the `hub` among them."""
+    if hub:
+        from huggingface_hub import get_token
+
+        remember(get_token() or "")
+    return (shown(str(error)).strip().splitlines() or [type(error).__name__])[0]

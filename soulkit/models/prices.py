@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from soulkit.config import Settings
+from soulkit.errors import ConfigError
 
 BUILT_IN = Path(__file__).with_name("prices.yaml")
 _VERSION = re.compile(r"[-@:](?:latest|\d[\d.-]{3,})")
@@ -109,3 +110,26 @@ def load_prices(file: Path | str | None = None) -> PriceTable:
     """
     own = (PriceFile.load(Path(file), env={}, trust=True).prices,) if file is not None else ()
     return PriceTable((*own, _built_in()))
+
+
+def own_price(price_in: float | None, price_out: float | None) -> Price | None:
+    """The price of an endpoint's own settings; ConfigError for one half of it or below 0."""
+    if price_in is None and price_out is None:
+        return None
+    if price_in is None or price_out is None or price_in < 0 or price_out < 0:
+        raise ConfigError(
+            f"The prices of an endpoint are incomplete or negative: {price_in} and {price_out}.",
+            "A cost needs the price of prompt tokens and the price of completion tokens.",
+            "Give both in US dollars per million tokens, or neither.",
+        )
+    return Price(price_in, price_out)
+
+
+def unpriced_model(model: str, base_url: str) -> ConfigError:
+    """The error of a budget that a model without a price would break unseen."""
+    return ConfigError(
+        f"The price of '{model}' at {base_url} is not known, and the run has a cost limit.",
+        "A limit cannot be kept when some of what counts against it has no price.",
+        "Add the model to a price file (--prices FILE) or to the endpoints file (price_in and "
+        "price_out, 0 for a server of your own), or leave --max-cost out.",
+    )

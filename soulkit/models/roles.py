@@ -1,7 +1,8 @@
 """Who plays a role: one way of writing it for partner, environment, judge, coach and blind reader.
 
     endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the variable with its
-                             key, and URL#KEY may be left out (OpenAI's own, OPENAI_API_KEY)
+                             key (OPENAI_API_KEY without it); without @URL it is what
+                             OPENAI_BASE_URL says, else OpenAI's own service
     local:PATH               a checkpoint on this machine
     actor                    the model under test, or in training the one that is trained, itself
     scripted:FILE            replies from a file (models/scripted.py): trials without any model
@@ -37,14 +38,14 @@ from pydantic import Field, model_validator
 
 from soulkit.config import Settings, merge
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.address import checked_url
+from soulkit.models.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.budget import Budget
 from soulkit.models.endpoint import Endpoint
 from soulkit.models.ledger import Ledger
 from soulkit.models.prices import load_prices
 from soulkit.models.scripted import ScriptedModel
-from soulkit.runs import is_secret, plain_config, refuse_secrets
+from soulkit.runs import INSTEAD, is_secret, plain_config, refuse_secrets
 from soulkit.types import Role, Sampling
 
 FORMS = "endpoint:MODEL@URL, local:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
@@ -65,7 +66,7 @@ class RoleSettings(Settings):
     model: str = ""
     """The name on its server, the folder or hub id, or the file of the script."""
     base_url: str | None = None
-    """None is OpenAI's own service."""
+    """Of an endpoint: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
     """NAME of the environment variable with the key."""
     temperature: float | None = Field(default=None, ge=0)
@@ -82,7 +83,9 @@ class RoleSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, given: Any) -> Any:
-        return parse_spec(given) if isinstance(given, str) else given
+        settings = parse_spec(given) if isinstance(given, str) else given
+        served = isinstance(settings, Mapping) and settings.get("kind", "endpoint") == "endpoint"
+        return addressed(settings) if served else settings
 
     @model_validator(mode="after")
     def _checked(self) -> RoleSettings:
@@ -110,7 +113,7 @@ class RoleSettings(Settings):
 
     def written(self) -> str:
         """The settings in short, for messages and tables."""
-        where = f"@{self.base_url}" if self.base_url else ""
+        where = "" if self.base_url in (None, OPENAI_URL) else f"@{self.base_url}"
         return "actor" if self.kind == "actor" else f"{self.kind}:{self.model}{where}"
 
 
@@ -248,6 +251,17 @@ class RolesConfig(Settings):
         """Their settings alone."""
         return [settings for _, settings in self.players()]
 
+    def served(self) -> list[tuple[str, RoleSettings]]:
+        """Everybody who is asked over HTTP, with their role."""
+        return [(role, who) for role, who in self.players() if who.kind == "endpoint"]
+
+    def servers(self) -> list[str]:
+        """A line for each server that is asked: its address, and who is asked there."""
+        asked: dict[str, dict[str, None]] = {}
+        for role, who in self.served():
+            asked.setdefault(checked_url(who.base_url), {})[f"{role} {who.model}"] = None
+        return [f"server {url}: {', '.join(names)}" for url, names in asked.items()]
+
     def filled(self) -> set[str]:
         """The roles that somebody fills, the actor's included."""
         return {"actor", *(role for role, _ in self.players())}
@@ -266,10 +280,11 @@ class RolesConfig(Settings):
     @classmethod
     def identity_defaults(cls) -> dict[str, Any]:
         """What a folder of an earlier version is taken to say of settings that it does not name."""
+        player = {UNSAID: OPENAI_URL, **cls._lasting(RoleSettings.defaults())}
         return cls._lasting(cls.defaults()) | {
             f"{role}.{name}": value
             for role in cls.roles()
-            for name, value in cls._lasting(RoleSettings.defaults()).items()
+            for name, value in player.items()
             if name not in _PRICING
         }
 
@@ -288,6 +303,8 @@ class RolesConfig(Settings):
         }
 
 
+UNSAID = f"base_url{INSTEAD}"
+"""What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
 _LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*_LIMITS, "price_in", "price_out"))
 

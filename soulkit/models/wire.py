@@ -17,6 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from soulkit.errors import SoulError
+from soulkit.keys import holds_key, masked, masked_json
 from soulkit.types import Call, Form, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
@@ -39,6 +40,14 @@ _THIS_FORM = re.compile(
     r"invalid (?:json )?schema|schema (?:contains|uses|has)|features?\b|must contain the word",
     re.IGNORECASE,
 )
+_TOGETHER = re.compile(
+    r"\bboth\b|\btogether\b|same time|simultaneous|only one|\beither\b|combin|exclusive"
+    r"|conjunction",
+    re.IGNORECASE,
+)
+NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Values of sampling parameters that change nothing. They are sent where a server would fill in
+others; the older ones of these take no `top_k` of 0."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
 _TOO_LONG = re.compile(
@@ -80,9 +89,12 @@ def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> 
 
 def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
     """The sampling parameters under their names on the wire, unset ones left out."""
-    wire: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
-    if sampling.top_p != 1.0:
-        wire["top_p"] = sampling.top_p
+    wire: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        # Always, as some servers take what is left out from the model's own generation config.
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+    }
     if sampling.seed is not None:
         wire["seed"] = _seed(sampling.seed, call)
     if sampling.stop:
@@ -162,8 +174,13 @@ def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -
 
     A value out of range also names its parameter, but is the caller's mistake: it must not be
     mended by dropping the parameter, hence the look for words of non-support. Forms are the
-    exception, since whatever is wrong with one is mended by asking for less.
+    exception, since whatever is wrong with one is mended by asking for less; and so are neutral
+    values, which nobody asked for and some servers do not take (a `top_p` of 1, or one beside a
+    temperature).
     """
+    neutral = _neutral_name(param, message, sent)
+    if neutral:
+        return neutral
     # It may be a path: `body.seed`, `chat_template_kwargs.enable_thinking`.
     named = next((name for name in re.findall(r"\w+", param) if name in sent), "")
     about_form = FORMAT in sent and _ABOUT_FORM.search(f"{code} {param} {message}")
@@ -173,9 +190,28 @@ def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -
         return ""
     if param:
         return named
+    return next(iter(_places(message, sent)), "")
+
+
+def _neutral_name(param: str, message: str, sent: Mapping[str, Any]) -> str:
+    """The sent parameter that the error is about, where it has its neutral value; else empty."""
+    idle = [name for name, value in NEUTRAL.items() if name in sent and sent[name] == value]
+    # A request that is quoted (`"top_p": 1.0`) names everything and says nothing.
+    places = _places(re.sub(r"""["']\w+["']\s*:""", "", message), sent)
+    first = [name for name in re.findall(r"\w+", param) if name in sent] if param else places[:1]
+    if first and first[0] in idle:
+        return first[0]
+    others = [name for name in places if name in idle]
+    return others[0] if first and others and _TOGETHER.search(message) else ""
+
+
+def _places(message: str, sent: Mapping[str, Any]) -> list[str]:
+    """The sent parameters that a message names, in its order."""
     places = {name: re.search(rf"\b{name}\b", message) for name in sent}
-    found = {name: match.start() for name, match in places.items() if match}
-    return min(found, key=lambda name: found[name], default="")
+    return sorted(
+        (name for name, match in places.items() if match),
+        key=lambda name: match.start() if (match := places[name]) else 0,
+    )
 
 
 def refused_rung(
@@ -233,6 +269,20 @@ def read_reply(raw: str) -> Answer:
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) or 0,
     )
+
+
+def safe_reply(raw: str) -> tuple[str, Answer]:
+    """A reply as it may be kept, without any key, and what it says. Raises `Unreadable`."""
+    raw = masked_json(raw)
+    answer = read_reply(raw)
+    if holds_key(answer.text) or holds_key(answer.reasoning):  # put together from several parts
+        body = json.loads(raw)
+        body["choices"][0]["message"] |= {
+            "content": masked(answer.text), "reasoning_content": masked(answer.reasoning),
+        }  # fmt: skip
+        raw = json.dumps(body)
+        answer = read_reply(raw)
+    return raw, answer
 
 
 def _text(content: object) -> str:

@@ -180,6 +180,9 @@ class TrainConfig(RolesConfig):
     dev_limit: int = Field(default=200, gt=0)
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
 
+    def served(self) -> list[tuple[str, RoleSettings]]:
+        return [] if self.method == "sft" else super().served()
+
     @property
     def feedback_when(self) -> str:
         if self.feedback_for != "auto":

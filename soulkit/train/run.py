@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,13 +55,16 @@ SUMMARY_STEPS = 10
 """The summary's means are over the last steps; the curves are in metrics.jsonl."""
 
 
-def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
+def train(
+    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None
+) -> dict[str, Any]:
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
     The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
     `eval_every` those with the best dev score are in `out/best`, loaded the same way; the summary
     names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
-    deterministic, the arithmetic it was started with: RunError names what differs.
+    deterministic, the arithmetic it was started with: RunError names what differs. `say` is told
+    which servers are asked, once nothing stands in the way.
     """
     refuse_untrainable(config)
     check_tracker(config.track)
@@ -75,6 +78,9 @@ def train(config: TrainConfig, out: Path, show: Show) -> dict[str, Any]:
         run = run or _open(config, out)
         with alone(run):
             check_material(run, fingerprint(config, material, policy, teacher), config)
+            if say is not None:
+                for server in config.servers():
+                    say(server)
             return asyncio.run(_train(config, run, policy, teacher, material, show))
 
 

@@ -267,3 +267,78 @@ def test_offline_names_the_file_and_the_command(tmp_path: Path) -> None:
     assert what == f"error: '{NAME}' cannot be downloaded: the hub client is offline."
     assert "HF_HUB_OFFLINE" in why
     assert f"soul data pull --task hitom --split eval --out '{folder}'" in fix
+
+
+# -- tokens that come back ----------------------------------------------------------------------
+
+
+def in_json(token: str) -> str:
+    return "".join(f"\\u{ord(c):04x}" for c in token)
+
+
+ECHOES = {
+    "plain": lambda token: f"no access with {token}",
+    "escaped": lambda token: f"no access with {in_json(token)}",
+    "in HTML": lambda token: "".join(f"&#{ord(c)};" for c in token),
+    "cut where it stands": lambda token: "x" * 190 + token,
+}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("form", ECHOES)
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 500])
+def test_a_token_that_a_mirror_repeats_is_not_told(
+    status: int, form: str, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read from HF_TOKEN, or from where `hf auth login` put it."""
+    if stored:
+        (tmp_path / "no-token").write_text(f"{TOKEN}\n")
+    else:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server = HubServer({EVAL: EVALS}, api_status=status, says=ECHOES[form](TOKEN))
+    told = refused(server, tmp_path / "data")
+    assert server.requests[0].authorization == f"Bearer {TOKEN}"
+    assert TOKEN[:6] not in told and in_json(TOKEN[:4]) not in told
+    assert "".join(f"&#{ord(c)};" for c in TOKEN[:3]) not in told
+
+
+def test_no_file_is_named_after_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    files = {**EVALS, f"{TOKEN}.parquet": HITOM}
+    told = refused(HubServer({EVAL: files}), tmp_path / "data")
+    assert TOKEN[:6] not in told and "the name of a file holds the token" in told
+    assert not any(TOKEN in name for name in names_in(tmp_path / "data"))
+
+
+def test_a_body_that_is_no_listing_may_hold_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    for body in (f'{{"sha": "{TOKEN}"}}', f"{{{TOKEN}", f'"{in_json(TOKEN)}"'):
+        told = refused(HubServer({EVAL: EVALS}, api_body=body.encode()), tmp_path / "data")
+        assert TOKEN[:6] not in told
+
+
+def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:
+    hub = Hub(AGAIN, endpoint="http://me:hunter2hunter2@127.0.0.1:9", wait_s=0.0)
+    with pytest.raises(DataError) as error:
+        pull(hub, HITOM_FILE, tmp_path)
+    assert "hunter2" not in lines(error) and "127.0.0.1:9" in lines(error)
+    with pytest.raises(ConfigError) as wrong:
+        Hub(AGAIN, endpoint="me:hunter2hunter2@mirror")
+    assert "hunter2" not in lines(wrong)
+
+
+def test_debug_tells_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """The traceback ends in the client's own error, which quotes the server."""
+    from soulkit.cli.app import main
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server = HubServer({EVAL: EVALS}, api_status=400, says=f"no access with {TOKEN}")
+    with server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        out = str(tmp_path / "data")
+        assert main(["data", "pull", "--task", "hitom", "--split", "eval", "--out", out,
+                     "--debug"]) == 2  # fmt: skip
+    err = capfd.readouterr().err
+    assert "Traceback" in err and "no access with [key]" in err and TOKEN[:6] not in err

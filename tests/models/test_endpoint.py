@@ -71,6 +71,7 @@ def test_plain_reply_and_what_was_sent() -> None:
             "model": "m",
             "messages": [{"role": "user", "content": "hello there"}],
             "temperature": 1.0,
+            "top_p": 1.0,
             "max_tokens": 512,
         }
     ]

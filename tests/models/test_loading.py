@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -126,3 +131,47 @@ def test_a_model_that_writes_no_text_is_told(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="cannot be loaded"):
         load_base(locate(folder), CPU, "auto")
+
+
+# -- a hub that says tokens back -------------------------------------------------------------------
+
+
+class _Echo(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.server.tokens.append(token)  # type: ignore[attr-defined]
+        body = f'{{"error": "no access with {token}"}}'.encode()
+        self.send_response(403)
+        self.send_header("X-Error-Message", f"no access with {token}")
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize("flags", [(), ("--debug",)])
+def test_a_token_that_the_hub_repeats_is_not_told(flags: tuple[str, ...], tmp_path: Path) -> None:
+    token = "token-0123456789abcdef-of-mine"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    server.tokens = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    env |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_TOKEN": token,
+            "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "soulkit.cli.app", "eval", "local", "--model", "owner/gated",
+         "--task", "tomi", "--data", "synth:2", "--out", str(tmp_path / "run"), *flags],
+        env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 2, done.stderr
+    assert token in server.tokens  # type: ignore[attr-defined]
+    assert "transformers says:" in done.stderr
+    assert token[:10] not in done.stdout + done.stderr

@@ -199,8 +199,12 @@ class _Connection(asyncio.Protocol):
             whole = end + 4 + (int(length[1]) if length else 0)
             if len(self.buffer) < whole:
                 return
+            asked = self.buffer.startswith(b"GET ")
             raw, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
-            self._take(raw)
+            if asked:  # of /models, which says nothing and is in no count
+                self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            else:
+                self._take(raw)
 
     def _take(self, raw: bytes) -> None:
         owner = self.owner

@@ -81,6 +81,7 @@ class HubServer:
         wrong_checksum: bool = False,
         api_status: int | None = None,
         api_body: bytes | None = None,
+        says: str = "the kitchen is closed",
         pause_s: float = 0.0,
     ) -> None:
         self.commits: dict[str, list[Files]] = {
@@ -89,6 +90,7 @@ class HubServer:
         self.faults = dict(faults or {})
         self.token, self.gated = token, gated
         self.plain_listing, self.wrong_checksum = plain_listing, wrong_checksum
+        self.says = says
         self.api_status, self.api_body, self.pause_s = api_status, api_body, pause_s
         self.requests: list[Request] = []
         self.sent = 0
@@ -209,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _listing(self, repo: str, revision: str | None, blobs: bool) -> None:
         owner = self.server.owner
         if owner.api_status is not None:
-            self._error(owner.api_status, "", "the kitchen is closed")
+            self._error(owner.api_status, "", owner.says)
         elif owner.api_body is not None:
             self._send(200, owner.api_body, {})
         elif not self._refused(repo, revision):

@@ -104,6 +104,8 @@ class ScriptedServer:
         dies_after: int | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        models: Fault | None = None,
+        owner: str = "tests",
     ) -> None:
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}")
@@ -111,6 +113,10 @@ class ScriptedServer:
         self.requests: list[Body] = []
         """The bodies of all chat requests, refused ones included, in order of arrival."""
         self.authorizations: list[str] = []
+        self.listings: list[str] = []
+        """The Authorization header of every request for the list of models."""
+        self.models, self.owner = models, owner
+        """What goes wrong with the list of models, and who is named as their owner in it."""
         self.max_in_flight = 0
         self._answer: Answer = _answerer(answer)
         self._script = script or {}
@@ -231,9 +237,15 @@ class _Handler(BaseHTTPRequestHandler):
         owner._after(index)
 
     def do_GET(self) -> None:
+        owner = self.server.owner
         if self.path.endswith("/models"):
-            models = [{"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}]
-            self._send(Fault.reply({"object": "list", "data": models}))
+            with owner._lock:
+                owner.listings.append(self.headers.get("Authorization", ""))
+            fault = owner.models or Fault()
+            time.sleep(fault.delay_s)
+            model = {"id": "scripted", "object": "model", "created": 0, "owned_by": owner.owner}
+            whole = Fault.reply({"object": "list", "data": [model]})
+            self._send(fault if fault.hang_up or fault.raw is not None else whole)
         else:
             self._send(Fault.status_error(404, f"no such path {self.path}"))
 
