@@ -17,6 +17,7 @@ from eval_support import api, examples, oracle, soul, start, three_lines
 from soulkit.cli import app as cli
 from soulkit.data.files import write_rows
 from soulkit.data.synth import synth
+from soulkit.extras import install_line
 from soulkit.models.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
 from tests.servers.openai_server import ScriptedServer
@@ -219,7 +220,7 @@ def test_a_demo_that_could_not_draw_its_report_does_not_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert soul("demo", "--out", tmp_path / "demo") == 2
-    assert "soulkit[report]" in three_lines(capsys.readouterr().err)[2]
+    assert install_line("report") in three_lines(capsys.readouterr().err)[2]
     assert not (tmp_path / "demo").exists()
 
 
