@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
+from soulkit.extras import EXTRAS, install_line
+
 
 class SoulError(Exception):
     """Base of every error that soulkit raises on purpose."""
@@ -47,13 +49,13 @@ class RunError(UserError):
 
 
 class MissingPackage(UserError):
-    """An optional package is needed for what was asked."""
+    """A package of EXTRAS is needed for what was asked."""
 
-    def __init__(self, package: str, purpose: str, extra: str) -> None:
+    def __init__(self, package: str, purpose: str) -> None:
         super().__init__(
             f"The package '{package}' is not installed.",
             f"It is needed for {purpose}.",
-            f"Install it with: pip install 'soulkit[{extra}]'",
+            f"Install it with: {install_line(EXTRAS[package])}",
         )
 
 

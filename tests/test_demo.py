@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +15,20 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+README = Path(__file__).parents[1] / "README.md"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}
 
 
-def soul(*arguments: object) -> subprocess.CompletedProcess[str]:
+def soul(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("demo") / "run"
+    out = tmp_path_factory.mktemp("demo") / "runs" / "demo"
     done = soul("demo", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
@@ -65,6 +70,57 @@ def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> 
     assert again.returncode == 0, again.stderr
     assert {**json.loads(again.stdout), "seconds": found["seconds"]} == found
     assert {p: p.stat().st_size for p in out.rglob("*.jsonl")} == written
+
+
+# --- README's lines, run as printed after the demo -----------------------------------------------
+
+
+def printed(command: str) -> list[list[str]]:
+    """The lines of README's fences that begin with `soul COMMAND`, as the words after `soul`."""
+    fences = re.findall(r"^```\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    lines = "".join(fences).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith(f"soul {command} ")]
+
+
+def scores(demo: tuple[Path, dict[str, Any]], words: list[str]) -> tuple[float, list[float]]:
+    """The accuracy that a printed evaluation gives, run beside the demo's `runs`, with interval."""
+    done = soul(*words, "--json", cwd=demo[0].parents[1])
+    assert done.returncode == 0, done.stderr
+    cell = json.loads(done.stdout)["tasks"]["tomi"]["value"]
+    return cell["mean"], [cell["ci_low"], cell["ci_high"]]
+
+
+def test_the_printed_evaluations_give_the_demos_figures(demo: tuple[Path, dict[str, Any]]) -> None:
+    before, after = (scores(demo, words) for words in printed("eval local"))
+    assert before == (demo[1]["before"], demo[1]["before_ci"])
+    assert after == (demo[1]["after"], demo[1]["after_ci"])
+
+
+def test_the_printed_training_is_the_demos(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, figures = demo
+    (words,) = printed("train ditto")
+    done = soul(*words, cwd=out.parents[1])
+    assert done.returncode == 0, done.stderr
+    run = out.parents[1] / words[words.index("--out") + 1]
+    first = json.loads((run / "metrics.jsonl").read_text("utf-8").splitlines()[0])
+    assert first["loo_gap"] == figures["loo_gap"]
+    assert [first["loo_gap_low"], first["loo_gap_high"]] == figures["loo_gap_ci"]
+    evaluation = [str(run / "model") if word == "runs/demo/train/model" else word
+                  for word in printed("eval local")[1]]  # fmt: skip
+    assert str(run / "model") in evaluation
+    assert scores(demo, evaluation)[0] == pytest.approx(figures["after"], abs=0.01)
+
+
+def test_the_demos_figures_lie_in_the_intervals_that_are_printed(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    # Another processor rounds otherwise: the last digits are not the same everywhere.
+    text = README.read_text("utf-8").replace("\u2212", "-")
+    section = text.split("## What the demo shows")[1].split("\n## ")[0]
+    bounds = re.findall(r"\[([-+]?\d\.\d+), ([-+]?\d\.\d+)\]", section)
+    names = ("before", "after", "loo_gap", "loo_gap_shuffled")
+    for name, (low, high) in zip(names, bounds, strict=True):
+        assert float(low) <= round(demo[1][name], 3) <= float(high), name
 
 
 def real(name: str) -> Path:

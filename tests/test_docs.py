@@ -79,6 +79,17 @@ def test_commands_in_the_documentation_exist(path: Path) -> None:
         assert not group or words == first_two or words in known, words
 
 
+def test_the_front_page_shows_the_figures_of_the_benchmarks_page() -> None:
+    front, benchmarks = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/benchmarks.md")
+    )
+    shown = front.split("## What the demo shows\n")[1].split("\n## ")[0]
+    table = benchmarks.split("## The demo\n")[1].split("## Ten methods")[0]
+    figures = re.findall(r"[+−]?\d\.\d+(?: GB)?", shown)
+    assert len(figures) > 15
+    assert [figure for figure in figures if figure not in table] == []
+
+
 def test_options_in_the_documentation_exist() -> None:
     page = generator().page()
     options = set(re.findall(r"--[a-z][a-z-]+", page))

@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from soulkit import __version__
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError, did_you_mean
+from soulkit.extras import EXTRAS
 from soulkit.keys import shown
 from soulkit.text import one_line
 
@@ -43,19 +44,6 @@ COMMANDS = {
     "serve": "Serve a scripted conversation partner over HTTP.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-
-EXTRAS = {
-    "torch": "train",
-    "transformers": "train",
-    "peft": "train",
-    "safetensors": "train",
-    "matplotlib": "report",
-    "vllm": "vllm",
-    "tensorboard": "track",
-    "trackio": "track",
-    "wandb": "track",
-}
-"""Optional packages and the extra of soulkit that brings them."""
 
 MENDABLE = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT,
@@ -235,7 +223,7 @@ def _known(error: Exception) -> SoulError | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if package in EXTRAS:
-            return MissingPackage(package, "this command", EXTRAS[package])
+            return MissingPackage(package, "this command")
     return None
 
 

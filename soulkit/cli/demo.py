@@ -27,7 +27,7 @@ def command(
     from soulkit.report.load import load_runs
 
     if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
-        raise MissingPackage("matplotlib", "the learning curves of the report", "report")
+        raise MissingPackage("matplotlib", "the learning curves of the report")
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)

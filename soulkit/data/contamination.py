@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.files import BadRow, RawRow
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, DataError, MissingPackage, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.tasks.base import Task
@@ -180,7 +180,10 @@ def compare(
     threshold: float = THRESHOLD,
     entities: Sequence[str] = (),
 ) -> Overlap:
-    """What the rows of two files have in common; ConfigError unless 0 < threshold <= 1."""
+    """What the rows of two files have in common.
+
+    ConfigError unless 0 < threshold <= 1, MissingPackage without datasketch.
+    """
     if not 0 < threshold <= 1:
         raise ConfigError(
             f"A threshold of {threshold:g} is no share.",
@@ -210,8 +213,10 @@ def _exact(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[
 def _near(
     train: Sequence[Passage], evaluation: Sequence[Passage], threshold: float
 ) -> Iterator[Match]:
-    from datasketch import MinHashLSH
-
+    try:
+        from datasketch import MinHashLSH
+    except ImportError as error:
+        raise MissingPackage("datasketch", "finding near-duplicates") from error
     index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
     for number, passage in enumerate(evaluation):
         index.insert(number, _signature(shingles(passage.words)))

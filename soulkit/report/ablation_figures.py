@@ -115,7 +115,7 @@ def _picture(
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPackage("matplotlib", "the figures of a comparison", "report") from error
+        raise MissingPackage("matplotlib", "the figures of a comparison") from error
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
         page, paper = (Figure(figsize=size, layout="constrained") for _ in range(2))

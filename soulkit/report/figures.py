@@ -137,7 +137,7 @@ def _draw(curves: Sequence[Curve], colours: Sequence[str], salt: str) -> str:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise MissingPackage("matplotlib", "the learning curves of a report", "report") from error
+        raise MissingPackage("matplotlib", "the learning curves of a report") from error
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
         figure = Canvas(figsize=(4.2, 2.5), layout="constrained")
         FigureCanvasSVG(figure)

@@ -56,7 +56,7 @@ class _Service:
 def check_tracker(name: str) -> None:
     """MissingPackage when the package of tracker `name` is not installed; imports nothing."""
     if name != "none" and importlib.util.find_spec(name) is None:
-        raise MissingPackage(name, f"--track {name}", "track")
+        raise MissingPackage(name, f"--track {name}")
 
 
 def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> Tracker:
@@ -72,7 +72,7 @@ def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingPackage(package, f"--track {package}", "track") from error
+        raise MissingPackage(package, f"--track {package}") from error
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import pytest
 from soulkit.cli import app as cli
 from soulkit.cli import console
 from soulkit.errors import ConfigError, DataError, ProviderError
+from soulkit.extras import install_line
 
 HEAVY = ("torch", "transformers", "openai", "datasets", "pyarrow", "numpy", "pandas", "pydantic")
 
@@ -120,7 +121,7 @@ def test_a_silent_model_exits_1_with_three_lines(command, capsys) -> None:
 def test_a_missing_extra_names_the_way_to_install_it(command, capsys) -> None:
     command("raise ModuleNotFoundError('No module', name='peft.tuners')")
     assert cli.main(["boom"]) == 2
-    assert "pip install 'soulkit[train]'" in capsys.readouterr().err
+    assert install_line("train") in capsys.readouterr().err
 
 
 def test_other_errors_are_one_line_unless_debugging(command, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -12,11 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from eval_support import api, examples, oracle, soul, start, three_lines
+from eval_support import ROOT, api, examples, oracle, soul, start, three_lines
 
 from soulkit.cli import app as cli
 from soulkit.data.files import write_rows
 from soulkit.data.synth import synth
+from soulkit.extras import install_line
 from soulkit.models.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
 from tests.servers.openai_server import ScriptedServer
@@ -219,7 +221,7 @@ def test_a_demo_that_could_not_draw_its_report_does_not_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert soul("demo", "--out", tmp_path / "demo") == 2
-    assert "soulkit[report]" in three_lines(capsys.readouterr().err)[2]
+    assert install_line("report") in three_lines(capsys.readouterr().err)[2]
     assert not (tmp_path / "demo").exists()
 
 
@@ -352,10 +354,22 @@ def test_output_that_nobody_reads(words: str, ending: str, here: Path) -> None:
 
 
 def test_ctrl_c_says_so_and_leaves_no_part_of_a_file(here: Path) -> None:
-    process = start("data", "synth", "hitom", "-n", 200_000, "-o", here / "big.jsonl")
-    time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
+    # The part of a file is a pipe here: the command writes, and cannot end before it is stopped.
+    command = [sys.executable, "-m", "soulkit.cli.app", "data", "synth", "hitom", "-n", "1000"]
+    process = subprocess.Popen(
+        ["bash", "-c", 'mkfifo "$0/.big.jsonl.$$.part" && exec "$@" -o "$0/big.jsonl"', here,
+         *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    part = here / f".big.jsonl.{process.pid}.part"
+    while not part.exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    with open(os.open(part, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+        assert select.select([pipe], [], [], 120)[0], "nothing was written"
+        process.send_signal(signal.SIGINT)
+        os.set_blocking(pipe.fileno(), True)
+        pipe.read()
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.startswith("interrupted") and err.count("\n") == 1
     assert not (here / "big.jsonl").exists() and not list(here.glob(".*.part"))

@@ -29,6 +29,7 @@ from eval_support import (
     visitor,
 )
 
+from soulkit.extras import install_line
 from tests.servers.openai_server import Fault, ScriptedServer
 
 SECRET = "sk-test-0123456789abcdef0123456789"
@@ -381,4 +382,4 @@ def test_api_works_without_torch_and_local_says_what_to_install(tmp_path: Path) 
     process = start("eval", "local", "--model", tmp_path, *common, env=env)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "pip install 'soulkit[train]'" in three_lines(err)[2]
+    assert install_line("train") in three_lines(err)[2]

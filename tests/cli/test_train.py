@@ -17,6 +17,7 @@ from soulkit.cli.methods import BY_HAND, METHODS, flags_for, settings_of
 from soulkit.cli.options import pairs, ratios
 from soulkit.cli.train import one_line_summary
 from soulkit.errors import ConfigError
+from soulkit.extras import install_line
 from tests.eval_support import visitor
 from tests.train.support import random_model, soul
 
@@ -157,7 +158,7 @@ def test_a_tracker_that_is_not_installed(
         pytest.skip(f"{name} is installed")
     lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *TOMI, *SMALL, "--track", name)
     assert f"'{name}' is not installed" in lines["error"]
-    assert "pip install" in lines["fix"]
+    assert install_line(name) in lines["fix"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -327,6 +329,27 @@ def test_server_that_dies() -> None:
         with pytest.raises(ProviderError, match=r"connection (refused|broke)"):
             ask(model)
     assert len(server.requests) == 2
+
+
+def test_who_has_read_the_last_reply_finds_nobody_listening() -> None:
+    with ScriptedServer(dies_after=1) as server:
+        url = urlsplit(server.base_url)
+        assert url.hostname is not None and url.port is not None
+        connection = HTTPConnection(url.hostname, url.port)
+        connection.request("POST", "/v1/chat/completions", b'{"messages": []}')
+        assert json.loads(connection.getresponse().read())["choices"]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((url.hostname, url.port)).close()
+        connection.close()
+
+
+def test_a_server_process_ends_after_its_last_reply() -> None:
+    command = [sys.executable, "-m", "tests.servers.openai_server", "--dies-after", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        model = Endpoint(model="m", base_url=process.stdout.readline().strip(), max_attempts=1)
+        assert ask(model).text == "You said: hello there"
+        assert process.wait(timeout=60) == 0
 
 
 def test_server_process_killed_in_mid_answer() -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from soulkit.cli import report as cli
 from soulkit.errors import DataError, MissingPackage, RunError
 from soulkit.eval.summary import summarise
+from soulkit.extras import install_line
 from soulkit.report import html, table
 from soulkit.report.episodes import TEXT_LIMIT, choose, clean
 from soulkit.report.figures import learning_curves
@@ -370,5 +371,5 @@ def test_without_matplotlib_the_way_out_is_named(
     path = story(tmp_path)
     with pytest.raises(MissingPackage) as caught:
         html.render(load_runs([path / "train"]))
-    assert "soulkit[report]" in caught.value.way_out
+    assert install_line("report") in caught.value.way_out
     assert "<svg" not in html.render(load_runs([path / "before"]))  # no curves, no need for it

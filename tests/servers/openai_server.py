@@ -126,6 +126,7 @@ class ScriptedServer:
         self._http = _Http((host, port), self)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._stopped = False
+        self._dead = threading.Event()
 
     @property
     def base_url(self) -> str:
@@ -199,9 +200,8 @@ class ScriptedServer:
             )
         return _strict_refusal(body) if self.profile == "strict-reasoning" else None
 
-    def _after(self, index: int) -> None:
-        if self._dies_after is not None and index + 1 >= self._dies_after:
-            threading.Thread(target=self.stop, daemon=True).start()
+    def _last(self, index: int) -> bool:
+        return self._dies_after is not None and index + 1 >= self._dies_after
 
 
 class _Http(ThreadingHTTPServer):
@@ -233,8 +233,13 @@ class _Handler(BaseHTTPRequestHandler):
             response = owner._respond(index, body, authorization)
         finally:
             owner._leave()
+        last = owner._last(index)
+        if last:
+            owner.stop()  # before the reply: who has read it finds nobody listening
         self._send(response)
-        owner._after(index)
+        if last:
+            self.close_connection = True
+            owner._dead.set()
 
     def do_GET(self) -> None:
         owner = self.server.owner
@@ -352,6 +357,8 @@ def main() -> None:
     with server:
         print(server.base_url, flush=True)
         server._thread.join()
+        if args.dies_after is not None:
+            server._dead.wait()  # the thread that listens ends before the last reply is out
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""The extra that brings an optional package, and the line that adds one to *this* installation.
+
+A bare name means whatever the index at hand has under it, perhaps nothing or somebody else's. So
+the line names what this installation was made from: the checkout whose code runs, or what the
+installer noted beside the package (`direct_url.json`, PEP 610): a folder, an archive, a repository
+at its commit. Without a note it came from an index, and the version that is there satisfies pip.
+
+To add an optional package: a row in EXTRAS, and its extra in `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+EXTRAS = {
+    "torch": "train",
+    "transformers": "train",
+    "tokenizers": "train",
+    "peft": "train",
+    "safetensors": "train",
+    "matplotlib": "report",
+    "datasketch": "contamination",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+"""Optional package → the extra of soulkit that brings it."""
+
+NAME = "soulkit"
+HOME = Path(__file__).resolve().parent
+
+
+def install_line(extra: str, home: Path = HOME) -> str:
+    """The shell command that adds `extra` to the installation whose package folder is `home`."""
+    if _is_checkout(home.parent):
+        return f"pip install -e {shlex.quote(f'{home.parent}[{extra}]')}"
+    installed = _distribution(home)
+    if installed is None:
+        return f"pip install '.[{extra}]' in a checkout of {NAME}"
+    pip = "uv pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+    note = json.loads(installed.read_text("direct_url.json") or "{}")
+    source = _folder_or_file(note, extra) or _address(note, extra)
+    return f"{pip} install {source or shlex.quote(f'{NAME}[{extra}]=={installed.version}')}"
+
+
+def _is_checkout(folder: Path) -> bool:
+    """Whether `folder` holds soulkit's own pyproject.toml; other packages leave theirs, too."""
+    import tomllib
+
+    try:
+        page = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    project = page.get("project")
+    return isinstance(project, dict) and project.get("name") == NAME
+
+
+def _distribution(home: Path) -> Distribution | None:
+    """What was noted beside the code that runs; another copy's notes say nothing about it."""
+    from importlib.metadata import distributions
+
+    return next(iter(distributions(name=NAME, path=[str(home.parent)])), None)
+
+
+def _folder_or_file(note: dict[str, Any], extra: str) -> str:
+    """The local source that `note` names; empty when it names another kind, or one that is gone."""
+    from urllib.request import url2pathname
+
+    parts = urlsplit(note.get("url", ""))
+    if parts.scheme != "file" or "vcs_info" in note:
+        return ""
+    path = Path(url2pathname(parts.path))
+    option = "-e " if note.get("dir_info", {}).get("editable") else ""
+    return f"{option}{shlex.quote(f'{path}[{extra}]')}" if path.exists() else ""
+
+
+def _address(note: dict[str, Any], extra: str) -> str:
+    """The remote source that `note` names, without secrets; empty when it has none, or needs them.
+
+    A password is left out, and so is a user: many a token is sent as one. ssh alone needs a name.
+    """
+    parts = urlsplit(note.get("url", ""))
+    vcs = note.get("vcs_info")
+    if parts.query or not (parts.netloc or vcs):  # the query of a signed address is its secret
+        return ""
+    user, _, host = parts.netloc.rpartition("@")
+    login = f"{user.partition(':')[0]}@" if user and "ssh" in parts.scheme else ""
+    address = urlunsplit((parts.scheme, login + host, parts.path, "", ""))
+    if vcs:
+        address = f"{vcs['vcs']}+{address}@{vcs['commit_id']}"
+    inside = f"#subdirectory={note['subdirectory']}" if "subdirectory" in note else ""
+    return shlex.quote(f"{NAME}[{extra}] @ {address}{inside}")
