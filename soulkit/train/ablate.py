@@ -187,7 +187,11 @@ def refuse_other_settings(run: Planned) -> None:
 def run_all(
     runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None]
 ) -> list[Ended]:
-    """Run what is not finished; `ablation.json` is written anew after every run."""
+    """Run what is not finished; `ablation.json` is written anew after every run.
+
+    NoFeedback, before anything starts, for an arm whose method can have no feedback.
+    """
+    refuse_feedbackless(runs)
     found = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     note(out, found)
@@ -197,6 +201,21 @@ def run_all(
             note(out, found)
         ended(found[index])
     return found
+
+
+def refuse_feedbackless(runs: Sequence[Planned]) -> None:
+    """What else is wrong with an arm is its own, and recorded when its turn comes."""
+    from soulkit.train.assemble import gather_material
+    from soulkit.train.feasible import NoFeedback
+
+    first = {run.arm.spelling: run.config for run in reversed(runs)}
+    for config in first.values():
+        try:
+            gather_material(config)
+        except NoFeedback:
+            raise
+        except UserError:
+            continue
 
 
 def is_finished(run: Planned) -> bool:
