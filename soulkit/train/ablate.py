@@ -132,7 +132,8 @@ def plan(
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
     `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
-    that are wrong, RunError when a run's folder was begun with others: both before anything runs.
+    that are wrong or leave a method without feedback, RunError when a run's folder was begun with
+    others: both before anything runs.
     """
     if seeds < 1 or match not in get_args(Match):
         raise ConfigError(
@@ -149,6 +150,7 @@ def plan(
     for run in planned:
         refuse_unplayable(run.config)
         refuse_other_settings(run)
+    refuse_feedbackless(planned)
     return planned
 
 
@@ -187,11 +189,7 @@ def refuse_other_settings(run: Planned) -> None:
 def run_all(
     runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None]
 ) -> list[Ended]:
-    """Run what is not finished; `ablation.json` is written anew after every run.
-
-    NoFeedback, before anything starts, for an arm whose method can have no feedback.
-    """
-    refuse_feedbackless(runs)
+    """Run what is not finished; `ablation.json` is written anew after every run."""
     found = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     note(out, found)
