@@ -124,6 +124,7 @@ def _add_methods() -> None:
 def _train(method: str, given: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
+    from soulkit.train.feasible import weightless
     from soulkit.train.planning import plan_of
     from soulkit.train.run import train
 
@@ -135,6 +136,8 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
             _say(server)
         return
     out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
+    if remark := weightless(config):
+        err.print(remark, markup=False, soft_wrap=True)
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar), _say)
     say_unsealed()
@@ -162,8 +165,9 @@ def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
 
 
 def cry(line: Mapping[str, Any], who: str = "") -> None:
-    """Say on stderr which canaries raise an alarm in this step; nothing when none does."""
+    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
+    from soulkit.train.remarks import remarks
 
     for alarm in line.get("canary_alarm", ()):
         told = alarm_text({"step": line["step"], **alarm})
@@ -171,6 +175,8 @@ def cry(line: Mapping[str, Any], who: str = "") -> None:
             f"{who}canary alarm at step {told}: the judge can be played; look at its verdicts",
             markup=False, soft_wrap=True,
         )  # fmt: skip
+    for remark in remarks(line):
+        err.print(f"{who}step {line['step']}: {remark}", markup=False, soft_wrap=True)
 
 
 def one_line_summary(line: dict[str, Any]) -> str:

@@ -122,7 +122,8 @@ def answers_text(summary: Mapping[str, Any]) -> str:
 
 
 def feedback_text(summary: Mapping[str, Any]) -> str:
-    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times`, or empty."""
+    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
+    wanted none`, or empty."""
     feedback = summary.get("feedback") or {}
     parts = []
     for author, counts in feedback.get("coaches", {}).items():
@@ -132,6 +133,8 @@ def feedback_text(summary: Mapping[str, Any]) -> str:
     failures = feedback.get("coach_failures", 0)
     if failures:
         parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
+    if gated := feedback.get("gated", 0):
+        parts.append(f"{gated} of {feedback['drafts']} drafts wanted none")
     return "; ".join(parts)
 
 

@@ -121,7 +121,7 @@ async def _findings(task: Task, loaded: Loaded) -> dict[str, list[Finding]]:
 
 
 async def _check_gold(task: Task, example: Example) -> Verdict:
-    played, score, why = await _played(task, example, task.gold, perfect=True)
+    played, score, why = await scripted_play(task, example, task.gold, perfect=True)
     if why:
         return "gold_fails", _finding(example, played, why)
     if played is None:
@@ -134,7 +134,7 @@ async def _check_gold(task: Task, example: Example) -> Verdict:
 
 
 async def _check_wrong(task: Task, example: Example) -> Verdict:
-    played, score, why = await _played(task, example, task.wrong, perfect=False)
+    played, score, why = await scripted_play(task, example, task.wrong, perfect=False)
     if why or played is None:
         reason = why or "the task has no scripted wrong answer for it"
         return "no_wrong", _finding(example, played, reason)
@@ -147,7 +147,7 @@ async def _check_wrong(task: Task, example: Example) -> Verdict:
     return "", None
 
 
-async def _played(
+async def scripted_play(
     task: Task, example: Example, script: Callable[[Example], Episode | None], *, perfect: bool
 ) -> tuple[Episode | None, Score | None, str]:
     """(episode, score, what broke): no score where a model is needed, no episode without script."""
@@ -156,14 +156,14 @@ async def _played(
         episode = script(example)
         if episode is None:
             return None, None, ""
-        return episode, await task.score(example, episode, _nobody(task, perfect)), ""
+        return episode, await task.score(example, episode, nobody(task, perfect)), ""
     except CallError:
         return episode, None, ""
     except Exception as error:  # noqa: BLE001 - whatever a row breaks is the finding, told by name
         return episode, None, f"{type(error).__name__}: {error}"
 
 
-def _nobody(task: Task | None = None, perfect: bool = True) -> Cast:
+def nobody(task: Task | None = None, perfect: bool = True) -> Cast:
     silent = Player(_NoModel(task, perfect))
     return Cast(actor=silent, partner=silent, environment=silent, judges=(silent,), coach=silent)
 

@@ -136,8 +136,9 @@ def plan(
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
     `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
-    that are wrong and, without `force_mixed`, for methods that would not be measured like the
-    first, RunError when a run's folder was begun with others: all before anything runs.
+    that are wrong, leave a method without feedback or, without `force_mixed`, would have methods
+    measured unlike the first; RunError when a run's folder was begun with others: all before
+    anything runs.
     """
     if seeds < 1 or match not in get_args(Match):
         raise ConfigError(
@@ -156,6 +157,7 @@ def plan(
         refuse_other_settings(run)
     if not force_mixed:
         refuse_unlike(planned[: len(arms)])
+    refuse_feedbackless(planned)
     return planned
 
 
@@ -230,6 +232,21 @@ def run_all(
             note(out, found, force_mixed)
         ended(found[index])
     return found
+
+
+def refuse_feedbackless(runs: Sequence[Planned]) -> None:
+    """What else is wrong with an arm is its own, and recorded when its turn comes."""
+    from soulkit.train.assemble import gather_material
+    from soulkit.train.feasible import NoFeedback
+
+    first = {run.arm.spelling: run.config for run in reversed(runs)}
+    for config in first.values():
+        try:
+            gather_material(config)
+        except NoFeedback:
+            raise
+        except UserError:
+            continue
 
 
 def is_finished(run: Planned) -> bool:

@@ -25,6 +25,7 @@ from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
+from soulkit.train.feasible import refuse_without_feedback
 from soulkit.train.objectives.registry import make_objective as make_objective
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, mixture
@@ -61,6 +62,7 @@ def gather_material(config: TrainConfig) -> Material:
     check_roles(config, [*pool, *dev])
     if config.canary_every is not None:
         caged(pool)
+    refuse_without_feedback(config, pool)
     return Material(tasks, pool, dev)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.train.advantage import Entry, group_stats
+from soulkit.train.feedback import GATED
 from soulkit.train.sequences import TrainSequence
 from soulkit.train.update import token_counts
 from soulkit.types import Feedback, Kind, Record
@@ -99,8 +100,8 @@ def _by_coach(given: Sequence[Feedback]) -> dict[str, dict[str, Any]]:
 
 
 def feedback_totals(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of a run's step lines: drafts, failures of the coach, and per coach what was checked,
-    dropped, and leaked in which way."""
+    """Sums of a run's step lines: drafts, failures of the coach, per coach what was checked,
+    dropped, and leaked in which way, and the drafts that were to have no feedback, if any."""
     steps = [line for line in lines if "coach_failures" in line]
     coaches: dict[str, dict[str, Any]] = {}
     for line in steps:
@@ -109,10 +110,12 @@ def feedback_totals(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             coach["checked"] += counts["checked"]
             coach["dropped"] += counts["dropped"]
             coach["leaks"] = dict(Counter(coach["leaks"]) + Counter(counts["leaks"]))
+    gated = sum(line.get(GATED, 0) for line in steps)
     return {
         "drafts": sum(line["n_draft"] for line in steps),
         "coach_failures": sum(line["coach_failures"] for line in steps),
         "coaches": coaches,
+        **({"gated": gated} if gated else {}),
     }
 
 

@@ -18,6 +18,7 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.canaries import Tripwire
 from soulkit.train.config import TrainConfig
+from soulkit.train.feedback import Vigil, feedback_policy
 from soulkit.train.learn import learn
 from soulkit.train.loop import Loop, StepMetrics
 from soulkit.train.measure import feedback_metrics, reward_metrics
@@ -48,6 +49,8 @@ class RolloutStep:
     teacher: Policy | None = None
     """The second model of on-policy distillation, from `teacher.load_teacher`."""
     tripwire: Tripwire | None = None
+    vigil: Vigil | None = None
+    """Watches over feedback, in methods that learn from it."""
 
     @property
     def config(self) -> TrainConfig:
@@ -77,6 +80,7 @@ class RolloutStep:
         line: StepMetrics = {
             **reward_metrics(records),
             **feedback_metrics(records),
+            **(self.vigil.watch(records, heard) if self.vigil else {}),
             **learned,
             **sung,
             "policy": version,
@@ -112,14 +116,7 @@ class RolloutStep:
     async def rollouts(self, jobs: Sequence[Job]) -> list[Record]:
         policy = None
         if self.objective.uses_feedback:
-            terse = self.config.coach == "terse"
-            policy = FeedbackPolicy(
-                when=self.config.feedback_when,
-                terse=terse,
-                blind_reader=self.blind_reader,
-                show_draft=self.config.show_draft,
-                worked_examples=self.config.worked_examples,
-            )
+            policy = feedback_policy(self.config, self.blind_reader)
         by_task: dict[str, list[Job]] = {}
         for job in jobs:
             by_task.setdefault(job.task.name, []).append(job)

@@ -34,8 +34,9 @@ from soulkit.train.assemble import (
 from soulkit.train.canaries import Tripwire, canary_totals
 from soulkit.train.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.config import TrainConfig
+from soulkit.train.feedback import Vigil, in_vain, newest
 from soulkit.train.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.loop import Loop, Show
+from soulkit.train.loop import Loop, Show, StepMetrics
 from soulkit.train.measure import feedback_totals, reward_metrics
 from soulkit.train.planning import work_of
 from soulkit.train.policy import Policy, load_policy
@@ -212,13 +213,17 @@ async def _reinforce(
     keep_provenance(run, _provenance(config, crew, material))
     cast, reader = make_cast(config, sampler, crew), make_reader(config, crew)
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
+    objective = make_objective(config)
     step = RolloutStep(
-        loop, make_objective(config), sampler, cast, material.pool, material.dev, recent,
+        loop, objective, sampler, cast, material.pool, material.dev, recent,
         blind_reader=reader, teacher=teacher,
         tripwire=Tripwire.of(config, material.pool, run.metrics),
+        vigil=Vigil.of(config, objective, material.tasks, run.metrics),
     )  # fmt: skip
     try:
-        await loop.run_all(step, show)
+        if loop.step == config.steps:
+            stop_in_vain(loop, newest(run.metrics))
+        await loop.run_all(step, watched(loop, show))
     finally:
         await sampler.close()
         await crew.close()
@@ -240,6 +245,24 @@ def _provenance(config: TrainConfig, crew: Crew, material: Material) -> dict[str
     }
     actor = actor_print(config.model_dump())
     return provenance(config, crew, work_of(material), actor, sampling)
+
+
+def watched(loop: Loop, show: Show) -> Show:
+    """`show`, and the end of a run whose feedback is of no use; what it learned is kept."""
+
+    def shown(line: StepMetrics) -> None:
+        show(line)
+        stop_in_vain(loop, line)
+
+    return shown
+
+
+def stop_in_vain(loop: Loop, line: Mapping[str, Any]) -> None:
+    """Raise what `in_vain` says of the newest step's line, behind a checkpoint of that step."""
+    error = in_vain(loop.config.method, line)
+    if error is not None:
+        loop.checkpoint()
+        raise error
 
 
 def rollout_summary(

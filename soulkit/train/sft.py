@@ -19,6 +19,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
 from soulkit.train.assemble import has_tags
 from soulkit.train.config import TrainConfig
+from soulkit.train.feasible import rehearsed
 from soulkit.train.loop import Loop, StepMetrics
 from soulkit.train.policy import Policy
 from soulkit.train.sampling import Pool, batch
@@ -51,15 +52,11 @@ class SupervisedStep:
 def feedback_for(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
-    """Feedback as RL will give it, on a made-up draft (or on none, when the coach is terse)."""
+    """Feedback as RL will give it, in the rows and the share of prompts that are to have it."""
     always = config.sft_feedback_always
     if rng.random() >= config.sft_feedback and not (always and has_tags(example, always)):
         return None
-    if task.spec.feedback.kind == "worked_example" and not config.worked_examples:
-        return None
-    plain = config.coach == "terse"
-    text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
-    return task.symbolic(text) if text else None
+    return rehearsed(task, example, config, rng)
 
 
 def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Policy) -> list[Span]:

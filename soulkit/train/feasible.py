@@ -1,0 +1,259 @@
+"""Before a run: can the feedback that its method learns from exist at all?
+
+Nothing is asked and nothing is sampled. Scripted drafts of every task (`trial.py`) are taken down
+the road as far as rules go: is feedback wanted on any of them, does the task's own coach say
+something about one that gives nothing away, and does an actor who plays with feedback see any? One
+draft that passes is enough, and one that cannot be tried counts as one that may pass; what only a
+model can tell is left to the run (`feedback.py`).
+
+Example: the feedback of social_r1 is a worked example, answer included. A run that does not ask for
+such has none, whoever coaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from soulkit.errors import ConfigError
+from soulkit.models.roles import RoleSettings
+from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
+from soulkit.tasks.base import Task
+from soulkit.tasks.canaries import fixed
+from soulkit.tasks.selfcheck import nobody
+from soulkit.train import trial
+from soulkit.train.config import TrainConfig
+from soulkit.train.feedback import feedback_policy, slot_is_filled
+from soulkit.train.objectives.base import Objective
+from soulkit.train.objectives.registry import make_objective
+from soulkit.train.sampling import Pool
+from soulkit.types import Episode, Example, Feedback, Score, Segment
+
+ROWS = 500
+"""Rows of a task that are tried at most; the first one that passes ends the search."""
+TRIAL = Feedback(text="Take another look.", author="symbolic")
+
+
+class NoFeedback(ConfigError):
+    """A method that learns from feedback was asked for where there can be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a task can have no feedback in a run, and what would help."""
+
+    why: str
+    way: str
+
+
+def refuse_without_feedback(config: TrainConfig, pool: Pool) -> None:
+    """NoFeedback, naming method, tasks and coach, where feedback can never be used."""
+    if config.method == "sft":
+        _refuse_empty_lessons(config, pool)
+        return
+    _refuse_weightless(config)
+    objective = make_objective(config)
+    rows = _by_task(pool) if objective.uses_feedback else []
+    obstacles = {
+        task.name: obstacle
+        for task, examples in rows
+        if (obstacle := obstacle_of(config, objective, task, examples)) is not None
+    }
+    if obstacles:
+        raise _no_feedback(config, obstacles, mixed=len(rows) > 1)
+
+
+def _by_task(pool: Pool) -> list[tuple[Task, list[Example]]]:
+    """Each task with its different rows."""
+    rows: dict[str, tuple[Task, dict[str, Example]]] = {}
+    for task, example in pool:
+        rows.setdefault(task.name, (task, {}))[1][example.id] = example
+    return [(task, list(examples.values())) for task, examples in rows.values()]
+
+
+def obstacle_of(
+    config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
+) -> Obstacle | None:
+    """What keeps feedback from one task; None when nothing certain does."""
+    if _unasked_for(config, task):
+        return Obstacle(
+            "its feedback is a worked example, answer included, and none was asked for",
+            "ask for worked examples with --set worked_examples=true",
+        )
+    if config.shuffle_feedback and min(len(examples), config.prompts_per_step) < 2:
+        return Obstacle(
+            "feedback is to come from another example, and a step has a single one",
+            "use more rows and more --prompts, or leave out --shuffle-feedback",
+        )
+    return asyncio.run(_tried(config, objective, task, fixed(examples, ROWS)))
+
+
+def _unasked_for(config: TrainConfig, task: Task) -> bool:
+    return task.spec.feedback.kind == "worked_example" and not config.worked_examples
+
+
+async def _tried(
+    config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
+) -> Obstacle | None:
+    policy = feedback_policy(config)
+    if _never_wanted(config, policy, task):
+        return Obstacle(
+            f"its gate (--feedback-for {policy.when}) is closed to every draft",
+            "ask for feedback on every draft with --feedback-for all",
+        )
+    if not isinstance(config.coach, RoleSettings):
+        policy = replace(policy, when="all")
+        silent = await _nothing_said(
+            Engine(_NO_COACH, config.seed, feedback=policy), task, examples
+        )
+        if silent is not None:
+            return silent
+    return await _nothing_seen(objective, task, examples)
+
+
+def _never_wanted(config: TrainConfig, policy: FeedbackPolicy, task: Task) -> bool:
+    """Whether the gate is closed to the worst draft at every step of the run.
+
+    What a gate of the task's own makes of a score only real scores tell.
+    """
+    if policy.when == "task" and type(task).gate is not Task.gate:
+        return False
+    worst = trial.extremes(task)[0]
+    return not any(policy.wants(task, worst, step) for step in range(config.steps))
+
+
+# --- is anything said that may be shown? ----------------------------------------------------------
+
+
+_NO_COACH = replace(nobody(), coach=None)
+
+
+async def _nothing_said(engine: Engine, task: Task, examples: Sequence[Example]) -> Obstacle | None:
+    """The obstacle when the task's rules say nothing that an actor may see about any draft."""
+    ends: Counter[str] = Counter()
+    for example in examples:
+        drafts = await trial.drafts(task, example)
+        ends.update([await _end(engine, Job(task, example), *draft) for draft in drafts])
+        if "" in ends or not drafts:
+            return None
+    parts = {
+        "leaks": "its advice gives the answer away on {n} of {of} drafts that were tried",
+        "silent": "its rules say nothing about {n} of {of} drafts that were tried",
+    }
+    whys = [part.format(n=ends[end], of=ends.total()) for end, part in parts.items() if ends[end]]
+    return Obstacle(
+        ", ".join(whys),
+        "name another coach, for example --coach endpoint:MODEL@URL, or let the task's explain() "
+        "say something that gives nothing away",
+    )
+
+
+async def _end(engine: Engine, job: Job, episode: Episode, score: Score) -> str:
+    """`leaks` or `silent` for a draft that gets nothing; empty when it may get feedback."""
+    try:
+        record = record_of(job, job.rollout(engine.seed), episode, score)
+        record = await engine.critique(job, record)
+    except Exception:  # noqa: BLE001 - the run meets it with real drafts, or does not
+        return ""
+    if record.received is None:
+        return "" if "coach_failure" in record.episode.notes else "silent"
+    return "" if record.received.usable else "leaks"
+
+
+# --- does anybody see it? -------------------------------------------------------------------------
+
+
+async def _nothing_seen(
+    objective: Objective, task: Task, examples: Sequence[Example]
+) -> Obstacle | None:
+    """The obstacle when no prompt of any row has a slot that feedback fills."""
+    for example in examples:
+        turns = await trial.turns(task, example, TRIAL if objective.refines else None)
+        if not turns or any(_shows(objective, task, example, *turn) for turn in turns):
+            return None
+    return Obstacle(
+        "its prompts have no feedback slot: with feedback and without they are the same, or "
+        "nothing marks where it stands",
+        "put {{ feedback }} into the actor's template, and give the message that holds it a "
+        "'bare' text without",
+    )
+
+
+def _shows(
+    objective: Objective, task: Task, example: Example, seat: str, context: Sequence[Segment]
+) -> bool:
+    """Whether feedback reaches this turn: it did, or a teacher's reading of it would."""
+    if objective.refines:
+        return slot_is_filled(context)
+    slot = task.slot(example, seat, TRIAL)
+    return slot_is_filled([slot]) and any(s.bare == slot.bare for s in context)
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: bool) -> NoFeedback:
+    coach = config.coach.written() if isinstance(config.coach, RoleSettings) else config.coach
+    whys = "; ".join(f"task '{name}': {one.why}" for name, one in obstacles.items())
+    ways = list(dict.fromkeys(one.way for one in obstacles.values()))
+    ways += [f"leave {', '.join(obstacles)} out of --task"] if mixed else []
+    text = "; ".join([*ways, "or train on rewards alone, with soul train grpo"])
+    return NoFeedback(
+        f"'{config.method}' learns from feedback, and the coach '{coach}' can give none that may "
+        f"be used: {whys}.",
+        "Without feedback drafts are trained on their rewards alone, or not at all: that is "
+        "another method under this name.",
+        f"{text[0].upper()}{text[1:]}.",
+    )
+
+
+def _refuse_weightless(config: TrainConfig) -> None:
+    """A pure teacher's weight of 0 leaves nothing to train."""
+    if config.method in ("sdpo-token", "sdpo-logits", "opd") and config.distill_weight == 0:
+        raise NoFeedback(
+            f"The teacher's part of '{config.method}' has the weight 0.",
+            "It is all that this method trains, so that nothing would be learned.",
+            "Leave out distill_weight, or train on rewards alone, with soul train grpo.",
+        )
+
+
+def weightless(config: TrainConfig) -> str:
+    """What a weight of 0, an ablation, makes of the method, in a sentence; empty without one."""
+    if config.method.endswith("+grpo") and config.distill_weight == 0:
+        return "distill_weight is 0: the teacher's part counts for nothing, so this is grpo"
+    if config.method in ("rltf-sd", "erl") and config.aux_weight == 0:
+        return "aux_weight is 0: refined rollouts teach nothing about prompts without feedback"
+    if config.method == "ditto" and config.lambda_fb == 0:
+        return "lambda_fb is 0: refined rollouts are trained as copies alone"
+    return ""
+
+
+# --- lessons --------------------------------------------------------------------------------------
+
+
+def rehearsed(
+    task: Task, example: Example, config: TrainConfig, rng: random.Random
+) -> Feedback | None:
+    """Feedback for a lesson, on a made-up draft (or on none, when the coach is terse)."""
+    if _unasked_for(config, task):
+        return None
+    plain = config.coach == "terse"
+    text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
+    return task.symbolic(text) if text else None
+
+
+def _refuse_empty_lessons(config: TrainConfig, pool: Pool) -> None:
+    if not config.sft_feedback and not config.sft_feedback_always:
+        return
+    rng = random.Random(config.seed)
+    if any(rehearsed(task, example, config, rng) is not None for task, example in pool):
+        return
+    raise NoFeedback(
+        f"Lessons with feedback were asked for, and {', '.join(config.tasks)} can give none.",
+        "Every prompt would be without, as if nothing had been asked for.",
+        "Leave out --feedback and sft_feedback_always; where a task's feedback is a worked "
+        "example, add --set worked_examples=true.",
+    )

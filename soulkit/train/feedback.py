@@ -1,0 +1,191 @@
+"""What became of the feedback of a step: a method that gets none is another one under its name.
+
+Every scored draft ends in one of three ways. Its feedback was *used* (it conditions a scored
+refined rollout, or a teacher reads it); the draft was *gated* (the run asks for no feedback on such
+drafts, or its reward is full, so that there is nothing to mend); or feedback was *missing*, for one
+of these reasons, of which the first that holds counts:
+
+    unscored   the refined rollout has no score          unmarked  its prompt has no filled slot
+    leaks      what was said gives the answer away       failed    the coach could not be asked
+    silent     the coach had nothing to say              unshared  nobody else's could be had
+
+A step is *in vain* when feedback was missing and none was used. Steps in vain are counted while
+they follow each other; steps whose drafts were all gated leave the count as it is, and one used
+feedback ends it. The count stands in the step's line as long as it is not 0, so a resumed run goes
+on with it. At `PATIENCE` the run stops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from soulkit.errors import UserError
+from soulkit.models.base import Player
+from soulkit.play.engine import FeedbackPolicy
+from soulkit.runs import read_jsonl
+from soulkit.tasks.base import Task
+from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Objective
+from soulkit.types import Record, Segment
+
+GATED, MISSING, IN_VAIN = "feedback/gated", "feedback/missing", "feedback/in_vain"
+PATIENCE = 3
+"""Steps in vain, one after the other, after which a run stops."""
+
+REASONS = {
+    "leaks": "{n} of {of} feedbacks leak the answer",
+    "silent": "the coach had nothing to say about {n} of {of} drafts",
+    "failed": "the coach failed on {n} of {of} drafts",
+    "unscored": "{n} of {of} refined rollouts have no score",
+    "unmarked": "{n} of {of} feedbacks reached no prompt",
+    "unshared": "nobody else's feedback could be had for {n} of {of} drafts",
+}
+
+
+def feedback_policy(config: TrainConfig, blind_reader: Player | None = None) -> FeedbackPolicy:
+    """When a draft of the run gets feedback, and of which kind."""
+    return FeedbackPolicy(
+        when=config.feedback_when,
+        terse=config.coach == "terse",
+        blind_reader=blind_reader,
+        show_draft=config.show_draft,
+        worked_examples=config.worked_examples,
+    )
+
+
+def slot_is_filled(context: Iterable[Segment]) -> bool:
+    """Whether a message holds feedback, and is known without it: else no copy can be made."""
+    return any(s.bare is not None and s.bare != s.text for s in context)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the feedback on the drafts of one task ended in one step."""
+
+    used: int = 0
+    gated: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    leaks: Counter[str] = field(default_factory=Counter)
+    """The kinds of leaks among what is missing."""
+
+    def sentence(self) -> str:
+        """`16 of 16 feedbacks leak the answer (gold_text)`, one part for each reason."""
+        of = self.missing.total()
+        parts = [
+            form.format(n=n, of=of) for why, form in REASONS.items() if (n := self.missing[why])
+        ]
+        kinds = f" ({', '.join(sorted(self.leaks))})" if self.leaks else ""
+        return ", ".join([parts[0] + kinds, *parts[1:]])
+
+
+def outcomes(
+    records: Sequence[Record], read: Sequence[Record], tasks: Mapping[str, Task],
+    policy: FeedbackPolicy, refines: bool,
+) -> dict[str, Outcome]:  # fmt: skip
+    """Task → outcome of a step's scored drafts; `read` are the records as a teacher reads them
+    (with other feedback than `records` where it is shuffled)."""
+    refined = {_place(r): r for r in records if r.kind == "refined"}
+    usable = {_place(r) for r in read if r.received is not None and r.received.usable}
+    found: dict[str, Outcome] = {}
+    for draft in records:
+        if draft.kind != "draft" or not draft.score.scored:
+            continue
+        outcome, task = found.setdefault(draft.task, Outcome()), tasks[draft.task]
+        why = _missing(draft, refined.get(_place(draft)), _place(draft) in usable, refines)
+        if not why:
+            outcome.used += 1
+        elif _gated(draft, task, policy):
+            outcome.gated += 1
+        else:
+            outcome.missing[why] += 1
+            if why == "leaks" and draft.received is not None:
+                outcome.leaks[draft.received.leak] += 1
+    return found
+
+
+def _place(record: Record) -> tuple[str, int]:
+    return record.example_id, record.rollout
+
+
+def _missing(draft: Record, refined: Record | None, usable: bool, refines: bool) -> str:
+    """Why the draft's feedback is of no use; empty when it is used."""
+    if refined is not None:
+        turns = (turn for trace in refined.episode.traces for turn in trace.turns)
+        if not refined.score.scored:
+            return "unscored"
+        return "" if any(slot_is_filled(turn.context) for turn in turns) else "unmarked"
+    if usable and not refines:
+        return ""
+    if draft.received is not None:
+        return "unshared" if draft.received.usable else "leaks"
+    return "failed" if "coach_failure" in draft.episode.notes else "silent"
+
+
+def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:
+    reward = draft.score.reward
+    full = reward is not None and reward >= task.spec.metric.high
+    return full or not policy.wants(task, draft.score, draft.step)
+
+
+@dataclass
+class Vigil:
+    """Watches over a run's feedback, step by step."""
+
+    refines: bool
+    policy: FeedbackPolicy
+    tasks: Mapping[str, Task]
+    streak: int = 0
+    """Steps in vain so far."""
+
+    @classmethod
+    def of(
+        cls, config: TrainConfig, objective: Objective, tasks: Mapping[str, Task], metrics: Path
+    ) -> Self | None:
+        """That of a run, None for methods without feedback; `metrics` is the run's file, which
+        knows the count of a run that is taken up."""
+        if not objective.uses_feedback:
+            return None
+        streak = int(newest(metrics).get(IN_VAIN, 0))
+        return cls(objective.refines, feedback_policy(config), tasks, streak)
+
+    def watch(self, records: Sequence[Record], read: Sequence[Record]) -> dict[str, Any]:
+        """What to add to the step's line: nothing where every draft's feedback was used."""
+        found = outcomes(records, read, self.tasks, self.policy, self.refines)
+        missing = any(one.missing for one in found.values())
+        if any(one.used for one in found.values()):
+            self.streak = 0
+        elif missing:
+            self.streak += 1
+        gated = sum(one.gated for one in found.values())
+        silent = {name: self._remark(name, one) for name, one in found.items()
+                  if one.missing and not one.used}  # fmt: skip
+        line = {GATED: gated, MISSING: silent, IN_VAIN: self.streak}
+        return {name: value for name, value in line.items() if value}
+
+    def _remark(self, name: str, outcome: Outcome) -> str:
+        verb, where = "refined" if self.refines else "taught", f" for {name}"
+        return f"nothing was {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
+
+
+def newest(metrics: Path) -> Mapping[str, Any]:
+    """The line of a run's newest rollout step; empty before the first."""
+    lines = (line for line in reversed(read_jsonl(metrics)) if "draft_reward" in line)
+    return next(lines, {})
+
+
+def in_vain(method: str, line: Mapping[str, Any]) -> UserError | None:
+    """Why a run stops after the step of `line`; None while it may go on."""
+    streak = line.get(IN_VAIN, 0)
+    if streak < PATIENCE or MISSING not in line:
+        return None
+    return UserError(
+        f"{streak} steps in a row had no use of feedback; in the last one "
+        f"{'; '.join(line[MISSING].values())}.",
+        f"'{method}' learns from feedback, and without any it is another method under its name.",
+        "The weights so far are kept. Read what the coach said ('received' in episodes.jsonl): "
+        "once it is mended the same command goes on; another --coach needs another --out.",
+    )

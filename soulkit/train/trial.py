@@ -1,0 +1,109 @@
+"""Rows tried by script before a run: drafts that nobody sampled, plays in which no model speaks.
+
+Everything here is deterministic and asks nobody. What a task breaks on is left out, because the
+run meets it in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from soulkit.errors import UserError
+from soulkit.models.base import Cast, Player
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.selfcheck import scripted_play
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Line,
+    Sampling,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+)
+
+
+async def drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
+    """A wrong, a perfect and an empty episode with their scores, as far as the task has them.
+
+    What only a judge could score is taken with the lowest and the highest score that there are, and
+    so is what the rules take for perfect although it is not.
+    """
+    found: list[tuple[Episode, Score]] = []
+    for script, perfect in ((task.wrong, False), (task.gold, True), (_mute(task), False)):
+        episode, score, _ = await scripted_play(task, example, script, perfect=perfect)
+        if episode is not None:
+            found += [(episode, one) for one in _scores(task, score, perfect)]
+    return found
+
+
+def _scores(task: Task, score: Score | None, perfect: bool) -> Sequence[Score]:
+    value = None if score is None else score.value
+    if score is None or value is None or (value >= task.spec.metric.high and not perfect):
+        return extremes(task)
+    return [score]
+
+
+def extremes(task: Task) -> tuple[Score, Score]:
+    """The lowest and the highest score of a task, made up."""
+    low, high = task.spec.metric.low, task.spec.metric.high
+    worst = Score(value=low, reward=low, protocol=task.protocol)
+    return worst, replace(worst, value=high, reward=high)
+
+
+def _mute(task: Task) -> Callable[[Example], Episode]:
+    """A script of an actor that says nothing."""
+
+    def script(example: Example) -> Episode:
+        seat = task.acted_seat(example)
+        turn = Turn(task.preview(example), Completion(text=""))
+        return Episode(
+            example_id=example.id, task=task.name, traces=(Trace(seat, (turn,)),),
+            transcript=(Line(seat, ""),),
+        )  # fmt: skip
+
+    return script
+
+
+async def turns(
+    task: Task, example: Example, feedback: Feedback | None
+) -> list[tuple[str, tuple[Segment, ...]]]:
+    """(seat, context) of every turn of the actor, who speaks the gold; empty where it cannot be
+    played so."""
+    rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
+    try:
+        episode = await task.play(example, _reciters(task, example), rollout)
+    except UserError:
+        raise
+    except Exception:  # noqa: BLE001 - the run meets it with real replies, or does not
+        return []
+    return [(trace.seat, turn.context) for trace in episode.traces for turn in trace.turns]
+
+
+def _reciters(task: Task, example: Example) -> Cast:
+    gold = task.gold(example)
+    lines = [turn.completion.text for trace in gold.traces for turn in trace.turns] if gold else []
+    actor, other = Player(_Reciter(lines)), Player(_Reciter([]))
+    return Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
+
+
+class _Reciter:
+    """Says its lines, a turn each, and agrees when there are none left."""
+
+    name = "none"
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        return Completion(text=self.lines[call.turn] if call.turn < len(self.lines) else "Yes.")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
