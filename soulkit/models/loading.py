@@ -130,7 +130,7 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
 
     The model has a language-model head; it may have a vision tower beside its language part.
-    Raises ModelLoadError, also when the checkpoint does not hold exactly the model's weights.
+    Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoTokenizer

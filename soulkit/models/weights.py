@@ -71,7 +71,7 @@ def _in_order(name: str) -> list[str | int]:
 
 
 def check_base(where: str, model: Any, report: Mapping[str, Any]) -> None:
-    """ModelLoadError unless the checkpoint `where` had every weight of `model`, and no other.
+    """ModelLoadError unless the checkpoint `where` had every weight of `model`, and used them all.
 
     `report` is what transformers tells of loading: tied weights and what a family may lack are
     not missing there.
@@ -120,23 +120,23 @@ def lost_experts(where: str) -> list[str]:
 
 
 def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
-    """Those of `names` that would change what the model computes.
+    """Those of `names` that belong to what the model has, and would change what that computes.
 
-    Older buffers, and modules beside the language model (a value head, a draft head), would not:
-    only weights and biases in a layer, or in a module that the model has, are told.
+    Only weights and biases in a layer or module that is there. Older buffers, modules beside the
+    language model (a value head, a draft head), and whole layers beyond those that the
+    configuration asks for are left out knowingly.
     """
+    import torch
+
     modules = dict(model.named_modules())
-    layers = tuple(f"{name}." for name, part in modules.items() if _is_list(part))
+    lists = [
+        (name, part) for name, part in modules.items() if isinstance(part, torch.nn.ModuleList)
+    ]
+    layers = tuple(f"{name}.{number}." for name, part in lists for number in range(len(part)))
     for name in names:
         module, _, leaf = name.rpartition(".")
         if leaf.startswith(("weight", "bias")) and (module in modules or name.startswith(layers)):
             yield name
-
-
-def _is_list(module: Any) -> bool:
-    import torch
-
-    return isinstance(module, torch.nn.ModuleList)
 
 
 # --- an adapter -----------------------------------------------------------------------------------
