@@ -5,6 +5,9 @@ was sent, in other case, broken over lines, escaped as in JSON, HTML or addresse
 hexadecimal, and in part (one half of it or more). A server escapes as it likes, so replies are
 masked after they were read: `masked_json` for what is kept as JSON, `masked` for single texts.
 
+A short value without a digit is rather a word that somebody put there for a server that wants none:
+it is masked as it stands, escaped or not, but "local test" is no `localtest`.
+
 A text is first looked through as a whole, which takes microseconds; only one that does hold a key
 is spelled out character by character, to know what is to be cut.
 """
@@ -21,6 +24,8 @@ from typing import Any
 MASK = "[key]"
 SHORTEST = 8
 """Characters of a key. Shorter values are placeholders such as "x"; masking them would garble."""
+_WORD = 20
+"""A key without a digit that is shorter is taken for a word."""
 _PART = 12
 """Characters of a part of a key at least."""
 _ROUNDS = 3
@@ -40,7 +45,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
 _remembered: dict[str, None] = {}
 
 Spelled = tuple[str, list[tuple[int, int]]]
-"""Characters that a text spells, in lower case, and where each one begins and ends in it."""
+"""Characters that a text spells, and where each one begins and ends in it."""
 
 
 def remember(key: str) -> None:
@@ -51,17 +56,8 @@ def remember(key: str) -> None:
 
 def holds_key(text: str) -> bool:
     """Whether a remembered key stands in `text`, however it is written."""
-    needles = [needle for key in _remembered for needle in _needles(key)]
-    bare = _bare(text) if needles else ""
-    if _any(needles, bare) or _any(needles, _unbroken(bare)):
-        return True
-    for _ in range(_ROUNDS):
-        if not _CODE.search(bare):
-            return False
-        before, bare = bare, _bare(_ESCAPE.sub(_unescaped, bare))
-        if bare == before or _any(needles, bare):
-            return bare != before
-    return False
+    words, needles = _sought(tuple(_remembered))
+    return bool((needles and _hides(text, needles)) or (words and _says(text, words)))
 
 
 def masked(text: str) -> str:
@@ -110,6 +106,18 @@ def _without(value: Any) -> Any:
 
 
 @cache
+def _sought(keys: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Those of `keys` that are words, and what gives the others away."""
+    words = [key for key in keys if _is_word(key)]
+    return words, [needle for key in keys if not _is_word(key) for needle in _needles(key)]
+
+
+@cache
+def _is_word(key: str) -> bool:
+    return len(key) < _WORD and not any(character.isdigit() for character in key)
+
+
+@cache
 def _needles(key: str) -> tuple[str, ...]:
     """What gives `key` away, in lower case: itself, its halves, and other ways of writing it."""
     half = max(_PART, (len(key) + 1) // 2)
@@ -127,6 +135,32 @@ def _base64(key: str) -> Iterator[str]:
             yield encoded.decode()[begin:end]
 
 
+# -- whether it stands there -----------------------------------------------------------------------
+
+
+def _hides(text: str, needles: list[str]) -> bool:
+    bare = _bare(text)
+    if _any(needles, bare) or _any(needles, _unbroken(bare)):
+        return True
+    for _ in range(_ROUNDS):
+        if not _CODE.search(bare):
+            return False
+        before, bare = bare, _bare(_ESCAPE.sub(_unescaped, bare))
+        if bare == before or _any(needles, bare):
+            return bare != before
+    return False
+
+
+def _says(text: str, words: list[str]) -> bool:
+    for _ in range(_ROUNDS):
+        if _any(words, text):
+            return True
+        if not _CODE.search(text):
+            return False
+        text = _ESCAPE.sub(_unescaped, text)
+    return _any(words, text)
+
+
 def _any(needles: list[str], text: str) -> bool:
     return any(needle in text for needle in needles)
 
@@ -142,57 +176,61 @@ def _unbroken(text: str) -> str:
     return text
 
 
-# -- where it stands -------------------------------------------------------------------------------
-
-
 def _unescaped(match: re.Match[str]) -> str:
     """The character of an escape; none where it stands for white space."""
     code = match["json"] or match["percent"]
     if code:
-        return chr(int(code, 16)).lower()
+        return chr(int(code, 16))
     if match["html"]:
         import html  # a large table, and hardly ever needed
 
-        return html.unescape(match["html"]).lower()
+        return html.unescape(match["html"])
     return match["sign"] or ""
 
 
+# -- where it stands -------------------------------------------------------------------------------
+
+
 def _spelled(text: str, escapes: bool) -> Spelled:
-    letters: list[str] = []
+    characters: list[str] = []
     places: list[tuple[int, int]] = []
-
-    def add(characters: str, begin: int, end: int) -> None:
-        for character in characters:
-            if "\x21" <= character <= "\x7e":
-                letters.append(character.lower())
-                places.append((begin, end))
-
     at = 0
     for match in _ESCAPE.finditer(text) if escapes else ():
         for place in range(at, match.start()):
-            add(text[place], place, place + 1)
-        add(_unescaped(match), match.start(), match.end())
+            characters.append(text[place])
+            places.append((place, place + 1))
+        for character in _unescaped(match):
+            characters.append(character)
+            places.append(match.span())
         at = match.end()
-    for place in range(at, len(text)):
-        add(text[place], place, place + 1)
-    return "".join(letters), places
+    characters += text[at:]
+    places += ((place, place + 1) for place in range(at, len(text)))
+    return "".join(characters), places
+
+
+def _folded(spelled: Spelled) -> Spelled:
+    """The same in lower case, without what no key has."""
+    pairs = zip(*spelled, strict=True)
+    letters = [(c.lower(), place) for c, place in pairs if "\x21" <= c <= "\x7e"]
+    return "".join(c for c, _ in letters), [place for _, place in letters]
 
 
 def _spans(spelled: Spelled) -> list[tuple[int, int]]:
     """Beginning and end of everything in a text that belongs to a key, in order."""
-    letters, places = spelled
-    spans = []
+    folded, spans = _folded(spelled), []
     for key in _remembered:
-        for needle in _needles(key):
+        letters, places = spelled if _is_word(key) else folded
+        whole = key if _is_word(key) else key.lower()
+        for needle in (key,) if _is_word(key) else _needles(key):
             at = letters.find(needle)
             while at >= 0:
-                first, last = _whole(letters, at, at + len(needle), key.lower())
+                first, last = _stretched(letters, at, at + len(needle), whole)
                 spans.append((places[first][0], places[last - 1][1]))
                 at = letters.find(needle, last)
     return sorted(spans)
 
 
-def _whole(letters: str, begin: int, end: int, key: str) -> tuple[int, int]:
+def _stretched(letters: str, begin: int, end: int, key: str) -> tuple[int, int]:
     """A found part of `key` with as much of the key as stands on both sides of it."""
     at = key.find(letters[begin:end])
     before, behind = at, at + end - begin

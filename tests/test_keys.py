@@ -92,6 +92,14 @@ def test_placeholders_garble_nothing() -> None:
     assert masked(text) == text
 
 
+def test_a_word_is_masked_as_it_stands_and_no_other_text_for_it() -> None:
+    remember("localtest")
+    assert masked("key localtest, or \\u006cocaltest") == "key [key], or [key]"
+    assert json.loads(masked_json('{"a": "\\u006cocal\\u0074est"}')) == {"a": "[key]"}
+    for text in ("a local test", "LocalTest", "local\ntest", "localtes"):
+        assert masked(text) == text
+
+
 def test_addresses_are_shown_without_users_and_passwords() -> None:
     assert shown("no way to http://me:hunter2@proxy:3128/") == "no way to http://[key]@proxy:3128/"
     assert shown_address("htp://me:hunter2@host/v1?key=hunter2#hunter2") == "host/v1"

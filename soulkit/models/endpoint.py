@@ -225,6 +225,7 @@ class Endpoint:
         ledger, asked = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(asked, self.name, call)
         found = ledger.lookup(key, model=self.name, call=call)
+        read = _completion if found is None else _masked_completion
         if found is None:
 
             def keep(entry: Entry, beside: Mapping[str, Any]) -> Entry:
@@ -232,7 +233,7 @@ class Endpoint:
 
             found = await self._ask(messages, sampling, call, keep)
         try:
-            return _completion(found)
+            return read(found)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(found, str(error)) from error
 
@@ -448,12 +449,23 @@ def _completion(entry: Entry) -> Completion:
         seconds=entry.seconds,
         cost=entry.cost,
     )
-    return Completion(  # masked once more: ledgers of earlier versions hold escaped keys
-        text=masked(answer.text),
-        stop_reason=masked(answer.stop_reason),
-        reasoning=masked(answer.reasoning),
+    return Completion(
+        text=answer.text,
+        stop_reason=answer.stop_reason,
+        reasoning=answer.reasoning,
         usage=usage,
         dropped=entry.dropped,
+    )
+
+
+def _masked_completion(entry: Entry) -> Completion:
+    """Of an older entry: earlier versions kept keys that a server had escaped."""
+    completion = _completion(entry)
+    return replace(
+        completion,
+        text=masked(completion.text),
+        reasoning=masked(completion.reasoning),
+        stop_reason=masked(completion.stop_reason),
     )
 
 
