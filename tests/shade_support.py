@@ -14,7 +14,7 @@ from tests.train.support import soul
 
 TASKS = Path(__file__).parent / "shade_task" / "tasks.yaml"
 SHADES = ("amber", "cobalt", "olive")
-SMALL = ("--prompts", 2, "--group-size", 4, "--max-tokens", 8, "--lora-r", 2)
+SMALL = ("--prompts", 2, "--group-size", 4, "--max-tokens", 8, "--lora-r", 2, "--steps", 4)
 
 
 def write_rows(path: Path, count: int) -> Path:

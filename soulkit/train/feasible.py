@@ -99,51 +99,54 @@ async def _tried(
     config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
 ) -> Obstacle | None:
     policy = feedback_policy(config)
-    if _never_wanted(config, policy, task):
+    if policy.when == "task" and type(task).gate is not Task.gate:
+        policy = replace(policy, when="all")  # its own gate may read what only real scores hold
+    gate = Gate(policy, task, config.steps)
+    if gate.opens_at(trial.extremes(task)[0]) is None:
         return Obstacle(
             f"its gate (--feedback-for {policy.when}) is closed to every draft",
             "ask for feedback on every draft with --feedback-for all",
         )
-    if not isinstance(config.coach, RoleSettings):
-        policy = replace(policy, when="all")
-        silent = await _nothing_said(
-            Engine(_NO_COACH, config.seed, feedback=policy), task, examples
-        )
-        if silent is not None:
-            return silent
-    return await _nothing_seen(objective, task, examples)
+    asks_a_model = isinstance(config.coach, RoleSettings)
+    silence = None if asks_a_model else await _nothing_said(gate, examples)
+    return silence or await _nothing_seen(objective, task, examples)
 
 
-def _never_wanted(config: TrainConfig, policy: FeedbackPolicy, task: Task) -> bool:
-    """Whether the gate is closed to the worst draft at every step of the run.
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Which drafts of a task a run of so many steps asks feedback for."""
 
-    What a gate of the task's own makes of a score only real scores tell.
-    """
-    if policy.when == "task" and type(task).gate is not Task.gate:
-        return False
-    worst = trial.extremes(task)[0]
-    return not any(policy.wants(task, worst, step) for step in range(config.steps))
+    policy: FeedbackPolicy
+    task: Task
+    steps: int
+
+    def opens_at(self, score: Score) -> int | None:
+        """The first step at which a draft of this score is to have feedback; None: at none."""
+        steps = (step for step in range(self.steps) if self.policy.wants(self.task, score, step))
+        return next(steps, None)
 
 
 # --- is anything said that may be shown? ----------------------------------------------------------
 
 
-_NO_COACH = replace(nobody(), coach=None)
-
-
-async def _nothing_said(engine: Engine, task: Task, examples: Sequence[Example]) -> Obstacle | None:
+async def _nothing_said(gate: Gate, examples: Sequence[Example]) -> Obstacle | None:
     """The obstacle when the task's rules say nothing that an actor may see about any draft."""
+    engine = Engine(replace(nobody(), coach=None), feedback=gate.policy)
     ends: Counter[str] = Counter()
     for example in examples:
-        drafts = await trial.drafts(task, example)
-        ends.update([await _end(engine, Job(task, example), *draft) for draft in drafts])
-        if "" in ends or not drafts:
+        for episode, score in await trial.drafts(gate.task, example):
+            step = gate.opens_at(score)
+            if step is not None:
+                ends[await _end(engine, Job(gate.task, example, 0, step), episode, score)] += 1
+        if "" in ends:
             return None
     parts = {
         "leaks": "its advice gives the answer away on {n} of {of} drafts that were tried",
         "silent": "its rules say nothing about {n} of {of} drafts that were tried",
     }
     whys = [part.format(n=ends[end], of=ends.total()) for end, part in parts.items() if ends[end]]
+    if not whys:  # the task has no draft that could be tried
+        return None
     return Obstacle(
         ", ".join(whys),
         "name another coach, for example --coach endpoint:MODEL@URL, or let the task's explain() "

@@ -90,11 +90,11 @@ def outcomes(
     (with other feedback than `records` where it is shuffled)."""
     refined = {_place(r): r for r in records if r.kind == "refined"}
     usable = {_place(r) for r in read if r.received is not None and r.received.usable}
-    found: dict[str, Outcome] = {}
+    ends: dict[str, Outcome] = {}
     for draft in records:
         if draft.kind != "draft" or not draft.score.scored:
             continue
-        outcome, task = found.setdefault(draft.task, Outcome()), tasks[draft.task]
+        outcome, task = ends.setdefault(draft.task, Outcome()), tasks[draft.task]
         why = _missing(draft, refined.get(_place(draft)), _place(draft) in usable, refines)
         if not why:
             outcome.used += 1
@@ -104,7 +104,7 @@ def outcomes(
             outcome.missing[why] += 1
             if why == "leaks" and draft.received is not None:
                 outcome.leaks[draft.received.leak] += 1
-    return found
+    return ends
 
 
 def _place(record: Record) -> tuple[str, int]:
@@ -154,14 +154,14 @@ class Vigil:
 
     def watch(self, records: Sequence[Record], read: Sequence[Record]) -> dict[str, Any]:
         """What to add to the step's line: nothing where every draft's feedback was used."""
-        found = outcomes(records, read, self.tasks, self.policy, self.refines)
-        missing = any(one.missing for one in found.values())
-        if any(one.used for one in found.values()):
+        ends = outcomes(records, read, self.tasks, self.policy, self.refines)
+        missing = any(one.missing for one in ends.values())
+        if any(one.used for one in ends.values()):
             self.streak = 0
         elif missing:
             self.streak += 1
-        gated = sum(one.gated for one in found.values())
-        silent = {name: self._remark(name, one) for name, one in found.items()
+        gated = sum(one.gated for one in ends.values())
+        silent = {name: self._remark(name, one) for name, one in ends.items()
                   if one.missing and not one.used}  # fmt: skip
         line = {GATED: gated, MISSING: silent, IN_VAIN: self.streak}
         return {name: value for name, value in line.items() if value}

@@ -34,12 +34,12 @@ async def drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
     What only a judge could score is taken with the lowest and the highest score that there are, and
     so is what the rules take for perfect although it is not.
     """
-    found: list[tuple[Episode, Score]] = []
+    pairs: list[tuple[Episode, Score]] = []
     for script, perfect in ((task.wrong, False), (task.gold, True), (_mute(task), False)):
         episode, score, _ = await scripted_play(task, example, script, perfect=perfect)
         if episode is not None:
-            found += [(episode, one) for one in _scores(task, score, perfect)]
-    return found
+            pairs += [(episode, one) for one in _scores(task, score, perfect)]
+    return pairs
 
 
 def _scores(task: Task, score: Score | None, perfect: bool) -> Sequence[Score]:

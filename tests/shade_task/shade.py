@@ -74,6 +74,14 @@ class Curt(Shade):
         return "Put one letter between the tags." if unread else f"It is {example.fields['meant']}."
 
 
+class Praising(Shade):
+    """Says something useful about what is right already, and the answer about the rest."""
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        right = score is not None and score.value == 1
+        return "That is how to look at it." if right else f"It is {example.fields['meant']}."
+
+
 class Generous(Kind):
     """Likes whatever is said."""
 

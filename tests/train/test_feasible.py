@@ -84,12 +84,12 @@ PLAYABLE = sorted(
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 @pytest.mark.parametrize("task", PLAYABLE)
 def test_every_other_task_has_feedback_of_every_kind(task: str, protocol: str) -> None:
-    made = load_registry().task(task, protocol)
-    examples = to_examples(made, made_rows(task, "synth:8", 0, "train"), split="train").examples
+    owner = load_registry().task(task, protocol)
+    examples = to_examples(owner, made_rows(task, "synth:8", 0, "train"), split="train").examples
     for method in ("ditto", "sdpo-token"):
         for coach in ("symbolic", "terse", NOWHERE):
-            asked = config(method=method, coach=coach, protocol=protocol, tasks={task: 1.0})
-            assert obstacle_of(asked, make_objective(asked), made, examples) is None
+            request = config(method=method, coach=coach, protocol=protocol, tasks={task: 1.0})
+            assert obstacle_of(request, make_objective(request), owner, examples) is None
 
 
 # --- tasks of one's own ---------------------------------------------------------------------------
@@ -157,6 +157,17 @@ def test_a_gate_that_never_opens(tmp_path: Path, model: Path, capfd: Any, task: 
     assert soul(*plan) == 0
 
 
+@pytest.mark.parametrize("gate", ["imperfect", "task"])
+def test_advice_that_only_those_may_have_who_get_none(
+    tmp_path: Path, model: Path, capfd: Any, gate: str
+) -> None:
+    options = (*shade_options(tmp_path, "praising"), "--feedback-for", gate)
+    lines = refusal(capfd, "ditto", model, tmp_path / "run", *options)
+    assert "answer away on 24 of 24 drafts" in lines["error"]
+    plan = ("plan", "train", "ditto", "--model", model, *options[:-1], "all", *SMALL)
+    assert soul(*plan) == 0
+
+
 @pytest.mark.parametrize("method", ["ditto", "sdpo-token"])
 def test_others_feedback_where_there_are_no_others(
     tmp_path: Path, model: Path, capfd: Any, method: str
@@ -189,9 +200,9 @@ def test_a_teacher_of_no_weight_teaches_nothing(
     ],
 )  # fmt: skip
 def test_an_ablation_is_named_and_not_refused(settings: dict[str, Any], word: str) -> None:
-    asked = config(**settings, data={"tomi": "synth:6"})
-    assert word in weightless(asked) and bool(weightless(asked)) == bool(word)
-    gather_material(asked)
+    request = config(**settings, data={"tomi": "synth:6"})
+    assert word in weightless(request) and bool(weightless(request)) == bool(word)
+    gather_material(request)
 
 
 def test_an_ablation_says_so_on_the_way(tmp_path: Path, model: Path, capfd: Any) -> None:
@@ -223,9 +234,9 @@ def test_a_plan_is_refused(model: Path, capfd: Any) -> None:
 def test_a_run_of_before_is_not_taken_up(tmp_path: Path, model: Path, capfd: Any) -> None:
     flags = {"method": "ditto", "model": str(model), "tasks": {"social_r1": 1.0}, "steps": 1,
              "data": {"social_r1": "synth:12"}}  # fmt: skip
-    asked = TrainConfig.load(env={}, flags=flags)
+    request = TrainConfig.load(env={}, flags=flags)
     out = tmp_path / "old"
-    Run.open(out, "train ditto", asked.identity(), defaults=asked.identity_defaults())
+    Run.open(out, "train ditto", request.identity(), defaults=request.identity_defaults())
     assert soul("train", "ditto", "--model", model, *SOCIAL, "--out", out) == 2
     assert "'social_r1'" in three_lines(capfd.readouterr().err)["error"]
 

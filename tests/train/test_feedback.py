@@ -49,10 +49,10 @@ def test_three_steps_in_vain_stop_a_run(
 ) -> None:
     out, options = tmp_path / "run", scripted(tmp_path, "kind")
     assert train(method, model, out, *options, "--steps", 6) == 2
-    printed = capfd.readouterr().err
+    output = capfd.readouterr().err
     for step in range(3):
-        assert f"step {step}: nothing was {verb}: {LEAK}" in printed
-    error, why, fix = three_lines("\n".join(printed.splitlines()[-3:]))
+        assert f"step {step}: nothing was {verb}: {LEAK}" in output
+    error, why, fix = three_lines("\n".join(output.splitlines()[-3:]))
     assert "3 steps in a row" in error and LEAK in error
     assert f"'{method}'" in why and "--coach" in fix
     lines = steps_of(out)
@@ -249,11 +249,11 @@ def test_groups_without_spread_are_said_aloud(
     out, options = tmp_path / "run", shade_options(tmp_path, "generous")
     assert train(method, model, out, *options, "--steps", 2) == 0
     groups = 2 if method == "grpo" else 4
-    printed = capfd.readouterr().err
+    output = capfd.readouterr().err
     for step in range(2):
         text = f"step {step}: {groups} of {groups} groups have equal rewards: nothing is learned;"
-        assert text in printed
-    assert "--group-size" in printed
+        assert text in output
+    assert "--group-size" in output
 
 
 @pytest.mark.parametrize(
