@@ -200,7 +200,7 @@ def _unlike(
         a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
         for task in _tasks(a, b):
             mixed += [(task, line) for line in unlike(a, b, task)]
-            beside += [(task, line) for line in remarks(a, b, task, ("the first", "it"))]
+            beside += [(task, line) for line in remarks(a, b, task, ("the first", "the other"))]
     return grouped(dict.fromkeys(mixed)), grouped(dict.fromkeys(beside))
 
 
@@ -379,7 +379,7 @@ def notes(found: Comparison) -> list[str]:
 
 
 def _unlike_text(whole: Comparison, row: Row) -> list[str]:
-    pair = f"{row.arm} against {whole.first}"
+    pair = f"{whole.first} against {row.arm}"
     outcome = "the difference mixes both" if whole.force_mixed else "so without a difference"
     return [
         *(f"{pair}, {NOT_ALIKE}, {outcome}: {line}." for line in row.mixed),

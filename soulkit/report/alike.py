@@ -30,7 +30,7 @@ class Pair:
 
     def lines(self) -> list[str]:
         """What a reader is told of them, a sentence each."""
-        pair = f"{self.b} against {self.a}"
+        pair = f"{self.a} against {self.b}"
         return [
             *(f"{pair}, {NOT_ALIKE}: {line}" for line in self.mixed),
             *(f"{pair}: {line}" for line in self.remarks),

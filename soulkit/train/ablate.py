@@ -203,7 +203,7 @@ def refuse_unlike(runs: Sequence[Planned]) -> None:
         a, b = _conditions(first), _conditions(run)
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
         lines = grouped((task, line) for task in tasks for line in unlike(a, b, task))
-        reasons += [f"{run.arm.spelling} against {first.arm.spelling}: {line}" for line in lines]
+        reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
     if reasons:
         raise ConfigError(
             f"The methods would not be measured the same way ({'; '.join(reasons)}).",

@@ -55,8 +55,8 @@ def test_methods_that_would_be_measured_in_another_way_do_not_start(
     assert scene(tmp_path, f"grpo,ditto,grpo:{setting}") == 2
     lines = [line.partition(": ") for line in capsys.readouterr().err.splitlines()]
     assert [head for head, *_ in lines] == ["error", "why", "fix"]
-    assert f"grpo:{setting} against grpo: sotopia: {words}" in lines[0][2]
-    assert "ditto against" not in lines[0][2]
+    assert f"grpo against grpo:{setting}: sotopia: {words}" in lines[0][2]
+    assert "against ditto" not in lines[0][2]
     assert "--force-mixed" in lines[2][2]
     assert not (tmp_path / "out").exists()
 
@@ -65,7 +65,7 @@ def test_a_partner_that_every_method_trains_is_another_one_in_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scene(tmp_path, "grpo,ditto", "--partner", "actor") == 2
-    assert "ditto against grpo: sotopia: partner actor:m" in capsys.readouterr().err
+    assert "grpo against ditto: sotopia: partner actor:m" in capsys.readouterr().err
 
 
 def test_what_a_method_may_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_a_mixture_is_told_as_one(
     assert cold.remarks == ("tomi: temperature 1.0 against 0.5",)
     assert fewer.final_difference is not None and cold.final_difference is not None
     page = (out / "report" / "index.html").read_text()
-    assert "grpo:limit=12 against grpo, not measured the same way, the difference mixes" in page
+    assert "grpo against grpo:limit=12, not measured the same way, the difference mixes" in page
 
     state = json.loads((out / "ablation.json").read_text())
     (out / "ablation.json").write_text(json.dumps({**state, "force_mixed": False}))
@@ -98,10 +98,10 @@ def test_a_mixture_is_told_as_one(
     assert fewer.final_difference is fewer.area_difference is fewer.dev_difference is None
     assert cold.final_difference is not None and fewer.final.mean is not None
     page = ablation.write(comparison, tmp_path / "page").read_text()
-    apart = "grpo:limit=12 against grpo, not measured the same way, so without a difference"
+    apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
     for line in (
         f"{apart}: tomi: training rows 24 against 12.",
-        "grpo:temperature=0.5 against grpo: tomi: temperature 1.0 against 0.5.",
+        "grpo against grpo:temperature=0.5: tomi: temperature 1.0 against 0.5.",
     ):
         assert line in page and line in ablation.notes(comparison)
     saved = json.loads((tmp_path / "page" / "comparison.json").read_text())["rows"][1]
