@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a machine draws examples says how busy it is, and nothing about the code.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # Test folders have no packages, so helpers next to this file are imported by plain name.
 sys.path.insert(0, str(Path(__file__).parent))

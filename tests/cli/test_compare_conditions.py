@@ -201,7 +201,7 @@ def test_a_script_is_what_it_says_and_not_its_path(
     refused(a, c, capfd, "partner scripted:", "sha256")
     capfd.readouterr()
     assert soul("eval", "api", "--config", a / "config.yaml", "--out", a) == 2
-    _, *error = capfd.readouterr().err.splitlines()
+    error = capfd.readouterr().err.splitlines()[-3:]
     assert "another content of the partner" in three_lines("\n".join(error))[0]
 
 

@@ -218,6 +218,7 @@ def without_addresses(run: Path) -> None:
     settings = read_config(run)
     settings["base_url"] = settings["judge"][0]["base_url"] = None
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    (run / "provenance.json").unlink()
 
 
 def test_a_folder_without_addresses_is_openais_own(
@@ -231,7 +232,7 @@ def test_a_folder_without_addresses_is_openais_own(
     what = three_lines(capfd.readouterr().err)[0]
     assert f'base_url: "{OPENAI_URL}" -> "{gateway.base_url}"' in what
     with Ledger(run / "ledger.sqlite", "replay") as ledger:
-        recorded = recorded_eval(run).cast(ledger)
+        recorded = recorded_eval(run, trust=True).cast(ledger)
     models = [player.model for player in recorded.players]
     assert {m.base_url for m in models if isinstance(m, Endpoint)} == {OPENAI_URL}
     monkeypatch.delenv(VARIABLE)

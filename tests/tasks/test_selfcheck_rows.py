@@ -15,7 +15,7 @@ from soulkit.data.rows import to_examples
 from soulkit.data.synth import makeable
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.selfcheck import _nobody, check_task
+from soulkit.tasks.selfcheck import check_task, nobody
 
 FLAWED = """\
 from soulkit.tasks.tomi import ToMi
@@ -129,7 +129,7 @@ def test_what_needs_a_judge_is_unscored_and_no_failure(own: Any) -> None:
 def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:
     task = task_of("secret_keeper")
     for example in synth_examples("secret_keeper", 5):
-        assert asyncio.run(task.score(example, task.wrong(example), _nobody())).value == 0
+        assert asyncio.run(task.score(example, task.wrong(example), nobody())).value == 0
 
 
 def test_a_wrong_completion_is_the_same_at_every_call_and_never_the_gold() -> None:
