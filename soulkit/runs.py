@@ -179,7 +179,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     """What `environment.json` of the run in folder `path` says; RunError when there is none."""
     try:
         loaded = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_run(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{ENVIRONMENT} holds no object")

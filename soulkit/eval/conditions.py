@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from soulkit.errors import UserError
 from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, read_provenance
+from soulkit.models.address import as_recorded
 from soulkit.models.roles import RolesConfig
 from soulkit.records import load_records
 from soulkit.runs import CONFIG, read_config
@@ -152,7 +153,11 @@ def conditions_of(
 def _read_object(path: Path) -> Print:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError):  # a run that was cut short or damaged tells nothing by this file
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ):  # a run that was cut short or damaged tells nothing by this file
         return {}
     return loaded if isinstance(loaded, dict) else {}
 
@@ -180,8 +185,9 @@ def _asked_for(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
     roles = {n: v for n, v in settings.items() if n in RolesConfig.model_fields}
     try:
         # The file of names may be gone; whoever was named stands in the settings whole.
-        config = RolesConfig.model_validate({**roles, "endpoints": None})
-        return players_of(config, actor_print(settings))
+        with as_recorded():
+            config = RolesConfig.model_validate({**roles, "endpoints": None})
+            return players_of(config, actor_print(settings))
     except (ValidationError, UserError):
         return None
 

@@ -32,6 +32,10 @@ from soulkit.types import Example, Sampling
 PROVENANCE = "provenance.json"
 SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
 """What of a Sampling is compared: the seed only keys the random streams."""
+CHANGING = {"sha256": "content", "address": "address", "weights": "weights"}
+"""What of a player may change while its settings stay, and how it is called."""
+BLOCKS, BLOCK_BYTES = 64, 1 << 16
+"""What is read of a file of weights to know it again."""
 
 Print = dict[str, Any]
 
@@ -116,12 +120,29 @@ def player_print(
         who["address"] = str(url).rstrip("/")
     elif crew and Path(settings.model).exists():
         who["path"] = str(Path(settings.model).resolve())
+        who["weights"] = weights_print(Path(settings.model))
     return {**who, **sampling_print(settings.sampling(role, None, samples))}
+
+
+def weights_print(folder: Path) -> str:
+    """What tells a checkpoint from one that was written to the same place since.
+
+    Of each file of weights its size, its head and blocks all over it: training moves everything.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as opened:
+            for part in range(BLOCKS):
+                opened.seek(size * part // BLOCKS)
+                digest.update(opened.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def same_player(a: Print, b: Print) -> bool:
     """Whether two players are one, as far as both records say. A script is what it holds and a
-    checkpoint where it lies, however its path was written."""
+    checkpoint its weights where it lies, however its path was written."""
     proven = any(name in a and name in b for name in ("sha256", "path"))
     shared = (a.keys() & b.keys()) - ({"model"} if proven else set())
     return all(a[name] == b[name] for name in shared)
@@ -194,7 +215,7 @@ def read_provenance(folder: Path) -> Print:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record["players"], dict) or not isinstance(record["tasks"], dict):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"'{path}' does not say with whom and on which rows the run was measured.",
             "The file was changed by hand or by another program.",
@@ -217,13 +238,14 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
 
 
 def keep_provenance(run: Run, now: Print) -> None:
-    """Write `now`; RunError when the run was begun with other scripts, addresses or rows."""
+    """Write `now`; RunError when the run was begun with other scripts, addresses, rows, scorers."""
     before = read_provenance(run.path)
     for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
             "What is already in the folder was made with the old one, and a mean would mix them.",
-            "Bring the old one back to resume, or give another folder with --out.",
+            "Bring the old one back to resume, or give another folder with --out. A scorer that "
+            "was mended is applied to what is there by: soul rescore",
         )
     if now:
         write_json(run.path / PROVENANCE, now)
@@ -236,11 +258,18 @@ def _changes(before: Print, now: Print) -> list[str]:
         for old, new in zip(before["players"].get(role, ()), players, strict=False):
             changes += [
                 f"another {word} of the {role} '{old['model']}'"
-                for name, word in (("sha256", "content"), ("address", "address"))
+                for name, word in CHANGING.items()
                 if name in old and name in new and old[name] != new[name]
             ]
     for task, entry in now["tasks"].items():
         old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+        old_options = before["tasks"].get(task, {}).get("options", {})
+        options = entry.get("options", {}) if old_options else {}
+        changes += [
+            f"another {name} of the task {task}"
+            for name in sorted({*old_options, *options})
+            if options and old_options.get(name) != options.get(name)
+        ]
     return changes

@@ -129,7 +129,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
         return None
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad_summary(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _bad_summary(path, "it holds no object")

@@ -17,6 +17,7 @@ import yaml
 
 from soulkit.data.files import write_rows
 from soulkit.data.synth import synth
+from soulkit.eval.provenance import same_player, weights_print
 from soulkit.tasks.registry import builtin_file
 from tests import judged_support
 from tests.eval_support import api, oracle, soul, summary, three_lines
@@ -271,6 +272,42 @@ def test_an_unfinished_run_is_no_run_of_fewer_rows(
     assert "rows 6 against 4, 4 in both" in three_lines(capfd.readouterr().err)[0]
 
 
+def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -> None:
+    """One mean would mix two scorers, and the record would name the newer one only."""
+    home = Path(shutil.copytree(judged_support.TASKS.parent, tmp_path / "task"))
+    rows = judged_support.write_rows(tmp_path / "rows.jsonl", 4)
+    with (
+        ScriptedServer(answer=judged_support.judge()) as judge,
+        ScriptedServer(answer=judged_support.essay) as actor,
+    ):
+        command = (
+            "eval", "api", "--model", "m", "--base-url", actor.base_url, "--tasks",
+            home / "tasks.yaml", "--task", "essay", "--data", f"essay={rows}", "--backoff", 0,
+            "--judge", f"endpoint:j@{judge.base_url}", "--out",
+        )  # fmt: skip
+        assert soul(*command, tmp_path / "whole") == 0
+        half = cut_short(tmp_path / "whole", tmp_path / "half", 2)
+        before = (half / "provenance.json").read_text()
+        code = home / "essay.py"
+        code.write_text(code.read_text().replace("quality.score / 10", "quality.score / 20"))
+        capfd.readouterr()
+        assert soul(*command, half) == 2
+        what, _, fix = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
+        assert "another code of the task essay" in what and "soul rescore" in fix
+        assert (half / "provenance.json").read_text() == before
+
+
+def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    found = []
+    for content in (b"a" * 100_000, b"a" * 100_000, b"a" * 99_999 + b"b"):
+        weights.write_bytes(content)
+        found.append(weights_print(tmp_path))
+    assert found[0] == found[1] != found[2]
+    here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in found[1:])
+    assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
+
+
 # -- older runs ------------------------------------------------------------------------------------
 
 
@@ -296,6 +333,22 @@ def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
         new = evaluated(server, home, tmp_path / f"new-{name}", **changes)
         refused(old, new, capfd, name)
         refused(old, aged(new, tmp_path / f"aged-{name}"), capfd, name)
+
+
+def test_an_older_run_without_an_address_was_asked_at_openais(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    old, twin = (aged(plain, tmp_path / name) for name in ("old", "twin"))
+    for folder in (old, twin):
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        for player in (*settings["judge"], settings["partner"]):
+            player["base_url"] = None
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    for address in (server.base_url, "no address"):
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        refused(old, plain, capfd, "judge endpoint:j@https://api.openai.com/v1", server.base_url)
+        assert compared(old, twin, capfd)["tasks"][0]["difference"] == 0
 
 
 def test_an_unfinished_run_of_an_earlier_version(
