@@ -77,7 +77,8 @@ class Settings(BaseModel):
             merged = merge(merged, layer)
         _refuse_unknown(cls, layers)
         over = merge(layers["the environment"], layers["the command line"])
-        strays = trusting.inside_runs(over)
+        # What a file of the user's own names counts like an option: no seal covers it either.
+        strays = trusting.inside_runs(merged)
         foreign = file is not None and trusting.is_foreign(file, text, settings, cls.model_fields)
         if file is not None and foreign and not trust:
             acting = trusting.acting_settings(settings, over)

@@ -218,10 +218,10 @@ def is_foreign(
     of the (many) settings, `fields`, which nobody does by hand.
     """
     copied = len(fields) >= 20 and 2 * len(set(settings) & set(fields)) > len(fields)
-    beside = any((place.parent / name).exists() for place in _places(file) for name in RUN_FILES)
+    configs = [place for place in _places(file) if place.name == CONFIG]
+    beside = any((place.parent / name).exists() for place in configs for name in RUN_FILES)
     if not (copied or beside or in_run(file)):
         return False
-    configs = [place for place in _places(file) if place.name == CONFIG]
     return not any(is_own(config.parent, text, settings) for config in configs)
 
 
@@ -249,9 +249,10 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
     return acting | {name: over[name] for name in shared}
 
 
-def inside_runs(over: Mapping[str, Any]) -> dict[str, Path]:
-    """The endpoints and tasks files of `over` that lie in a run's folder: no seal covers them."""
-    paths = {name: Path(str(over[name])) for name in ("endpoints", "tasks_file") if over.get(name)}
+def inside_runs(settings: Mapping[str, Any]) -> dict[str, Path]:
+    """The endpoints and tasks files of `settings` in a folder of a run: no seal covers them."""
+    named = [name for name in ("endpoints", "tasks_file") if settings.get(name)]
+    paths = {name: Path(str(settings[name])) for name in named}
     return {name: path for name, path in paths.items() if in_run(path)}
 
 

@@ -507,6 +507,15 @@ def test_files_in_a_run_folder_are_no_word_of_the_users(
         assert soul(*command, "--trust") == 0
 
 
+def test_a_hand_written_file_names_no_code_of_a_run_either(
+    foreign: Received, tmp_path: Path, capfd: Any
+) -> None:
+    shutil.copytree(foreign.home / "task", foreign.run / "task")
+    settings = {"tasks_file": str(foreign.run / "task" / "tasks.yaml"), "model": "m"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    refused(foreign, capfd, "eval", "api", "--config", tmp_path / "mine.yaml", "--task", "essay")
+
+
 @pytest.mark.parametrize(
     "command", [("train", "grpo"), ("plan", "train", "grpo"), ("train", "ablate")]
 )
@@ -540,6 +549,8 @@ def test_a_hand_written_file_is_the_users_own_word(native: Received, tmp_path: P
     settings = yaml.safe_load(native.config.read_text())
     names = ("model", "base_url", "api_key_env", "judge", "tasks", "tasks_file", "data")
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({name: settings[name] for name in names}))
+    for name in ("metrics.jsonl", "summary.json"):  # of another program, in the same folder
+        (tmp_path / name).write_text("")
     command = ("eval", "api", "--config", tmp_path / "mine.yaml", "--backoff", 0)
     assert soul(*command, "--out", tmp_path / "out") == 0
 
