@@ -14,7 +14,7 @@ from rich.panel import Panel
 from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
-from soulkit.cli.options import Json, TaskFiles
+from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
     from soulkit.data.check import Checked
@@ -89,6 +89,7 @@ def pull(
         typer.Option("--out", help="Default: SOULKIT_DATA, or the folder data.", readable=False),
     ] = None,
     tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Download released files from the Hugging Face hub.
@@ -107,7 +108,7 @@ def pull(
     if corpus is not None:
         wanted, revision = corpus_files(hub, corpus, where, revision)
     else:
-        registry = _registry(tasks)
+        registry = registry_of(tasks, trust=trust)
         wanted = released(registry, _named(registry, task, suite), splits)
     found = pull_files(
         hub, wanted, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
@@ -166,7 +167,11 @@ def build(
 
 @app.command()
 def check(
-    path: RowFile, task: TaskName = None, tasks: TaskFiles = None, as_json: Json = False
+    path: RowFile,
+    task: TaskName = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Count rows, columns and lengths, and name bad rows.
 
@@ -175,7 +180,7 @@ def check(
     from soulkit.data.check import by_task, check_rows
     from soulkit.data.files import read_rows
 
-    registry = _registry(tasks)
+    registry = registry_of(tasks, trust=trust)
     rows, bad = read_rows(path)
     if task is not None:
         checks = [check_rows(registry.task(task), rows, bad)]
@@ -201,13 +206,14 @@ def show(
     row: Annotated[int, typer.Option("--row", "-r", help="Which row, counted from 0.")] = 0,
     task: TaskName = None,
     tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Show one row: fields, who may see them, the prompt."""
     from soulkit.data.check import by_task
     from soulkit.data.files import nth_row
 
-    registry = _registry(tasks)
+    registry = registry_of(tasks, trust=trust)
     raw = nth_row(path, row)
     name = task if task is not None else next(iter(by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
@@ -267,12 +273,6 @@ def _again(command: str, options: Mapping[str, object]) -> str:
 
 def _say(remark: str) -> None:
     err.print(safe(one_line(remark)), soft_wrap=True)
-
-
-def _registry(files: Sequence[Path] | None) -> Registry:
-    from soulkit.tasks.registry import load_registry
-
-    return load_registry(*(files or ()))
 
 
 # -- printing ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Json, TaskFiles
+from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def audit(
         ),
     ] = None,
     tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Look for rows that are wrong, or right for a bad reason.
@@ -51,12 +52,11 @@ def audit(
     from soulkit.data.files import check_target, refuse_same
     from soulkit.data.loading import examples_from
     from soulkit.tasks.audit import audit_rows
-    from soulkit.tasks.registry import load_registry
 
     if output is not None:
         refuse_same(Path(path), output)
         check_target(output, (".jsonl",))
-    live = load_registry(*(tasks or ())).task(task)
+    live = registry_of(tasks, trust=trust).task(task)
     loaded = examples_from(live, path, forms=False)
     rows = audit_rows(live, loaded)
     report = _tracked(task, path, loaded.examples) if task in STORIES else None
@@ -97,6 +97,7 @@ def contamination(
         float, typer.Option("--threshold", help="Shared word triples of near-duplicates.")
     ] = 0.8,
     tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Find training rows that give evaluation rows away.
@@ -106,13 +107,12 @@ def contamination(
     """
     from soulkit.data.contamination import clean_rows, compare, entity_kinds
     from soulkit.data.files import check_target, refuse_same, write_rows
-    from soulkit.tasks.registry import load_registry
 
     if exclude is not None:
         check_target(exclude)
         for path in (train, evaluation):
             refuse_same(path, exclude)
-    registry = load_registry(*(tasks or ()))
+    registry = registry_of(tasks, trust=trust)
     ours, theirs = (_Side(registry, path, task) for path in (train, evaluation))
     live = {**ours.tasks, **theirs.tasks}
     kinds = entity_kinds(live.values())

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from soulkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from soulkit.tasks.registry import Registry
 
 TRUST = "Act on settings of a run that is not yours."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
@@ -19,6 +22,18 @@ TaskFiles = Annotated[
     # Not checked by the parser here or at other files: their readers say more, in three lines.
     typer.Option("--tasks", metavar="FILE", help="Your own tasks file.", readable=False),
 ]
+
+
+def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
+    """The tasks of soulkit and of one's own files; TrustError for a file in a run's folder, whose
+    code nobody vouches for, unless `trust`."""
+    from soulkit.tasks.registry import load_registry
+    from soulkit.trust import inside_runs, refuse_foreign
+
+    for file in files or ():
+        if inside_runs({"tasks_file": file}) and not trust:
+            refuse_foreign(file, {"tasks_file": str(file)})
+    return load_registry(*(files or ()))
 
 
 def ratios(text: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Json, TaskFiles
+from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.types import Protocol
 
@@ -42,6 +42,7 @@ def check(
     protocol: Annotated[str, typer.Option("--protocol", help="paper or reference.")] = "paper",
     seed: Annotated[int, typer.Option("--seed", help="Of made rows.")] = 0,
     tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Play gold and wrong answers through each task's scorer.
@@ -50,10 +51,9 @@ def check(
     made here. The exit code is 1 when a gold fails: no model can be right about such a row.
     """
     from soulkit.data.loading import examples_from
-    from soulkit.tasks.registry import load_registry
     from soulkit.tasks.selfcheck import check_task
 
-    registry = load_registry(*(tasks or ()))
+    registry = registry_of(tasks, trust=trust)
     given = _data(data or (), names or (), suite, registry)
     found: list[SelfCheck] = []
     for name, where in given.items():
