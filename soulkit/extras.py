@@ -45,8 +45,11 @@ def install_line(extra: str, home: Path = HOME) -> str:
     if installed is None:
         return f"pip install '.[{extra}]' in a checkout of {NAME}"
     pip = "uv pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
-    note = json.loads(installed.read_text("direct_url.json") or "{}")
-    source = _folder_or_file(note, extra) or _address(note, extra)
+    try:
+        note = json.loads(installed.read_text("direct_url.json") or "{}")
+        source = _folder_or_file(note, extra) or _address(note, extra)
+    except (ValueError, LookupError, TypeError, AttributeError):  # no such note as PEP 610 asks for
+        source = ""
     return f"{pip} install {source or shlex.quote(f'{NAME}[{extra}]=={installed.version}')}"
 
 

@@ -228,3 +228,12 @@ def test_pip_takes_the_line_that_an_installed_wheel_prints(tmp_path: Path) -> No
     line = done.stderr.splitlines()[2].removeprefix("fix: Install it with: ")
     assert line == f"pip install '{wheel}[train]'"
     pip("--dry-run", *shlex.split(line)[2:])
+
+
+@pytest.mark.parametrize(
+    "note", [b"{x", b"[]", b"null", b'{"url": "https://[x", "dir_info": null}']
+)
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, note: bytes) -> None:
+    home = installed(tmp_path, None)
+    next(tmp_path.rglob("*.dist-info")).joinpath("direct_url.json").write_bytes(note)
+    assert install_line("train", home).startswith("pip install")

@@ -48,9 +48,10 @@ class Specials:
         names = {n for n in flagged | marks if len(n) > _SIGNS or after.startswith(n)}
         self._any, self._but_thinking = _pattern(names), _pattern(names - THINKING)
         self._turns = _pattern(names & (marks | {str(tokenizer.eos_token)}))
-        # A text may spell a normalized token in other characters, and tokenizers in Python may
-        # lower what they read: there only the ids tell.
-        literal = getattr(tokenizer, "is_fast", False)
+        # A text may spell a normalized token in other characters, one that is a word of the
+        # vocabulary as well may come of them, and tokenizers in Python may lower what they read:
+        # there only the ids tell.
+        literal = getattr(tokenizer, "is_fast", False) and not _is_word(tokenizer, names)
         self._exact = literal and not any(t.normalized for t in added if t.content in names)
         first = "".join(sorted({n.strip()[0] for n in names if n.strip()}))
         tags = "|".join(THINKING)
@@ -80,6 +81,22 @@ class Specials:
         unknown = self._tokenizer.unk_token_id
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return [i for i in ids if i in self.ids and i != unknown]
+
+
+def _is_word(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> bool:
+    """Whether normalized words could become one of `names` without being an added token."""
+    backend = tokenizer.backend_tokenizer
+    if backend.normalizer is None:
+        return False
+    cut = backend.pre_tokenizer
+    try:
+        for name in names:
+            pieces = [n for n, _ in cut.pre_tokenize_str(name)] if cut else [name]
+            if any(t.value in names for n in pieces for t in backend.model.tokenize(n)):
+                return True
+    except Exception:  # noqa: BLE001 - a vocabulary without an unknown word says nothing
+        return True
+    return False
 
 
 def _pattern(names: set[str]) -> re.Pattern[str]:

@@ -54,7 +54,7 @@ def refuse_without_feedback(config: TrainConfig, pool: Pool) -> None:
     if config.method == "sft":
         _refuse_empty_lessons(config, pool)
         return
-    _refuse_weightless(config)
+    _refuse_weightless(config, pool)
     objective = make_objective(config)
     rows = _by_task(pool) if objective.uses_feedback else []
     obstacles = {
@@ -213,13 +213,43 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
     )
 
 
-def _refuse_weightless(config: TrainConfig) -> None:
-    """A pure teacher's weight of 0 leaves nothing to train."""
+def _refuse_weightless(config: TrainConfig, pool: Pool) -> None:
+    """Settings under which the part that learns from feedback, or a teacher, is always 0."""
+    _refuse_one_outcome(config)
+    _refuse_unreachable(config, pool)
     if config.method in ("sdpo-token", "sdpo-logits", "opd") and config.distill_weight == 0:
         raise NoFeedback(
             f"The teacher's part of '{config.method}' has the weight 0.",
             "It is all that this method trains, so that nothing would be learned.",
             "Leave out distill_weight, or train on rewards alone, with soul train grpo.",
+        )
+
+
+def _refuse_one_outcome(config: TrainConfig) -> None:
+    """The one outcome that is left has probability 1 for whoever reads: nothing differs."""
+    alone = config.divergence_top_k == 1 and config.divergence_tail == "renorm"
+    if alone and make_objective(config).logits:
+        raise NoFeedback(
+            f"'{config.method}' compares distributions, and divergence_top_k is 1.",
+            "A single token that is compared has probability 1 for both: the teacher's part is "
+            "always 0, and nothing is learned from it.",
+            "Leave out divergence_top_k, or add --set divergence_tail=bucket.",
+        )
+
+
+def _refuse_unreachable(config: TrainConfig, pool: Pool) -> None:
+    """Where no reward reaches `accept_from`, erl imitates nothing."""
+    least = config.accept_from
+    # Rewards of the reference are not on the scale of the metric.
+    if config.method != "erl" or least is None or config.protocol == "reference":
+        return
+    highs = {task.name: task.spec.metric.high for task, _ in pool}
+    if beyond := [f"{name} ({high:g})" for name, high in highs.items() if high < least]:
+        raise NoFeedback(
+            f"'erl' was to imitate rewards from {least:g}, above the highest of "
+            f"{', '.join(beyond)}.",
+            "No refined rollout would be imitated: that is another method under this name.",
+            "Lower accept_from, or leave it out to imitate what beats its draft.",
         )
 
 

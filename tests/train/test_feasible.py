@@ -259,3 +259,44 @@ def test_nobody_is_asked_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(NoFeedback):
         gather_material(config(**settings, coach=NOWHERE))
     gather_material(config(**settings, coach=NOWHERE, worked_examples=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "word"),
+    [
+        ("sdpo-logits", ["divergence_top_k=1"], "divergence_top_k is 1"),
+        ("sdpo-logits+grpo", ["divergence_top_k=1"], "divergence_top_k is 1"),
+        ("erl", ["accept_from=1.5"], "above the highest of tomi (1)"),
+    ],
+)
+def test_a_part_that_is_always_zero(
+    tmp_path: Path, model: Path, capfd: Any, method: str, settings: list[str], word: str
+) -> None:
+    options = [
+        "--task",
+        "tomi",
+        "--data",
+        "tomi=synth:12",
+        *(x for s in settings for x in ("--set", s)),
+    ]
+    lines = refusal(capfd, method, model, tmp_path / "run", *options)
+    assert word in lines["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sdpo-logits", ["divergence_top_k=1", "divergence_tail=bucket"]),
+        ("sdpo-token", ["divergence_top_k=1"]),
+        ("erl", ["accept_from=1.0"]),
+    ],
+)
+def test_a_part_that_may_be_more(model: Path, method: str, settings: list[str]) -> None:
+    options = [
+        "--task",
+        "tomi",
+        "--data",
+        "tomi=synth:12",
+        *(x for s in settings for x in ("--set", s)),
+    ]
+    assert soul("plan", "train", method, "--model", model, *SMALL, *options) == 0
