@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -39,12 +40,13 @@ HOME = Path(__file__).resolve().parent
 
 def install_line(extra: str, home: Path = HOME) -> str:
     """The shell command that adds `extra` to the installation whose package folder is `home`."""
+    pip = "pip" if find_spec("pip") is not None else "uv pip"
     if _is_checkout(home.parent):
-        return f"pip install -e {shlex.quote(f'{home.parent}[{extra}]')}"
+        return f"{pip} install -e {shlex.quote(f'{home.parent}[{extra}]')}"
     installed = _distribution(home)
     if installed is None:
         return f"pip install '.[{extra}]' in a checkout of {NAME}"
-    pip = "uv pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+    pip = "uv pip" if (installed.read_text("INSTALLER") or "").strip() == "uv" else pip
     try:
         note = json.loads(installed.read_text("direct_url.json") or "{}")
         source = _folder_or_file(note, extra) or _address(note, extra)

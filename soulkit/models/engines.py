@@ -6,8 +6,9 @@ who they are in their list of models, so the list is asked for once, before the 
 requests to them name the neutral values as well. No answer, or another one, decides nothing: then
 nothing is added. What such a server refuses of them is dropped and recorded as usual.
 
-The question is put again only while the server has answered nothing at all: one that is still
-starting is not taken for another one.
+A server that is too busy to say (408, 429, an error of its own) is asked a few times before the
+first request. After that the question is put again only while the server has answered nothing at
+all: one that is still starting is not taken for another one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ FILLING = frozenset(("vllm", "sglang"))
 FILLED = ("top_k", "min_p", "repetition_penalty")
 """What they fill in beside the parameters that every request names."""
 PATIENCE_S = 5.0
+PAUSES_S = (0.0, 0.2, 0.5)
+"""Before each time that the question is put."""
 MAX_BYTES = 8 * 1024 * 1024
 _NOTHING: Mapping[str, Any] = {}
 
@@ -60,19 +63,35 @@ class Engine:
             self._beside = None
 
     async def _ask(self, pool: Pool, headers: Mapping[str, str]) -> Mapping[str, Any]:
+        reply = None
+        for pause in PAUSES_S:
+            await asyncio.sleep(pause)
+            reply = await self._listed(pool, headers)
+            if reply is None or not _busy(reply.status):
+                break
+        if reply is None:
+            return _NOTHING
+        self._certain = reply.status < 500
+        if not fills_in(reply, self.model):
+            return _NOTHING
+        log.info("%s: neutral %s are sent as well.", self.url, ", ".join(FILLED))
+        return {name: NEUTRAL[name] for name in FILLED}
+
+    async def _listed(self, pool: Pool, headers: Mapping[str, str]) -> http.Received | None:
+        """The list of models, None where no answer came."""
         import httpx2 as errors
 
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                got = await http.get(client, self.url, headers, MAX_BYTES)
+                return await http.get(client, self.url, headers, MAX_BYTES)
         except (TimeoutError, errors.HTTPError, http.TooLong) as error:
             log.info("%s does not say what it is: %s", self.url, type(error).__name__)
-            return _NOTHING
-        self._certain = got.status < 500
-        if not fills_in(got, self.model):
-            return _NOTHING
-        log.info("%s: neutral %s are sent as well.", self.url, ", ".join(FILLED))
-        return {name: NEUTRAL[name] for name in FILLED}
+            return None
+
+
+def _busy(status: int) -> bool:
+    """Whether the same question may have another answer in a moment."""
+    return status in (408, 429) or status >= 500
 
 
 def fills_in(got: http.Received, model: str) -> bool:

@@ -122,29 +122,21 @@ def lost_experts(where: str) -> list[str]:
 def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
     """Those of `names` that belong to what the model has, and would change what that computes.
 
-    Only weights and biases in a module that is there, or in any layer of a list that is there: a
-    configuration that asks for fewer layers than the checkpoint has makes another model. Older
-    buffers (the mask that is the `bias` of a whole attention), modules beside the language model
-    (a value head, a draft head), and layers behind the last one that only predict further tokens
-    are left out knowingly.
+    Only weights and biases in a layer or module that is there. Older buffers (the mask that is the
+    `bias` of a whole attention), modules beside the language model (a value head, a draft head),
+    and whole layers beyond those that the configuration asks for are left out knowingly.
     """
     import torch
 
     modules = dict(model.named_modules())
-    ahead = getattr(model.config.get_text_config(), "num_nextn_predict_layers", None) or 0
-    lists = {n: len(part) for n, part in modules.items() if isinstance(part, torch.nn.ModuleList)}
+    lists = [(n, len(part)) for n, part in modules.items() if isinstance(part, torch.nn.ModuleList)]
+    layers = tuple(f"{name}.{number}." for name, size in lists for number in range(size))
     for name in names:
         module, _, leaf = name.rpartition(".")
         mask = leaf == "bias" and module in modules and any(modules[module].children())
-        if leaf.startswith(("weight", "bias")) and not mask:
-            numbers = ((lists[n], int(m[1])) for n in lists if (m := _numbered(n, name)))
-            if module in modules or any(not 0 <= n - size < ahead for size, n in numbers):
-                yield name
-
-
-def _numbered(module: str, weight: str) -> re.Match[str] | None:
-    """The number under which `weight` stands in the list `module`, as the first group."""
-    return re.match(rf"{re.escape(module)}\.(\d+)\.", weight)
+        present = module in modules or name.startswith(layers)
+        if leaf.startswith(("weight", "bias")) and present and not mask:
+            yield name
 
 
 # --- an adapter -----------------------------------------------------------------------------------

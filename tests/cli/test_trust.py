@@ -590,3 +590,21 @@ def test_processes_at_once_share_one_key(tmp_path: Path) -> None:
         for i in range(3)
     }
     assert len(seals) == 1
+
+
+@pytest.mark.parametrize("command", [("tasks", "check"), ("data", "check"), ("data", "show"),
+                                     ("data", "audit"), ("data", "contamination")])  # fmt: skip
+def test_checks_import_no_code_of_a_run_either(
+    native: Received, tmp_path: Path, capfd: Any, command: tuple[str, str]
+) -> None:
+    shutil.copytree(native.home / "task", native.run / "task")
+    rows = native.home / "rows.jsonl"
+    files = {"check": (rows,), "show": (rows,), "audit": ("essay", rows)}.get(
+        command[1], (rows, rows)
+    )
+    given = ("essay", "--data", f"essay={rows}") if command[0] == "tasks" else files
+    named = () if command in (("tasks", "check"), ("data", "audit")) else ("--task", "essay")
+    line = (*command, *given, *named, "--tasks", native.run / "task" / "tasks.yaml")
+    refused(native, capfd, *line)
+    assert soul(*line, "--trust") in (0, 1)
+    assert native.marker.exists()

@@ -15,6 +15,7 @@ from eval_support import api, oracle, records, soul
 
 from soulkit.errors import ProviderError
 from soulkit.models.endpoint import Endpoint
+from soulkit.models.engines import PAUSES_S
 from soulkit.models.ledger import Ledger
 from soulkit.models.ledger_view import View
 from soulkit.types import Call, Completion, Sampling, Segment
@@ -94,14 +95,23 @@ def test_the_list_is_read_for_the_model_that_is_asked(name: str) -> None:
     ],
 )  # fmt: skip
 def test_no_answer_decides_nothing_and_is_no_failure(fault: Fault) -> None:
-    started = time.monotonic()
+    busy = fault.status in (429, 500)
+    patience = 0.5 if fault.delay_s else 60.0
     with ScriptedServer(models=fault) as server:
-        model = Endpoint(model="m", base_url=server.base_url, timeout_s=0.5, max_attempts=1)
+        model = Endpoint(model="m", base_url=server.base_url, timeout_s=patience, max_attempts=1)
         assert [c.text for c in ask(model, 8)] == ["You said: hello"] * 8
         ask(model, 2)
-        assert len(server.listings) == 1
+        assert len(server.listings) == (len(PAUSES_S) if busy else 1)
     assert all(beside(body) == {} for body in server.requests)
-    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_that_is_busy_is_asked_before_anything_is_sent(status: int) -> None:
+    busy = iter([Fault.status_error(status), Fault.status_error(status)])
+    with ScriptedServer(owner="vllm", models=lambda: next(busy, None)) as server:
+        ask(Endpoint(model="scripted", base_url=server.base_url), 4)
+        assert len(server.listings) == 3
+    assert all(beside(body) == NEUTRAL for body in server.requests)
 
 
 def test_a_silent_list_does_not_hold_up_a_patient_endpoint() -> None:

@@ -104,7 +104,7 @@ class ScriptedServer:
         dies_after: int | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        models: Fault | None = None,
+        models: Fault | Callable[[], Fault | None] | None = None,
         owner: str = "tests",
     ) -> None:
         if profile not in PROFILES:
@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/models"):
             with owner._lock:
                 owner.listings.append(self.headers.get("Authorization", ""))
-            fault = owner.models or Fault()
+            fault = (owner.models() if callable(owner.models) else owner.models) or Fault()
             time.sleep(fault.delay_s)
             model = {"id": "scripted", "object": "model", "created": 0, "owned_by": owner.owner}
             whole = Fault.reply({"object": "list", "data": [model]})
