@@ -131,7 +131,7 @@ _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _DROPPED = re.compile(r"[^\w:{./-]|_")
 _MINOR = re.compile(r"(?<!:)-|-(?!\d)|(?<!\d)/|/(?!\d)")
 """What counts in a number alone: a sign before it, a stroke between two."""
-_ASSIGNS = re.compile(r"=>?|-+>|[\u2192\u2236\ua789]")
+_ASSIGNS = re.compile(r"=>?|->|[\u2192\u2236\ua789]")
 _ALIKE = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0455\u0458\u043a\u0501\u051b"
     "\u03b1\u03b5\u03bf\u03c1\u03b9\u03ba\u03bd\u03c7\u0131",
