@@ -239,11 +239,13 @@ def _stands(leaf: tuple[str, str], squeezed: str) -> bool:
 
 def _squeeze(text: str) -> str:
     """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
-    for _ in range(_ENTITIES):
+    for _ in range(_ENTITIES if "&" in text else 0):
         text = html.unescape(_BOTTOMLESS.sub("", text))
-    plain = _DASHES.sub("-", _TAG.sub("", _ESCAPE.sub(_unescaped, text)))
-    folded = unicodedata.normalize("NFKD", combining_marks(1).sub("", plain)).casefold()
-    return _MINOR.sub("", _DROPPED.sub("", _ASSIGNS.sub(":", folded).translate(_ALIKE)))
+    plain = _TAG.sub("", _ESCAPE.sub(_unescaped, text))
+    if not plain.isascii():
+        bare = combining_marks(1).sub("", _DASHES.sub("-", plain))
+        plain = unicodedata.normalize("NFKD", bare).casefold().translate(_ALIKE)
+    return _MINOR.sub("", _DROPPED.sub("", _ASSIGNS.sub(":", plain.casefold())))
 
 
 def _unescaped(escape: re.Match[str]) -> str:
