@@ -9,6 +9,8 @@ user gave as an address is read here as well, for all who send requests.
 from __future__ import annotations
 
 import re
+import unicodedata
+from functools import cache
 from urllib.parse import SplitResult, urlsplit
 
 # Whole escape sequences go first: removing only their ESC would leave "[31m" behind.
@@ -31,6 +33,26 @@ def sanitise(text: str) -> str:
     Carriage returns of Windows line ends vanish with the other controls, their newlines stay.
     """
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+_MARKS_IN_A_ROW = 30
+"""Of a longer run the rest is nobody's writing; sorting a run costs the square of its length."""
+
+
+@cache
+def combining_marks(least: int) -> re.Pattern[str]:
+    """Runs of at least `least` marks that join the letter before them, in whatever form."""
+    every = map(chr, range(0x300, 0x1F000))
+    marks = "".join(c for c in every if unicodedata.combining(unicodedata.normalize("NFKD", c)[0]))
+    return re.compile(f"[{re.escape(marks)}]{{{least},}}")
+
+
+def normalised(text: str) -> str:
+    """NFKC in time that grows with the length: of a long run of combining marks the first stay."""
+    if not text.isascii():
+        runs = combining_marks(_MARKS_IN_A_ROW + 1)
+        text = runs.sub(lambda run: run[0][:_MARKS_IN_A_ROW], text)
+    return unicodedata.normalize("NFKC", text)
 
 
 def web_address(text: str) -> SplitResult | None:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from soulkit.text import combining_marks
+
 _QUOTES = (
     "\"'`\u00ab\u00bb\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2039\u203a"
     "\u300c\u300e\uff02\uff07"
@@ -117,9 +119,26 @@ def whole(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | Non
 # -- repeating ------------------------------------------------------------------------------------
 
 _FENCED = re.compile(r"<([A-Za-z][\w-]*) ([0-9a-f]{12})>\n(.*?)\n</\1 \2>", re.DOTALL)
-_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|[nrtbf])")
-_DROPPED = re.compile(r"[^\w:{.-]|_")
-_ASSIGNS = re.compile(r"=>?")
+_ESCAPE = re.compile(
+    r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbf])|%([2-7][0-9a-fA-F])"
+)
+_TAG = re.compile(r"[<\u2039]/?[A-Za-z][^<>\u2039{}:]{0,80}>")
+_BOTTOMLESS = re.compile(r"&#[0-9]{8,};?")
+"""No character has such a number, and reading one of thousands of digits fails."""
+_ENTITIES = 3
+"""So often may a reference stand in a reference."""
+_DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
+_DROPPED = re.compile(r"[^\w:{./-]|_")
+_MINOR = re.compile(r"(?<!:)-|-(?!\d)|(?<!\d)/|/(?!\d)")
+"""What counts in a number alone: a sign before it, a stroke between two."""
+_ASSIGNS = re.compile(r"=>?|->|[\u2192\u2236\ua789]")
+_ALIKE = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0455\u0458\u043a\u0501\u051b"
+    "\u03b1\u03b5\u03bf\u03c1\u03b9\u03ba\u03bd\u03c7\u0131",
+    "aeopcyxisjkdqaeopikvxi",
+)
+"""Letters of other scripts that look like Latin ones: whoever retypes them writes those."""
+_LEFT_OUT = re.compile(r"\.{2,}|\u2026")
 _TELLING_WORDS = 3
 """Values of so many words are nobody's by chance: they need no brace beside them."""
 _ATTEMPTS = 500
@@ -211,19 +230,23 @@ def _plain(value: Any) -> str:
 def _stands(leaf: tuple[str, str], squeezed: str) -> bool:
     """Whether a value stands under its name; what a quotation leaves out ("…") is no difference."""
     name, text = leaf
-    first, *others = re.split(r"\.{2,}", _squeeze(text))
-    start = f"{_squeeze(name)}:{first.strip('.')}"
+    first, *others = (_squeeze(part) for part in _LEFT_OUT.split(f"{name}:{text}"))
+    start = first.rstrip(".")
     if first[-1:].isdecimal():  # 1 does not stand in 10
-        return re.search(rf"{re.escape(start)}(?!\d|\.\d)", squeezed) is not None
+        return re.search(rf"{re.escape(start)}(?:\.0+)?(?!\d|\.\d)", squeezed) is not None
     return start in squeezed and all(part.strip(".") in squeezed for part in others)
 
 
 def _squeeze(text: str) -> str:
     """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
-    plain = _ESCAPE.sub(_unescaped, html.unescape(text))
-    folded = unicodedata.normalize("NFKC", plain).casefold()
-    return _DROPPED.sub("", _ASSIGNS.sub(":", folded))
+    for _ in range(_ENTITIES if "&" in text else 0):
+        text = html.unescape(_BOTTOMLESS.sub("", text))
+    plain = _TAG.sub("", _ESCAPE.sub(_unescaped, text))
+    if not plain.isascii():
+        bare = combining_marks(1).sub("", _DASHES.sub("-", plain))
+        plain = unicodedata.normalize("NFKD", bare).casefold().translate(_ALIKE)
+    return _MINOR.sub("", _DROPPED.sub("", _ASSIGNS.sub(":", plain.casefold())))
 
 
 def _unescaped(escape: re.Match[str]) -> str:
-    return chr(int(escape[1], 16)) if escape[1] else " "
+    return chr(int(escape[escape.lastindex], 16)) if escape.lastindex else " "

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.objects import Scan, Shown, Span, resembles, scan, whole
-from soulkit.judge.verdict import answered
+from soulkit.judge.verdict import after_blocks, answered
 from soulkit.models.base import Player
 from soulkit.types import Call, Form, Segment
 
@@ -40,6 +40,7 @@ S = TypeVar("S", bound="Shape")
 ATTEMPTS = 2
 """The question and one re-ask."""
 _DECORATION = " \t\r\n*`\"'.:!()[]"
+_BLOCK = re.compile(r"```\w*\s((?:(?!```).)*)```", re.DOTALL)
 _QUOTED = 2_000
 """Characters of an unreadable reply that are shown to its author again."""
 
@@ -218,13 +219,14 @@ def read_shape(text: str, shape: type[S], shown: Shown | None = None) -> S:
 def _scans(text: str) -> tuple[Scan, Scan]:
     """The objects of a reply: those of its unmarked thinking, and those of its answer.
 
-    A reply that is one object from end to end does not think: it may quote an actor who wrote
-    <think>.
+    What is one object from end to end, fenced or not, does not think: it may quote an actor who
+    wrote <think>.
     """
-    text = text.strip()
-    alone = whole(text)
+    rest = text[after_blocks(text) :].strip()
+    block = _BLOCK.fullmatch(rest)
+    alone = whole(block[1] if block else rest)
     if alone is not None:
-        return Scan(()), Scan((Span(alone, 0, len(text)),))
+        return Scan(()), Scan((Span(alone, 0, len(rest)),))
     thinking, reply = answered(text)
     return scan(thinking), scan(reply)
 

@@ -8,12 +8,12 @@ goes too, in any case of letters, and the last tag decides, so that a model may 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 
 from soulkit.errors import UnreadableVerdict
+from soulkit.text import normalised
 from soulkit.types import Protocol
 
 _KINDS: tuple[str, ...] = ("think", "seed:think")
@@ -97,18 +97,24 @@ def answered(text: str) -> tuple[str, str]:
     Thinking stands before the answer, in closed blocks or up to the one closing mark. Wherever else
     a mark stands it may be a quotation, and both sides of it might be meant: UnreadableVerdict.
     """
-    place, before = 0, ""
-    while (block := _LEADING.match(text, place)) is not None:
-        closing = _ENDINGS[block[1].lower()].search(text, block.end())
-        if closing is None:
-            break
-        place = closing.end()
+    place, before = after_blocks(text), ""
     marks = list(islice(_ANY_MARK.finditer(text, place), 2))
     if marks and (place or len(marks) > 1 or not marks[0][1]):
         raise UnreadableVerdict("its thinking cannot be told from its answer")
     if marks:
         before, place = text[: marks[0].start()], marks[0].end()
     return before.strip(), text[place:].strip()
+
+
+def after_blocks(text: str) -> int:
+    """Where the closed blocks of thinking end that `text` begins with; 0 without one."""
+    place = 0
+    while (block := _LEADING.match(text, place)) is not None:
+        closing = _ENDINGS[block[1].lower()].search(text, block.end())
+        if closing is None:
+            break
+        place = closing.end()
+    return place
 
 
 def spoken(text: str, protocol: Protocol) -> str:
@@ -145,7 +151,7 @@ def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     inside = tagged_text(text, protocol)
     if inside is None:
         return "", "no_tag"
-    folded = unicodedata.normalize("NFKC", inside.translate(_NO_LETTERS))
+    folded = normalised(inside.translate(_NO_LETTERS))
     letter = _LOOSE_LETTER.fullmatch(folded.strip(_AROUND))
     if not letter:
         return "", "malformed"
@@ -160,7 +166,7 @@ def has_word(text: str, word: str) -> bool:
 
 def plain(text: str) -> str:
     """Words only, in one case: `Red_Box.`, `red  box` and `**red-box**` are all `red box`."""
-    return " ".join(re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).casefold()))
+    return " ".join(re.findall(r"[^\W_]+", normalised(text).casefold()))
 
 
 def named(text: str, options: Iterable[str]) -> frozenset[str]:

@@ -288,8 +288,8 @@ class Sotopia(Task):
         seat, names = self.acted_seat(example), self.names(example)
         if self.protocol == "paper":
             silent = told(names[seat], Action(NONE))
-            lines = (line.text for line in episode.transcript if line.seat == seat)
-            return [text for text in lines if text != silent]
+            lines = [line for line in episode.transcript if line.seat == seat]
+            return [self._retold(example, line) for line in lines if line.text != silent]
         mine = (line for line in episode.transcript if names.get(line.seat) == names[seat])
         return audited_lines([heard(names[seat], line.text) for line in mine])
 

@@ -157,3 +157,10 @@ def test_lines_that_older_records_hold_are_bent_as_well() -> None:
     assert '"\nOmar' in episode.transcript[0].text
     prompt = task.judge_prompt(row, episode)
     assert '"I pay five hundred' not in prompt and "\u201dI pay five hundred" in prompt
+
+
+def test_the_auditor_reads_no_line_of_the_other_side() -> None:
+    task, row = sotopia(), example()
+    episode = task.scripted(row, [speak(FORGED)])
+    prompt = task.audit_prompt(row, task._audited(row, episode))
+    assert [line for line in prompt.splitlines() if line.startswith("Omar Haddad")] == []
