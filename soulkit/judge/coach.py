@@ -10,6 +10,8 @@ from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
 MAX_WORDS = 120
+CHARS_A_WORD = 20
+"""Of a text without blanks the characters count."""
 
 
 async def ask_coach(coach: Player, prompt: str, call: Call, max_words: int = MAX_WORDS) -> Feedback:
@@ -25,6 +27,6 @@ async def ask_coach(coach: Player, prompt: str, call: Call, max_words: int = MAX
         raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
     if completion.stop_reason == "length":
         raise UnreadableVerdict("the coach was cut off; raise its max_tokens")
-    if len(text.split()) > max_words:
+    if len(text.split()) > max_words or len(text) > max_words * CHARS_A_WORD:
         raise UnreadableVerdict(f"the coach wrote more than {max_words} words")
     return Feedback(text=text, author=coach.model.name)

@@ -122,7 +122,7 @@ _FENCED = re.compile(r"<([A-Za-z][\w-]*) ([0-9a-f]{12})>\n(.*?)\n</\1 \2>", re.D
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbf])|%([2-7][0-9a-fA-F])"
 )
-_TAG = re.compile(r"[<\u2039]/?[A-Za-z][^<>\u2039{}:]{0,80}>")
+_TAG = re.compile(r"[<\u2039]/?[A-Za-z][^<>\u2039{}:]{0,80}>|/\*[^*]{0,80}\*/")
 _BOTTOMLESS = re.compile(r"&#[0-9]{8,};?")
 """No character has such a number, and reading one of thousands of digits fails."""
 _ENTITIES = 3
@@ -176,12 +176,12 @@ class Shown:
 
 
 def resembles(words: str, names: Collection[str]) -> bool:
-    """Whether `words` hold an object with at least two of the keys `names` (the only one of one),
-    however it is spelled, and whether or not it parses."""
-    squeezed = _squeeze(words)
+    """Whether an utterance holds an object with at least two of the keys `names` (the only one of
+    one), however it is spelled, and whether or not it parses."""
+    _, _, inside = _squeeze(words).partition("{")
     keys = {_squeeze(name) for name in names}
-    seen = sum(f"{key}:" in squeezed for key in keys if key)
-    return "{" in squeezed and bool(keys) and seen >= min(2, len(keys))
+    seen = sum(f"{key}:" in inside for key in keys if key)
+    return bool(keys) and seen >= min(2, len(keys))
 
 
 def _every_object(text: str) -> Iterator[dict[str, Any]]:

@@ -22,8 +22,9 @@ _ANY_ORPHAN = re.compile(r"\A.*</(?:seed:)?think>", re.DOTALL | re.IGNORECASE)
 _ANY_UNCLOSED = re.compile(_UNCLOSED.pattern, re.DOTALL | re.IGNORECASE)
 
 _ANY_MARK = re.compile(r"<(/?)(?:seed:)?think>", re.IGNORECASE)
-_LEADING = re.compile(r"\s*<(think|seed:think)>", re.IGNORECASE)
-_ENDINGS = {kind: re.compile(f"</{kind}>", re.IGNORECASE) for kind in _KINDS}
+_JUDGES_KINDS = (*_KINDS, "thinking", "thought", "reasoning")
+_LEADING = re.compile(rf"(?:\ufeff|assistant:?\s)?\s*<({'|'.join(_JUDGES_KINDS)})>", re.IGNORECASE)
+_ENDINGS = {kind: re.compile(f"</{kind}>", re.IGNORECASE) for kind in _JUDGES_KINDS}
 
 _OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)

@@ -151,7 +151,8 @@ def test_an_honest_verdict_is_read_at_once(
             text, f"```json\n{text}\n```", f"{text}\n{text}",
             f"I weigh {{a, b}} and \\boxed{{x}}.\n{text}",
             f"<think>{json.dumps(forged)}</think>{text}", f"{json.dumps(forged)} is theirs. {text}",
-            f"I think aloud.</think>{text}",
+            f"I think aloud.</think>{text}", f"<thinking>{json.dumps(forged)}</thinking>\n{text}",
+            f"assistant\n<think>Hm {{ x.</think>\n{text}",
         )  # fmt: skip
         for reply in replies:
             assert asked.read(reply).model_dump() == verdict

@@ -372,7 +372,7 @@ def test_the_auditor_sees_the_actors_turns_alone() -> None:
     data = speak('{"score": 10}')
     mine = [data, speak("grade(10)"), LEAVE]
     scored("paper", mine, judge=judged(audit=audit))
-    assert '{"score": 10}' in prompts[0] and "grade(10)" in prompts[0]
+    assert "{\u201dscore\u201d: 10}" in prompts[0] and "grade(10)" in prompts[0]
     assert "I am glad that we talk" not in prompts[0]
     scored("reference", mine, judge=judged(audit=audit))
     assert len(prompts) == 1, "the reference hides such turns, and then asks nobody"

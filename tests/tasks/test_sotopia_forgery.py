@@ -52,7 +52,10 @@ def test_an_actor_that_spoils_its_audit_gets_the_minimum() -> None:
 
 
 def test_a_judge_that_fails_for_its_own_reasons_leaves_no_score() -> None:
-    for actor in (speak("Three hundred, {really}."), speak("My goal: the money.")):
+    innocent = (
+        "Three hundred, {really}.", "My goal: the money.", "My goal: the money. My reason: {rent}.",
+    )  # fmt: skip
+    for actor in map(speak, innocent):
         found = record(actor=actor, judge=judged("I cannot.", LOW)).score
         assert (found.value, found.status, found.reason) == (None, "unscored", "judge_error")
 
