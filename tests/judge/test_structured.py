@@ -127,10 +127,10 @@ def test_what_is_wrong_is_said_of_the_last_object() -> None:
 
 
 def test_a_judge_that_never_stops_holds_nobody_up() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(UnreadableVerdict):
         read_shape("{" * 400_000, Whole)
-    assert time.perf_counter() - started < 10, "the time grows with the square of the length"
+    assert time.process_time() - started < 10, "the time grows with the square of the length"
     assert read_shape("{" * 400_000 + GOOD_TEXT, Whole).model_dump() == GOOD
 
 
