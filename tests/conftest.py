@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine draws examples says how busy it is, and nothing about the code.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
-
 # Test folders have no packages, so helpers next to this file are imported by plain name.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("soulkit")
 
 # --- fixtures shared by several folders go here ---------------------------------------------------
 

@@ -17,7 +17,7 @@ def test_the_example_runs() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), *options, "--group-size", "4"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = re.findall(r"ditto +(\d+)  draft reward ([\d.]+)  refined reward ([\d.]+)", done.stdout)

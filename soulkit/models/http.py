@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 _USUAL = {"Content-Type": "application/json", "User-Agent": f"soulkit/{__version__}"}
+IDLE_S = 5.0
+"""Seconds for which a connection without a request stays open; many servers close theirs then."""
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -56,7 +58,9 @@ def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
     proxies or certificates, or the address, allow none."""
     import httpx2 as http
 
-    limits = http.Limits(max_connections=connections, max_keepalive_connections=connections)
+    limits = http.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S
+    )
     # A proxy of the environment cannot reach a server on this machine's loopback.
     outside = not is_loopback(base_url)
     try:

@@ -198,11 +198,11 @@ def test_interrupting_keeps_what_is_finished_and_the_same_command_resumes(tmp_pa
         process = start_in(tmp_path, *command, env=env)
         server.wait_for(4)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 130, err
         assert "interrupted: what was finished is kept" in err
         process = start_in(tmp_path, *command, env=env)
-        shown, err = process.communicate(timeout=60)
+        shown, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert "resuming runs/" in err
     (run,) = (tmp_path / "runs").iterdir()  # without --out, too
@@ -348,7 +348,7 @@ def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
         arguments = ("--partner", f"endpoint:scripted-visitor@{url}")
         code = api(server.base_url, tmp_path / "run", *arguments, task="secret_keeper", n=2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=600)
     assert (code, process.returncode) == (0, 0)
     assert f"--partner endpoint:scripted-visitor@{url}" in err
     assert "Traceback" not in err
@@ -376,10 +376,10 @@ def test_api_works_without_torch_and_local_says_what_to_install(tmp_path: Path) 
         url = ("--base-url", server.base_url)
         process = start("eval", "api", "--model", "m", *url, *common, "--out", tmp_path / "r",
                         env=env)  # fmt: skip
-        shown, err = process.communicate(timeout=60)
+        shown, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert json.loads(shown)["tasks"]["tomi"]["value"]["mean"] == 1.0
     process = start("eval", "local", "--model", tmp_path, *common, env=env)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 2
     assert install_line("train") in three_lines(err)[2]

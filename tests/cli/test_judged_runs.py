@@ -96,7 +96,7 @@ def test_every_pair_and_question_is_played_and_a_kill_changes_nothing(
         command = evaluated(model, files, server, killed)
         for share in sorted(random.Random().sample(range(5, 95), 3)):
             process = start(*command)
-            server.wait_for(asked + asked * share // 100, timeout_s=240)
+            server.wait_for(asked + asked * share // 100, timeout_s=600)
             process.send_signal(signal.SIGKILL)
             process.communicate()
         assert soul(*command) == 0

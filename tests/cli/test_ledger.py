@@ -316,7 +316,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback(run: Path) -> None:
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=30)
+    process.wait(timeout=600)
 
 
 def test_help_names_the_commands(capfd) -> None:

@@ -213,7 +213,7 @@ def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
              *map(str, SMALL), "--partner", f"endpoint:visitor@{url}#MY_KEY",
              "--out", str(out), "--json"],
             env={**os.environ, "MY_KEY": secret, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)

@@ -119,7 +119,7 @@ def old(home: Path) -> Path:
 def rescore(run: Path, *more: object) -> tuple[int, str, str]:
     """The real command, as a process that reads the task's code anew: (exit code, out, err)."""
     process = start("rescore", run, *more, env={"COLUMNS": "200"})
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 

@@ -133,11 +133,11 @@ def test_what_is_wrong_is_said_of_the_last_object() -> None:
 def test_a_judge_that_never_stops_holds_nobody_up(piece: str) -> None:
     """A linear reader takes hundredths of a second; the square of the length would be hours."""
     asked = question("score", f"<x 0123456789ab>\n{piece * 20_000}\n</x 0123456789ab>", Whole)
-    started = time.perf_counter()
+    started = time.process_time()
     for reply in (piece * (2_000_000 // len(piece)), f"{piece * 20_000}{GOOD_TEXT}"):
         with pytest.raises(UnreadableVerdict):
             asked.read(reply)
-    assert time.perf_counter() - started < 60
+    assert time.process_time() - started < 20
 
 
 @given(st.text())

@@ -226,7 +226,7 @@ def test_as_a_process_of_its_own(option: list[str]) -> None:
         url = process.stdout.readline().strip() + "/chat/completions"
         body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
         try:
-            with urlopen(Request(url, body), timeout=10) as reply:
+            with urlopen(Request(url, body), timeout=600) as reply:
                 said = json.loads(reply.read())["choices"][0]["message"]["content"]
         except HTTPError as error:
             said = str(error.code)

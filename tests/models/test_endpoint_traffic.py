@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, ProviderError, SoulError
+from soulkit.models import http
 from soulkit.models.endpoint import Endpoint
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.servers.faulty import FaultyServer, Weather
@@ -57,7 +58,10 @@ def texts(outcomes: list[Outcome]) -> list[str]:
 # -- connections -----------------------------------------------------------------------------------
 
 
-def test_hundreds_of_calls_at_once_keep_their_connections() -> None:
+def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Beside other work a wave takes longer than an idle connection is kept.
+    monkeypatch.setattr(http, "IDLE_S", 600.0)
+
     async def waves(model: Endpoint) -> int:
         for wave in range(3):
             calls = [Call(role="judge", example_id=f"{wave}/{i}") for i in range(200)]

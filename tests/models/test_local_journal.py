@@ -78,7 +78,7 @@ def start(folder: Path, journal: Path, pause: float, firm: bool) -> subprocess.P
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, list[list[dict[str, object]]]]:
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     found: dict[str, list[list[dict[str, object]]]] = json.loads(out)
     for replies in found["heard"]:
@@ -90,7 +90,7 @@ def finished(process: subprocess.Popen[str]) -> dict[str, list[list[dict[str, ob
 
 
 def kill_after_lines(process: subprocess.Popen[str], journal: Path, lines: int) -> None:
-    end = time.monotonic() + 240
+    end = time.monotonic() + 600
     while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.005)

@@ -149,7 +149,7 @@ class ScriptedServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def wait_for(self, count: int, timeout_s: float = 30.0) -> None:
+    def wait_for(self, count: int, timeout_s: float = 600.0) -> None:
         """Return once `count` requests have arrived; TimeoutError otherwise."""
         end = time.monotonic() + timeout_s
         while len(self.requests) < count:

@@ -30,7 +30,7 @@ def url() -> Iterator[str]:
 def ask(url: str, body: Any) -> dict[str, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"{url}/chat/completions", data)
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request, timeout=600) as reply:
         return json.load(reply)
 
 
@@ -62,7 +62,7 @@ def test_equal_conversations_get_equal_replies_in_the_usual_shape(url: str) -> N
 
 
 def test_it_lists_itself(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/models", timeout=10) as reply:
+    with urllib.request.urlopen(f"{url}/models", timeout=600) as reply:
         assert [model["id"] for model in json.load(reply)["data"]] == [MODEL]
 
 

@@ -183,7 +183,7 @@ def kill_at(context: Any, arguments: list[str], out: Path, lines: int, delay: fl
     process = context.Process(target=silent, args=(arguments,))
     process.start()
     first = out / ("metrics.jsonl" if lines else "config.yaml")
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while process.is_alive() and (not first.exists() or count(first) < lines):
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -211,7 +211,7 @@ def kill_when(arguments: list[str], due: Callable[[], bool]) -> None:
         [sys.executable, "-m", "soulkit.cli.app", *arguments], env=env,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     try:
         while not due():
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
