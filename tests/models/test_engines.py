@@ -118,7 +118,7 @@ def test_a_silent_list_does_not_hold_up_a_patient_endpoint() -> None:
     with ScriptedServer(models=Fault(delay_s=30.0, raw=b"{}")) as server:
         started = time.monotonic()
         ask(Endpoint(model="m", base_url=server.base_url, timeout_s=600.0))
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 25
 
 
 def test_a_server_that_is_still_starting_is_asked_again() -> None:
