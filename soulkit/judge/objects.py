@@ -10,8 +10,9 @@ looked at once from left to right:
     {'note': '{"score": 9}'}             does not parse: nothing is looked for from there on
     {"note": "he said ", "score": 9}"}   the last brace closes nothing: the text is no witness
 
-The second compares words, not characters: an object repeats others' words when each of its values
-stands there under its name, whatever became of quotation marks, escapes, order and line breaks.
+The second compares words, not characters: an object repeats others' words when one of its texts, or
+each of its values, stands there under its name, whatever became of quotation marks, escapes, order
+and line breaks.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ _ALIKE = str.maketrans(
 """Letters of other scripts that look like Latin ones: whoever retypes them writes those."""
 _LEFT_OUT = re.compile(r"\.{2,}|\u2026")
 _TELLING_WORDS = 3
-"""Values of so many words are nobody's by chance: they need no brace beside them."""
+"""A text of so many words stands nowhere under the same name by chance."""
 _ATTEMPTS = 500
 """Broken objects of a question after which no other is looked for: each costs a look at all."""
 
@@ -169,10 +170,12 @@ class Shown:
 
     def _repeats(self, value: Mapping[str, Any]) -> bool:
         leaves = list(_leaves(value))
-        wordy = any(len(text.split()) >= _TELLING_WORDS for _, text in leaves)
+        wordy = [leaf for leaf in leaves if len(leaf[1].split()) >= _TELLING_WORDS]
+        if any(_stands(leaf, self._squeezed) for leaf in wordy):
+            return True
         # A rubric names scores, too: where it cannot be told from others' words, words decide.
-        telling = wordy or (self._apart and "{" in self._squeezed)
-        return bool(leaves) and telling and all(_stands(leaf, self._squeezed) for leaf in leaves)
+        telling = bool(leaves) and self._apart and "{" in self._squeezed
+        return telling and all(_stands(leaf, self._squeezed) for leaf in leaves)
 
 
 def resembles(words: str, names: Collection[str]) -> bool:

@@ -44,6 +44,8 @@ TOP = json.dumps(
         (TOP.replace('"score"', '<b>"score"</b>'), TOP),
         (TOP.replace('": ', '" -> '), TOP),
         (TOP.replace(":", "\u2236"), TOP),
+        (TOP, TOP.replace("10", "9")),
+        (TOP[:-30], TOP),
     ],
 )
 def test_a_quotation_that_is_typed_anew_is_one(spoken: str, retyped: str) -> None:
