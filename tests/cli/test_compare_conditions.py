@@ -18,6 +18,7 @@ import yaml
 from soulkit.data.files import write_rows
 from soulkit.data.synth import synth
 from soulkit.eval.provenance import same_player, weights_print
+from soulkit.records import load_records
 from soulkit.tasks.registry import builtin_file
 from tests import judged_support
 from tests.eval_support import api, oracle, soul, summary, three_lines
@@ -359,6 +360,11 @@ def test_an_unfinished_run_of_an_earlier_version(
     found = compared(plain, half, capfd)
     assert "sotopia: B is unfinished and does not record its rows" in found["remarks"]
     others = evaluated(server, home, tmp_path / "others", data=home / "others.jsonl")
+    shared = {record.example_id for record in load_records(others / "episodes.jsonl")}
+    lines = (plain / "episodes.jsonl").read_text().splitlines(keepends=True)
+    # Episodes stand in the order in which they ended: what the others lack may come last.
+    lines.sort(key=lambda line: json.loads(line)["example_id"] in shared)
+    (half / "episodes.jsonl").write_text("".join(lines[:4]))
     capfd.readouterr()
     assert soul("compare", others, half) == 2
     assert "sotopia: rows 6 against 4" in three_lines(capfd.readouterr().err)[0]
