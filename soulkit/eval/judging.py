@@ -19,7 +19,7 @@ from soulkit.judge.pairwise import compare
 from soulkit.judge.reliability import Judgement, Match, Said, Subject, said_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger import Ledger
-from soulkit.tasks.base import Task
+from soulkit.tasks.base import Task, utterances
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
 
@@ -97,8 +97,7 @@ class Seen:
     @property
     def said(self) -> str:
         """What the actor said, its seats' lines."""
-        seats = {trace.seat for trace in self.record.episode.traces}
-        return "\n".join(line.text for line in self.episode.transcript if line.seat in seats)
+        return "\n".join(utterances(self.episode))
 
     def subject(self) -> Subject:
         turns = sum(len(trace.turns) for trace in self.episode.traces)

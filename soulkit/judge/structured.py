@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -258,8 +258,3 @@ def _quotes(text: str, shape: type[Shape], shown: Shown) -> bool:
     except UnreadableVerdict:
         return False
     return len(_fresh(verdicts, shown)) < len(verdicts)
-
-
-def json_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every outermost JSON object in `text` up to one that does not parse, in order."""
-    return (span.value for span in scan(text).spans)

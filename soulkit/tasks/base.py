@@ -179,7 +179,7 @@ class Task(ABC):
         """Unscored; but an actor whose own words pose as the verdict that nobody could read is
         `forged`, at the minimum: else it could talk itself out of the mean."""
         forgery = error.forgery if isinstance(error, UnreadableVerdict) else None
-        if forgery is None or not any(map(forgery, _utterances(episode))):
+        if forgery is None or not any(map(forgery, utterances(episode))):
             return unscored(Failure(error.reason, error.detail), self.protocol)
         low = self.spec.metric.low
         return Score(
@@ -417,7 +417,7 @@ class ChoiceTask(Task):
         )
 
 
-def _utterances(episode: Episode) -> list[str]:
+def utterances(episode: Episode) -> list[str]:
     """What the acted seats said, turn by turn, as everybody heard it."""
     seats = {trace.seat for trace in episode.traces}
     return [line.text for line in episode.transcript if line.seat in seats]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from soulkit.errors import ProviderError, UnreadableVerdict
+from soulkit.judge.objects import scan
 from soulkit.judge.panel import (
     Opinion,
     agreement,
@@ -27,7 +28,6 @@ from soulkit.judge.panel import (
 from soulkit.judge.structured import (
     Shape,
     ask,
-    json_objects,
     label_question,
     question,
     read_label,
@@ -142,7 +142,7 @@ def test_a_judge_that_never_stops_holds_nobody_up(piece: str) -> None:
 
 @given(st.text())
 def test_no_text_crashes_the_reader(text: str) -> None:
-    list(json_objects(text))
+    scan(text)
     with pytest.raises(UnreadableVerdict):
         read_shape("{" + text, Whole)
 
