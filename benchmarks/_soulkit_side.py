@@ -14,7 +14,7 @@ from _cases import VOCABULARY, Row
 from _processes import CLOCKS, Json, serve
 from safetensors.torch import save_file
 
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.tiny import build_tiny
 from soulkit.train.config import TrainConfig
 from soulkit.train.policy import Policy, load_policy
 from soulkit.train.sequences import Span, TrainSequence
@@ -49,7 +49,7 @@ class Make:
 
 
 def _smallest() -> int:
-    from soulkit.models.tiny import tiny_tokenizer
+    from soulkit.models.local.tiny import tiny_tokenizer
 
     return len(tiny_tokenizer(["abc"])) - 1
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from soulkit.demo import DITTO, WARMUP, Demo
 from soulkit.metrics.statistics import auc, mean_interval, t_quantile
-from soulkit.runs import read_jsonl, write_json
+from soulkit.runs.folder import read_jsonl, write_json
 from soulkit.train.run import train
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from soulkit.models.tiny import tiny_tokenizer
+from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.config import TrainConfig
 from soulkit.train.fuse import Part, fuse, parts_of
 from soulkit.train.packing import Pack, entries

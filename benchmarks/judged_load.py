@@ -54,7 +54,7 @@ WORDS = 700
 @contextmanager
 def served(latency: list[float]) -> Iterator[str]:
     """The base URL of the server, which is a process of its own."""
-    command = [sys.executable, "-m", "tests.servers.faulty", "--answer", LINE, "--latency"]
+    command = [sys.executable, "-m", "tests.support.servers.faulty", "--answer", LINE, "--latency"]
     process = subprocess.Popen(
         [*command, *map(str, latency)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -105,11 +105,11 @@ def bare(url: str, calls: int, at_once: int) -> Json:
 
 def play(url: str, episodes: int, folder: Path) -> Json:
     """Play every scene at once; what came of it, and what it took."""
-    from soulkit.data.synth import synth
+    from soulkit.models.api.endpoint import Endpoint
     from soulkit.models.base import Cast, Player
-    from soulkit.models.endpoint import Endpoint
-    from soulkit.models.ledger import Ledger
+    from soulkit.models.ledger.ledger import Ledger
     from soulkit.play.engine import Engine, Job
+    from soulkit.tasks.made import synth
     from soulkit.tasks.registry import load_registry
     from soulkit.types import Record, Sampling
 

@@ -26,10 +26,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.base import ChoiceTask, Rollout
 from soulkit.tasks.registry import TaskSpec

@@ -41,9 +41,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soulkit.data.stories.explain import explain
-from soulkit.data.stories.generate import synth_rows
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.tiny import build_tiny
+from soulkit.tasks.tom.stories.explain import explain
+from soulkit.tasks.tom.stories.generate import synth_rows
 from soulkit.train.advantage import Entry, group_advantages
 from soulkit.train.loss import aggregate, clipped_loss, nll_loss
 

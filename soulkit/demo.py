@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from soulkit.data.files import write_rows
-from soulkit.data.stories.events import Exit, decode
-from soulkit.data.stories.generate import synth_rows
-from soulkit.data.synth import split_seed
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
-from soulkit.runs import read_jsonl, write_json
+from soulkit.runs.folder import read_jsonl, write_json
+from soulkit.tasks.made import split_seed
+from soulkit.tasks.tom.stories.events import Exit, decode
+from soulkit.tasks.tom.stories.generate import synth_rows
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError, UserError
-from soulkit.runs import CONFIG, config_bytes, is_run, parsed_config, read_environment
-from soulkit.seals import fits
+from soulkit.runs.folder import CONFIG, config_bytes, is_run, parsed_config, read_environment
+from soulkit.runs.seals import fits
 from soulkit.text import one_line
 
 RUN_FILES = (
@@ -35,7 +35,9 @@ PLAYERS = frozenset({"partner", "environment", "judge", "coach", "blind_reader"}
 GROUPS = frozenset({"data", "roles", "endpoints"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
-CODE = frozenset({"module", "rows"})
+CODE = frozenset(
+    {"module", "rows", "binder", "synth", "importer", "builder", "audit", "scripted_partner"}
+)
 """Of a tasks file's entries."""
 ABOUT = frozenset({"url", "citation", "licence"})
 """Of a tasks file's entries: addresses that people read and nothing is sent to."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-# Test folders have no packages, so helpers next to this file are imported by plain name.
-sys.path.insert(0, str(Path(__file__).parent))
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])

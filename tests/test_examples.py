@@ -37,9 +37,9 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         for name in node.names
     }
     assert imported == {
-        "soulkit.data.stories.explain.explain",
-        "soulkit.data.stories.generate.synth_rows",
-        "soulkit.models.tiny.build_tiny",
+        "soulkit.tasks.tom.stories.explain.explain",
+        "soulkit.tasks.tom.stories.generate.synth_rows",
+        "soulkit.models.local.tiny.build_tiny",
         "soulkit.train.advantage.Entry",
         "soulkit.train.advantage.group_advantages",
         "soulkit.train.loss.aggregate",

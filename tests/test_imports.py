@@ -21,7 +21,7 @@ def loaded_by(statement: str, *names: str) -> list[str]:
 
 
 def test_the_package_and_its_lowest_layers_are_light() -> None:
-    statement = "import soulkit, soulkit.types, soulkit.errors, soulkit.text, soulkit.runs"
+    statement = "import soulkit, soulkit.types, soulkit.errors, soulkit.text, soulkit.runs.folder"
     heavy = ("torch", "transformers", "openai", "datasets", "pyarrow", "numpy", "pydantic", "rich")
     assert loaded_by(statement, *heavy) == []
 

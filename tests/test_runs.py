@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit import jsonl
 from soulkit.errors import ConfigError, DataError, RunError
-from soulkit.runs import (
+from soulkit.runs import jsonl
+from soulkit.runs.folder import (
     JsonlWriter,
     Run,
     default_run_path,
@@ -278,7 +278,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_killed_writer_loses_nothing_that_was_written(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
-        "import itertools, sys; from pathlib import Path; from soulkit.runs import JsonlWriter\n"
+        "import itertools, sys; from pathlib import Path\n"
+        "from soulkit.runs.folder import JsonlWriter\n"
         "w = JsonlWriter(Path(sys.argv[1]))\n"
         "for i in itertools.count():\n"
         "    w.write({'i': i, 'pad': 'x' * 5000}); print(i, flush=True)\n"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from soulkit.eval.config import EvalConfig
-from soulkit.models.roles import RoleSettings
-from soulkit.seals import state_folder
+from soulkit.models.roles.players import RoleSettings
+from soulkit.runs.seals import state_folder
 from soulkit.train.config import TrainConfig
 from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
 

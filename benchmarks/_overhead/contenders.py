@@ -79,8 +79,8 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 def write_files(folder: str, episodes: int, rows: int) -> None:
     """Makes the rows of all contenders, in a process of its own: it grows."""
-    from soulkit.data.rows import load_examples
-    from soulkit.data.synth import synth
+    from soulkit.tasks.loading import load_examples
+    from soulkit.tasks.made import synth
     from soulkit.tasks.registry import load_registry
 
     made = Path(folder)
@@ -96,7 +96,7 @@ def write_files(folder: str, episodes: int, rows: int) -> None:
 
 def load_many(path: str, count: Any) -> None:
     """Reads rows and renders their prompts as an evaluation does; how many go to `count`."""
-    from soulkit.data.rows import load_examples
+    from soulkit.tasks.loading import load_examples
     from soulkit.tasks.registry import load_registry
 
     task = load_registry().task(TASK, "paper")

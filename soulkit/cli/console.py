@@ -190,7 +190,7 @@ def progress(
 
 def say_unsealed() -> None:
     """Say that a run will not be known as the user's own, where no key can be kept."""
-    from soulkit.seals import unusable
+    from soulkit.runs.seals import unusable
 
     if why := unusable():
         err.print(

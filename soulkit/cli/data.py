@@ -17,11 +17,11 @@ from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
-    from soulkit.data.check import Checked
     from soulkit.data.files import BadRow
     from soulkit.data.hub import Pulled, Split
-    from soulkit.data.importers import Imported
+    from soulkit.tasks.importing import Imported
     from soulkit.tasks.registry import Registry
+    from soulkit.tasks.rowcheck import Checked
     from soulkit.types import Example, Segment
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -41,37 +41,43 @@ RowFile = Annotated[
 ]
 
 
-@app.command()
+OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that pass options on to the task's own function."""
+
+
+@app.command(context_settings=OWN_OPTIONS)
 def synth(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
     n: Annotated[
         int | None, typer.Option("-n", "--rows", help="How many rows; 100 without it.")
-    ] = None,
-    stories: Annotated[
-        int | None,
-        typer.Option("--stories", help="Story tasks: as many stories of every kind instead."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
     ] = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Make rows; equal seeds make equal rows."""
-    from soulkit.data.files import write_rows
-    from soulkit.data.synth import rows_wanted
-    from soulkit.data.synth import synth as make
+    """Make rows; equal seeds make equal rows.
 
-    count = rows_wanted(task, n, stories)
-    path = output or Path(f"{task}_synth_{count}_s{seed}.jsonl")
-    written = write_rows(path, make(task, count, seed), data_source=task, replace=False)
+    A task may have options of its own, such as --stories: see soul tasks show TASK.
+    """
+    from soulkit.data.files import write_rows
+    from soulkit.tasks.made import make_rows
+
+    live = registry_of(tasks, trust=trust).task(task)
+    rows = make_rows(live, n, seed, own_options(context))
+    path = output or Path(f"{task}_synth_{len(rows)}_s{seed}.jsonl")
+    written = write_rows(path, rows, data_source=task, replace=False)
     _say_written(task, path, written, (), (), as_json)
 
 
 @app.command()
 def pull(
-    task: Annotated[str | None, typer.Option("--task", help="Tasks: hitom,paratomi")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Tasks: NAME,NAME")] = None,
     suite: Annotated[
         str | None, typer.Option("--suite", help="A named list of tasks instead.")
     ] = None,
@@ -109,60 +115,60 @@ def pull(
         wanted, revision = corpus_files(hub, corpus, where, revision)
     else:
         registry = registry_of(tasks, trust=trust)
-        wanted = released(registry, _named(registry, task, suite), splits)
+        names = _named(registry, task, suite)
+        wanted = released({name: registry.spec(name).files for name in names}, splits)
     found = pull_files(
         hub, wanted, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
     )
     _print_pulled(found, where, as_json)
 
 
-@app.command("import")
+@app.command("import", context_settings=OWN_OPTIONS)
 def import_(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
     path: Annotated[Path, typer.Argument(help="A file of the original release.", readable=False)],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
-    half: Annotated[
-        str | None, typer.Option("--half", help="Hi-ToM only: cotp (default), vp or all.")
-    ] = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Turn an original benchmark file into rows.
 
-    The exit code is 2 when some records are malformed; the others are written.
+    A task may have options of its own, such as --half: see soul tasks show TASK. The exit code is 2
+    when some records are malformed; the others are written.
     """
-    from soulkit.data.importers import import_rows
+    from soulkit.tasks.imports import import_rows
 
-    _write_original(task, path, output, lambda: import_rows(task, path, half), as_json)
+    live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
+    _write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
 
 
-@app.command()
+@app.command(context_settings=OWN_OPTIONS)
 def build(
-    task: Annotated[str, typer.Argument(help="mistakes.")],
-    path: Annotated[
-        Path, typer.Argument(help="train.csv of the Eedi competition.", readable=False)
-    ],
-    names: Annotated[
-        Path | None,
-        typer.Option(
-            "--names", help="Default: misconception_mapping.csv beside it.", readable=False
-        ),
-    ] = None,
+    context: typer.Context,
+    task: Annotated[str, typer.Argument(help="Which task's; see: soul tasks show TASK")],
+    path: Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Put rows together from several original files.
 
-    The exit code is 2 when some records are malformed; the others are written.
+    The others are options of the task, such as --names: see soul tasks show TASK. The exit code is
+    2 when some records are malformed; the others are written.
     """
-    from soulkit.data.importers import build_rows
+    from soulkit.tasks.imports import build_rows
 
-    _write_original(task, path, output, lambda: build_rows(task, path, names), as_json)
+    live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
+    _write_original(task, path, output, lambda: build_rows(live, path, options), as_json)
 
 
 @app.command()
@@ -177,8 +183,8 @@ def check(
 
     The exit code is 2 when any row is bad.
     """
-    from soulkit.data.check import by_task, check_rows
     from soulkit.data.files import read_rows
+    from soulkit.tasks.rowcheck import by_task, check_rows
 
     registry = registry_of(tasks, trust=trust)
     rows, bad = read_rows(path)
@@ -210,8 +216,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one row: fields, who may see them, the prompt."""
-    from soulkit.data.check import by_task
     from soulkit.data.files import nth_row
+    from soulkit.tasks.rowcheck import by_task
 
     registry = registry_of(tasks, trust=trust)
     raw = nth_row(path, row)
@@ -230,6 +236,25 @@ app.command()(contamination)
 
 
 # -- help for the commands -----------------------------------------------------------------------
+
+
+def own_options(context: typer.Context) -> dict[str, str]:
+    """The options on the command line that are the task's own: flag → text."""
+    from soulkit.errors import ConfigError
+
+    options: dict[str, str] = {}
+    words = iter(context.args)
+    for word in words:
+        flag, equals, text = word.partition("=")
+        value = text if equals else next(words, None)
+        if not flag.startswith("--") or value is None:
+            raise ConfigError(
+                f"'{word}' is one word too many.",
+                "Options of a task are written --NAME VALUE.",
+                "See which there are: soul tasks show TASK",
+            )
+        options[flag] = value
+    return options
 
 
 def _splits(

@@ -15,16 +15,12 @@ from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
 
 if TYPE_CHECKING:
-    from soulkit.data.audit import AuditReport
     from soulkit.data.contamination import Overlap
     from soulkit.data.files import BadRow, RawRow
     from soulkit.tasks.audit import Bias, RowAudit
     from soulkit.tasks.base import Task
+    from soulkit.tasks.labels import LabelAudit
     from soulkit.tasks.registry import Registry
-    from soulkit.types import Example
-
-STORIES = ("hitom", "paratomi", "tomi")
-"""Tasks whose answers a belief tracker can work out."""
 
 SHOWN = 20
 """Findings printed one by one; --json and -o have all of them."""
@@ -50,8 +46,8 @@ def audit(
     the rows to look at are written; those that the tracker disputes with both answers.
     """
     from soulkit.data.files import check_target, refuse_same
-    from soulkit.data.loading import examples_from
     from soulkit.tasks.audit import audit_rows
+    from soulkit.tasks.loading import examples_from
 
     if output is not None:
         refuse_same(Path(path), output)
@@ -59,7 +55,8 @@ def audit(
     live = registry_of(tasks, trust=trust).task(task)
     loaded = examples_from(live, path, forms=False)
     rows = audit_rows(live, loaded)
-    report = _tracked(task, path, loaded.examples) if task in STORIES else None
+    hook = live.spec.hook(task, "audit")
+    report = hook(Path(path), loaded.examples) if hook is not None else None
     if output is not None:
         _write_findings(rows, report, output)
     if as_json:
@@ -105,8 +102,9 @@ def contamination(
     The same row, nearly the same row, or the same persona, character or scenario. The exit code is
     2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
     """
-    from soulkit.data.contamination import clean_rows, compare, entity_kinds
+    from soulkit.data.contamination import clean_rows, compare
     from soulkit.data.files import check_target, refuse_same, write_rows
+    from soulkit.tasks.passages import entity_kinds
 
     if exclude is not None:
         check_target(exclude)
@@ -137,38 +135,9 @@ def contamination(
 # -- help for the commands -----------------------------------------------------------------------
 
 
-def _tracked(task: str, given: str, examples: Sequence[Example]) -> AuditReport:
-    """The tracker's view of labels; original files by their own readers, which know more of them.
-
-    They keep rows that the importer leaves out, and tags that are no column of the task.
-    """
-    from soulkit.data import audit as audits
-
-    path = Path(given)
-    trace = path.with_suffix(".trace")
-    beside = trace if trace.is_file() else None
-    if task == "hitom" and _has_halves(path):
-        return audits.audit_hitom(path)
-    if task == "tomi" and path.suffix in (".txt", ".csv"):
-        return audits.audit_tomi(path, beside)
-    if task == "paratomi" and path.suffix == ".txt":
-        return audits.audit_paratomi(path, beside)
-    return audits.audit_examples(task, examples)
-
-
-def _has_halves(path: Path) -> bool:
-    """Whether the file has the layout of the Hi-ToM release, with its two prompting types."""
-    from soulkit.data.files import read_rows
-
-    if path.suffix not in (".json", ".jsonl"):
-        return False
-    rows, _ = read_rows(path)
-    return any("prompting_type" in row.fields for row in rows)
-
-
-def _write_findings(rows: RowAudit, report: AuditReport | None, path: Path) -> None:
-    from soulkit.data.audit import write_disputed
+def _write_findings(rows: RowAudit, report: LabelAudit | None, path: Path) -> None:
     from soulkit.data.files import write_lines
+    from soulkit.tasks.labels import write_disputed
 
     if report is not None:
         write_disputed(report, path, replace=False)
@@ -180,9 +149,9 @@ class _Side:
     """The rows of one file as passages, and what could not be read."""
 
     def __init__(self, registry: Registry, path: Path, task: str | None) -> None:
-        from soulkit.data.contamination import passages
         from soulkit.data.files import read_rows
-        from soulkit.data.loading import marked
+        from soulkit.tasks.loading import marked
+        from soulkit.tasks.passages import passages
 
         rows, broken = read_rows(path)
         if task is not None:
@@ -256,7 +225,7 @@ def _against(bias: Bias) -> str:
     return f"{bias.hits} of {bias.rows} rows ({100 * bias.share:.1f} %; {chance}){mark}"
 
 
-def _print_tracker(task: str, report: AuditReport) -> None:
+def _print_tracker(task: str, report: LabelAudit) -> None:
     table = new_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
     lines = [("all", "", report.overall)]
     lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]

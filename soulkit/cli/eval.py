@@ -19,7 +19,7 @@ from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig
-    from soulkit.runs import Run
+    from soulkit.runs.folder import Run
 
 app = typer.Typer(
     rich_markup_mode=None, help="Score a model: a local checkpoint or any API endpoint."
@@ -304,7 +304,7 @@ def _print_run(run: Run) -> None:
 def _say_failures(run: Run, summary: Mapping[str, Any]) -> None:
     """Statuses other than ok, and the first failure of each kind in its own words."""
     from soulkit.eval.runner import failures
-    from soulkit.records import load_records
+    from soulkit.runs.records import load_records
 
     for task, statuses in summary["statuses"].items():
         if set(statuses) - {"ok"}:

@@ -19,7 +19,7 @@ from soulkit.cli.options import Json
 from soulkit.errors import RunError
 
 if TYPE_CHECKING:
-    from soulkit.models.ledger_view import Findings, Group, Stored
+    from soulkit.models.ledger.view import Findings, Group, Stored
 
 app = typer.Typer(rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage.")
 
@@ -36,7 +36,7 @@ RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, ju
 def ledger_of(where: Path) -> Path:
     """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
     from soulkit.eval.rescore import ledger_of as recorded_in
-    from soulkit.runs import is_run, read_config
+    from soulkit.runs.folder import is_run, read_config
 
     if not where.is_dir():
         return where
@@ -59,7 +59,7 @@ def ledger_of(where: Path) -> Path:
 @app.command()
 def stats(where: Where, as_json: Json = False) -> None:
     """Calls, tokens, cost and latency by role and model."""
-    from soulkit.models.ledger_view import View
+    from soulkit.models.ledger.view import View
 
     path = ledger_of(where)
     with View(path) as view:
@@ -112,7 +112,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Single calls: who asked what, and what was answered."""
-    from soulkit.models.ledger_view import View
+    from soulkit.models.ledger.view import View
 
     with View(ledger_of(where)) as view:
         found = list(view.entries(example=example, role=role, key=key, limit=limit))
@@ -174,7 +174,7 @@ def export(
     ] = None,
 ) -> None:
     """Print or write all calls as JSON lines, one entry each."""
-    from soulkit.models.ledger_view import View, write_lines
+    from soulkit.models.ledger.view import View, write_lines
 
     with View(ledger_of(where)) as view:
         lines = (_line(stored) for stored in view.entries(example=example, role=role))
@@ -199,7 +199,7 @@ def verify(where: Where, as_json: Json = False) -> None:
 
     Every scored episode must have its calls. Exit code 1 when something was found.
     """
-    from soulkit.models.ledger_view import View
+    from soulkit.models.ledger.view import View
 
     with View(ledger_of(where)) as view:
         found = view.verify()
@@ -214,9 +214,9 @@ def verify(where: Where, as_json: Json = False) -> None:
 
 
 def _check_run(folder: Path, view: Any, found: Findings) -> None:
-    from soulkit.models.ledger_view import check_episodes
-    from soulkit.records import load_records
-    from soulkit.runs import is_run, read_config
+    from soulkit.models.ledger.view import check_episodes
+    from soulkit.runs.folder import is_run, read_config
+    from soulkit.runs.records import load_records
 
     if not is_run(folder) or not (folder / "episodes.jsonl").is_file():
         return

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from http.server import ThreadingHTTPServer
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from soulkit.cli.console import err
-from soulkit.errors import ConfigError
+from soulkit.cli.options import TaskFiles, Trust, registry_of
+from soulkit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from soulkit.serving.partner import Speak
+    from soulkit.tasks.registry import Registry
 
 app = typer.Typer(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
@@ -20,27 +25,52 @@ def group() -> None:
 
 @app.command()
 def partner(
+    task: Annotated[
+        str | None, typer.Argument(help="The task; needed where several have such a partner.")
+    ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8799,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
 ) -> None:
-    """Serve the visitor of secret_keeper, without a model or key."""
-    from soulkit.serving.partner import MODEL
-
-    with _bound(host, port) as server:
+    """Serve a task's scripted partner, without a model or key."""
+    registry = registry_of(tasks, trust=trust)
+    name = _scripted(registry, task)
+    hook = registry.hook(name, "scripted_partner")
+    assert hook is not None
+    seats = registry.spec(name).seats.items()
+    model = f"scripted-{next(seat for seat, role in seats if role == 'partner')}"
+    with _bound(hook.function, model, host, port) as server:
         url = f"http://{host}:{server.server_address[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: --partner endpoint:{MODEL}@{url}", soft_wrap=True)
+        err.print(f"use it with: --partner endpoint:{model}@{url}", soft_wrap=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             err.print("stopped")
 
 
-def _bound(host: str, port: int) -> ThreadingHTTPServer:
+def _scripted(registry: Registry, task: str | None) -> str:
+    """The task asked for, else the only one with a scripted partner."""
+    able = registry.with_hook("scripted_partner")
+    if task is not None:
+        registry.spec(task)
+    if task in able:
+        return task
+    if task is None and len(able) == 1:
+        return able[0]
+    raise ConfigError(
+        f"The task '{task}' has no scripted partner." if task else "No task was named.",
+        f"Tasks with one: {', '.join(able)}.",
+        did_you_mean(task, able) if task else f"Write soul serve partner {able[0]}, for example.",
+    )
+
+
+def _bound(speak: Speak, model: str, host: str, port: int) -> ThreadingHTTPServer:
     from soulkit.serving.partner import make_server
 
     try:
-        return make_server(host, port)
+        return make_server(speak, model, host, port)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"Nothing can be served on {host}:{port}.",

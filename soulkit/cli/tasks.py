@@ -14,7 +14,7 @@ from soulkit.cli.options import Json, TaskFiles
 from soulkit.cli.tasks_check import check
 
 if TYPE_CHECKING:
-    from soulkit.tasks.registry import Registry, TaskSpec
+    from soulkit.tasks.registry import HookKey, Registry, TaskSpec
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -90,12 +90,12 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
                  ", ".join(c.audience) or "nobody", str(c.max_words or ""))  # fmt: skip
         table.add_row(*(safe(cell) for cell in cells))
     out.print(table)
-    for label, text in _facts(spec, suites):
+    for label, text in _facts(name, spec, suites):
         if text:
             out.print(f"{label}: {safe(text)}", soft_wrap=True)
 
 
-def _facts(spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
+def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
     metric, coaches = spec.metric, spec.feedback.coaches
     kind = "each example 0 or 1" if metric.binary else "graded"
     return [
@@ -111,8 +111,18 @@ def _facts(spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:
         ("training files", ", ".join(spec.files.train)),
         ("evaluation files", ", ".join(spec.files.eval)),
         ("original formats", ", ".join(spec.formats)),
-        ("rows can be made", "yes, with soul data synth" if spec.synth else ""),
+        ("rows can be made", _with_options("soul data synth", name, spec, "synth")),
+        ("original files are read", _with_options("soul data import", name, spec, "importer")),
+        ("put together", _with_options("soul data build", name, spec, "builder")),
         ("citation", spec.citation),
         ("licence", spec.licence),
         ("url", spec.url),
     ]
+
+
+def _with_options(command: str, name: str, spec: TaskSpec, key: HookKey) -> str:
+    """The command that calls a function of the task, with the options that it takes."""
+    hook = spec.hook(name, key)
+    if hook is None:
+        return ""
+    return " ".join([command, name, *(f"[{o.describe()}]" for o in hook.options.values())])

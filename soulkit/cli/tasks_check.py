@@ -50,7 +50,7 @@ def check(
     No model is asked. Without --data, the released files are checked where they lie, else 100 rows
     made here. The exit code is 1 when a gold fails: no model can be right about such a row.
     """
-    from soulkit.data.loading import examples_from
+    from soulkit.tasks.loading import examples_from
     from soulkit.tasks.selfcheck import check_task
 
     registry = registry_of(tasks, trust=trust)
@@ -94,11 +94,10 @@ def _data(
 def _at_hand(name: str, registry: Registry) -> str | None:
     """Rows without --data: the released files where they lie, else rows made here."""
     from soulkit.data.folder import data_folder, released_files
-    from soulkit.data.synth import makeable
 
     if released_files(name, registry.spec(name).files.eval):
         return str(data_folder())
-    return MADE_ROWS if name in makeable() else None
+    return MADE_ROWS if registry.spec(name).synth else None
 
 
 def _named_rows(

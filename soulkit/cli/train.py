@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
 from soulkit.cli.methods import METHODS, RL, Flag, flags_for, settings_of
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.runs import default_run_path
+from soulkit.runs.folder import default_run_path
 
 if TYPE_CHECKING:
     from soulkit.train.ablate import Ended, Planned

@@ -23,13 +23,10 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from soulkit.data.files import BadRow, RawRow
-from soulkit.errors import ConfigError, DataError, MissingPackage, did_you_mean
-
-if TYPE_CHECKING:
-    from soulkit.tasks.base import Task
+from soulkit.data.files import RawRow
+from soulkit.errors import ConfigError, MissingPackage, did_you_mean
 
 THRESHOLD = 0.8
 SHINGLE = 3
@@ -104,44 +101,7 @@ class Overlap:
         return frozenset(source for s in self.shared if s.kind == kind for source in s.train)
 
 
-# -- rows as passages ----------------------------------------------------------------------------
-
-
-def passages(
-    tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
-) -> tuple[list[Passage], list[BadRow]]:
-    """(task name, row) pairs as passages, and the rows that their task cannot use."""
-    good: list[Passage] = []
-    bad: list[BadRow] = []
-    for name, row in rows:
-        try:
-            good.append(passage(tasks[name], row))
-        except DataError as error:
-            bad.append(BadRow(row.source, f"{error.what} {error.why}"))
-    return good, bad
-
-
-def passage(task: Task, row: RawRow) -> Passage:
-    """One row as a passage; DataError when the task cannot use it."""
-    example = task.example(row.fields, source=row.source)
-    columns = task.spec.columns
-    shown = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
-    texts = {name: words_of(shown[name]) for name in columns if name in shown}
-    entities = {
-        (column.entity, value)
-        for name, column in columns.items()
-        if column.entity
-        for value in _values(example.fields.get(name), task.name)
-    }
-    every = tuple(w for words in texts.values() for w in words)
-    core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
-    return Passage(row.source, task.name, every, core or every, frozenset(entities))
-
-
-def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """The kinds of entity that the columns of `tasks` name."""
-    kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
-    return tuple(sorted(kinds))
+# -- words -------------------------------------------------------------------------------------
 
 
 def words_of(value: Any) -> Words:
@@ -160,7 +120,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _values(value: Any, task: str) -> set[str]:
+def entity_values(value: Any, task: str) -> set[str]:
     """The entities that one column names: each item of a list, else the value as a whole.
 
     A value without letters is a number that only its own data set gives: the task stands before it.

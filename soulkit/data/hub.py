@@ -27,15 +27,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from soulkit.data.files import ROW_SUFFIXES, unreadable
 from soulkit.data.transfer import Digests, Hub, Remote, digests, part_of, size_of
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.jsonl import write_json
-
-if TYPE_CHECKING:
-    from soulkit.tasks.registry import Registry
+from soulkit.runs.jsonl import write_json
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "eval")
@@ -59,6 +56,15 @@ class Bar(Protocol):
     """What shows how many bytes have come."""
 
     def advance(self, steps: int = 1, note: str = "") -> None: ...
+
+
+class Released(Protocol):
+    """The names of the released files of one task."""
+
+    @property
+    def train(self) -> tuple[str, ...]: ...
+    @property
+    def eval(self) -> tuple[str, ...]: ...
 
 
 Bars = Callable[[int], AbstractContextManager[Bar]]
@@ -100,16 +106,15 @@ class Pulled:
 # -- what is wanted ------------------------------------------------------------------------------
 
 
-def released(registry: Registry, tasks: Sequence[str], splits: Sequence[Split]) -> list[Wanted]:
+def released(tasks: Mapping[str, Released], splits: Sequence[Split]) -> list[Wanted]:
     """The files that `tasks.yaml` names for the tasks, each once; DataError when there are none."""
     found: dict[tuple[str, str], Wanted] = {}
-    for task in tasks:
-        files = registry.spec(task).files
+    for task, files in tasks.items():
         for split in splits:
             for name in files.train if split == "train" else files.eval:
                 found.setdefault((split, name), Wanted(RELEASES[split], name, name, task))
     if not found:
-        what = f"The task '{tasks[0]}' has" if len(tasks) == 1 else "These tasks have"
+        what = f"The task '{next(iter(tasks))}' has" if len(tasks) == 1 else "These tasks have"
         raise DataError(
             f"{what} no released file for {' and '.join(splits)}.",
             "tasks.yaml names none: the rows are made here, imported, or your own.",

@@ -1,11 +1,9 @@
-"""From rows to Examples: identity, columns, duplicates, limits and splits.
+"""What a row is: its identity, its columns, the split that it belongs to.
 
 Identity is content. A row's id is a hash of what it says, so the same row has one id in a Parquet
 file, in JSON lines, and behind another order of rows; whether a row belongs to a `--limit` subset
 or to the dev split follows from hashes alone. Splits go by cluster: a story never stands on both
 sides.
-
-Files are read by `data/files.py` and literals by `data/literals.py`; both are re-exported here.
 """
 
 from __future__ import annotations
@@ -13,33 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, present, read_rows, write_rows
-from soulkit.data.literals import (
-    literal_list,
-    parse_candidates,
-    parse_choices,
-    parse_story,
-    structure,
-)
+from soulkit.data.files import present
+from soulkit.data.literals import literal_list, structure
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.types import Example
-
-if TYPE_CHECKING:
-    from soulkit.tasks.base import Task
-
-__all__ = [
-    "HUMAN", "BadRow", "ColumnsError", "Loaded", "RawRow", "bind", "content_hash", "dev_split",
-    "load_examples", "parse_candidates", "parse_choices", "parse_story", "read_rows", "sources",
-    "to_examples", "unpacked", "write_rows",
-]  # fmt: skip
-
 
 HUMAN = "human_"
 """A column `human_<dimension>` is what people said of that dimension: any row may carry some."""
@@ -79,7 +58,7 @@ def _canonical(value: Any) -> Any:
     )
 
 
-def _share(salt: str, key: str) -> float:
+def share_of(salt: str, key: str) -> float:
     """A number in [0, 1) that belongs to `key`."""
     digest = hashlib.sha256(f"{salt}/{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
@@ -225,142 +204,7 @@ _WANTED = {
 }
 
 
-# -- examples ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """Examples, and what was left out on the way to them."""
-
-    examples: tuple[Example, ...]
-    bad: tuple[BadRow, ...] = ()
-    duplicates: int = 0
-    """Rows that say the same as an earlier one."""
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    """`data_source` of another task → its rows."""
-
-
-def load_examples(
-    task: Task,
-    paths: Sequence[Path],
-    *,
-    split: str = "test",
-    limit: int | None = None,
-    seed: int = 0,
-    strict: bool = False,
-) -> Loaded:
-    """The examples of `task` in `paths`, without duplicates.
-
-    `limit` keeps the rows with the smallest ids: a fixed sample, whatever the order of the rows or
-    of the files, and part of every larger one. The order follows a hash of (seed, id). `strict`
-    turns any bad row into a DataError.
-    """
-    if limit is not None and limit < 1:
-        raise ConfigError(
-            f"A limit of {limit} rows leaves nothing.",
-            "--limit says how many rows to keep.",
-            "Give a number of at least 1, or leave it out for all rows.",
-        )
-    rows: list[RawRow] = []
-    bad: list[BadRow] = []
-    for path in paths:
-        good, broken = read_rows(Path(path))
-        rows += good
-        bad += broken
-    loaded = to_examples(task, rows, split=split, bad=bad)
-    if not loaded.examples or (strict and loaded.bad):
-        raise _unusable(task, paths, loaded)
-    kept = sorted(loaded.examples, key=lambda e: e.id)[:limit]
-    kept.sort(key=lambda e: _share(f"order/{seed}", e.id))
-    return Loaded(examples=tuple(kept), bad=loaded.bad, duplicates=loaded.duplicates,
-                  skipped=loaded.skipped)  # fmt: skip
-
-
-def to_examples(
-    task: Task,
-    rows: Iterable[RawRow],
-    *,
-    split: str = "test",
-    bad: Iterable[BadRow] = (),
-    forms: bool = True,
-) -> Loaded:
-    """Rows as examples, in their order. ColumnsError when every row lacks required columns.
-
-    Without `forms` a row that is played in several forms is one example, as it is written.
-    """
-    own = sources(task)
-    found: dict[str, Example] = {}
-    broken = list(bad)
-    skipped: Counter[str] = Counter()
-    shapes: list[ColumnsError] = []
-    tried = duplicates = 0
-    for row in rows:
-        mark = str(row.fields.get("data_source") or task.name)
-        if mark not in own:
-            skipped[mark] += 1
-            continue
-        tried += 1
-        try:
-            for example in _examples(task, row, split, forms):
-                duplicates += example.id in found
-                found.setdefault(example.id, example)
-        except DataError as error:
-            shapes += [error] if isinstance(error, ColumnsError) else []
-            broken.append(BadRow(row.source, _why(error, row.source)))
-    if tried and len(shapes) == tried:
-        raise shapes[0]
-    return Loaded(examples=tuple(found.values()), bad=tuple(broken), duplicates=duplicates,
-                  skipped=dict(skipped))  # fmt: skip
-
-
-def sources(task: Task) -> frozenset[str]:
-    """The `data_source` values that mark rows of `task`."""
-    return frozenset((task.name, *task.spec.files.data_source))
-
-
-def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example, ...]:
-    examples = (
-        task.examples(row.fields, source=row.source, split=split)
-        if forms
-        else (task.example(row.fields, source=row.source, split=split),)
-    )
-    for name, column in task.spec.columns.items():
-        if column.required and _says_nothing(examples[0].fields.get(name)):
-            raise DataError(
-                f"{row.source}: the required column '{name}' is blank.",
-                "A row without it cannot be played or scored.",
-                "Fill it in, or leave the row out.",
-            )
-    return examples
-
-
-def _says_nothing(value: Any) -> bool:
-    """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
-    if isinstance(value, str):
-        return not value.strip()
-    return isinstance(value, list | tuple | Mapping) and not value
-
-
-def _why(error: DataError, source: str) -> str:
-    return f"{error.what.removeprefix(f'{source}: ').removeprefix('row: ')} {error.why}"
-
-
-def _unusable(task: Task, paths: Sequence[Path], loaded: Loaded) -> DataError:
-    names = ", ".join(f"'{path}'" for path in paths) or "no file"
-    if loaded.bad:
-        first = "; ".join(f"{b.source}: {b.why.rstrip('.')}" for b in loaded.bad[:3])
-        kind = "Some" if loaded.examples else "All"
-        return DataError(
-            f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
-            f"{first}.",
-            f"Mend them; to see all: soul data check FILE --task {task.name}",
-        )
-    others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
-    return DataError(
-        f"No row of {names} belongs to task '{task.name}'.",
-        f"Their data_source says: {others or 'nothing'}.",
-        f"Name the right task, or set data_source to '{sorted(sources(task))[0]}' in the rows.",
-    )
+# -- splits ----------------------------------------------------------------------------------------
 
 
 def dev_split(
@@ -377,7 +221,7 @@ def dev_split(
             "The dev split is a part of the training rows, neither none nor all of them.",
             "Give a number between 0 and 1, such as 0.1.",
         )
-    places = {e.cluster or e.id: _share("dev", e.cluster or e.id) for e in examples}
+    places = {e.cluster or e.id: share_of("dev", e.cluster or e.id) for e in examples}
     ranked = sorted(places, key=lambda key: places[key])
     dev = {key for key in ranked if places[key] < share}
     if len(ranked) > 1:

@@ -19,7 +19,7 @@ from soulkit.eval.conditions import read_conditions
 from soulkit.eval.likeness import grouped, remarks, unlike
 from soulkit.eval.summary import by_task, cluster_of, metric_values
 from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
-from soulkit.records import drafts, load_records
+from soulkit.runs.records import drafts, load_records
 from soulkit.types import Record
 
 Key = tuple[int, str, int]

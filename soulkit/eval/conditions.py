@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from soulkit.errors import UserError
 from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, read_provenance
-from soulkit.models.address import as_recorded
-from soulkit.models.roles import RolesConfig
-from soulkit.records import load_records
-from soulkit.runs import CONFIG, read_config
+from soulkit.models.api.address import as_recorded
+from soulkit.models.roles.players import RolesConfig
+from soulkit.runs.folder import CONFIG, read_config
+from soulkit.runs.records import load_records
 from soulkit.tasks.base import ChoiceTask
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Record

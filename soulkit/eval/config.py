@@ -10,21 +10,19 @@ folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from soulkit.data.folder import given_files, looked_for
-from soulkit.data.rows import Loaded, load_examples, to_examples
-from soulkit.data.synth import MADE, made_rows, makeable
-from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.models.address import OPENAI_URL, addressed, checked_url
-from soulkit.models.ledger import Mode
-from soulkit.models.roles import UNSAID, RolesConfig, RoleSettings
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
+from soulkit.models.ledger.ledger import Mode
+from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
 from soulkit.play.plan import Work
 from soulkit.tasks.base import Task
+from soulkit.tasks.loading import examples_for
 from soulkit.tasks.registry import Registry, TaskSpec, load_registry
 from soulkit.types import Protocol, Sampling
 
@@ -184,40 +182,6 @@ def load_rows(config: EvalConfig) -> list[Work]:
 
 
 def _work(task: Task, config: EvalConfig) -> Work:
-    found = _loaded(task, config)
-    return Work(task, found.examples, found.bad)
-
-
-def _loaded(task: Task, config: EvalConfig) -> Loaded:
-    given = config.data.get(task.name) or config.data.get("*")
-    if given is not None and given.startswith(MADE):
-        return _made(task, given, config)
-    return load_examples(task, _files(task, given), limit=config.limit, seed=config.seed)
-
-
-def _made(task: Task, given: str, config: EvalConfig) -> Loaded:
-    found = to_examples(task, made_rows(task.name, given, config.seed, "test"))
-    return Loaded(examples=found.examples[: config.limit], duplicates=found.duplicates)
-
-
-def _files(task: Task, given: str | None) -> Sequence[Path]:
-    """The files of a task: the one given, or the released ones in a folder."""
-    names = task.spec.files.eval
-    found = given_files(task.name, names, given)
-    if not found:
-        raise _no_rows(task, looked_for(names, given))
-    return found
-
-
-def _no_rows(task: Task, why: str) -> DataError:
-    made = f"--data {task.name}={MADE}100 (rows made here), or " if task.name in makeable() else ""
-    pull = f"soul data pull --task {task.name} --split eval"
-    pulled = f"Download them: {pull}; or give" if task.spec.files.eval else "Give"
-    imported = ""
-    if task.spec.formats:
-        imported = f"; an original file is turned into rows by: soul data import {task.name} FILE"
-    return DataError(
-        f"There are no rows for the task '{task.name}'.",
-        f"Why none were found: {why}.",
-        f"{pulled} {made}--data {task.name}=FILE{imported}.",
-    )
+    source = config.data.get(task.name) or config.data.get("*")
+    loaded = examples_for(task, source, limit=config.limit, seed=config.seed)
+    return Work(task, loaded.examples, loaded.bad)

@@ -29,16 +29,16 @@ from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
 from soulkit.eval.keeping import alone
 from soulkit.eval.rescore import command_of
 from soulkit.eval.runner import GIVE_UP, Bar
-from soulkit.jsonl import JsonlWriter, read_jsonl
 from soulkit.judge.panel import judge_names
 from soulkit.judge.reliability import Judgement, Match, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
-from soulkit.models.ledger import Ledger
-from soulkit.models.roles import Crew, RolesConfig, RoleSettings
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.players import Crew, RolesConfig, RoleSettings
 from soulkit.play.engine import gather
-from soulkit.records import load_records
-from soulkit.runs import CONFIG, Run, read_environment
+from soulkit.runs.folder import CONFIG, Run, read_environment
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Record
 
@@ -288,7 +288,7 @@ async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None, sa
 
 
 def _load_checkpoint(path: str) -> Any:
-    from soulkit.models.local import LocalModel
+    from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(path)
 

@@ -18,7 +18,7 @@ from soulkit.judge.fence import fence
 from soulkit.judge.pairwise import compare
 from soulkit.judge.reliability import Judgement, Match, Said, Subject, said_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
-from soulkit.models.ledger import Ledger
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.base import Task, utterances
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError
-from soulkit.jsonl import write_json
-from soulkit.records import RecordWriter
-from soulkit.runs import Run, is_run, plain_config, read_config, read_environment, same_settings
+from soulkit.runs.folder import (
+    Run,
+    is_run,
+    plain_config,
+    read_config,
+    read_environment,
+    same_settings,
+)
+from soulkit.runs.jsonl import write_json
+from soulkit.runs.records import RecordWriter
 from soulkit.types import Record
 
 CLOCK, LOCK = "clock.json", ".lock"

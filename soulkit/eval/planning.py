@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
-from soulkit.models.address import checked_url
-from soulkit.models.footprint import Footprint, device_speed, footprint
-from soulkit.models.prices import load_prices
-from soulkit.models.roles import RolesConfig, RoleSettings
+from soulkit.models.api.address import checked_url
+from soulkit.models.api.prices import load_prices
+from soulkit.models.local.footprint import Footprint, device_speed, footprint
+from soulkit.models.roles.players import RolesConfig, RoleSettings
 from soulkit.play.plan import Asked, Machine, Plan, Voice, Work, on_machine, plan
 
 

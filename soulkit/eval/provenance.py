@@ -22,10 +22,10 @@ from typing import Any
 
 from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError, RunError
-from soulkit.models.address import OPENAI_URL
-from soulkit.models.roles import Crew, RolesConfig, RoleSettings
+from soulkit.models.api.address import OPENAI_URL
+from soulkit.models.roles.players import Crew, RolesConfig, RoleSettings
 from soulkit.play.plan import Work
-from soulkit.runs import Run, write_json
+from soulkit.runs.folder import Run, write_json
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Sampling
 

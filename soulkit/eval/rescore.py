@@ -31,14 +31,14 @@ from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
 from soulkit.eval.summary import by_task, metric_values, summarise
-from soulkit.jsonl import write_json
-from soulkit.models.address import as_recorded
+from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
-from soulkit.models.ledger import Ledger, ReplayMiss
-from soulkit.models.roles import RolesConfig
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss
+from soulkit.models.roles.players import RolesConfig
 from soulkit.play.plan import Work
-from soulkit.records import RecordWriter, drafts, load_records
-from soulkit.runs import CONFIG, Run, default_run_path, is_run, read_config, read_environment
+from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
+from soulkit.runs.jsonl import write_json
+from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.base import Task
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import (

@@ -27,17 +27,17 @@ from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
-from soulkit.models.ledger import Ledger
-from soulkit.models.roles import Crew, cast_of
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.players import Crew, cast_of
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
-from soulkit.records import load_records
-from soulkit.runs import Run, default_run_path, is_run
+from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.types import Record, record_key
 
 if TYPE_CHECKING:
-    from soulkit.models.local import LocalModel
+    from soulkit.models.local.sampler import LocalModel
 
 Summary = dict[str, Any]
 GIVE_UP = 20
@@ -169,7 +169,7 @@ def local_model(config: EvalConfig) -> LocalModel:
 
 
 def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
-    from soulkit.models.local import LocalModel
+    from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
         model,

@@ -24,7 +24,7 @@ from typing import Any
 
 from soulkit.errors import DataError
 from soulkit.metrics.statistics import Interval, bounds, estimate
-from soulkit.records import drafts
+from soulkit.runs.records import drafts
 from soulkit.types import Record
 
 UNDEFINED = "undefined"

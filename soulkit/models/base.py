@@ -20,7 +20,7 @@ from soulkit.errors import (
 from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
 
 if TYPE_CHECKING:
-    from soulkit.models.ledger import Ledger
+    from soulkit.models.ledger.ledger import Ledger
 
 _BLAME: dict[Role, type[CallError]] = {
     "partner": PartnerError,

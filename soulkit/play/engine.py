@@ -19,7 +19,7 @@ from soulkit.errors import CallError
 from soulkit.judge.leaks import check, read_blind
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
-from soulkit.models.waves import Seat, seats
+from soulkit.models.local.waves import Seat, seats
 from soulkit.tasks.base import Rollout, Task
 from soulkit.text import one_line
 from soulkit.types import (

@@ -22,12 +22,12 @@ from soulkit import __version__
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import grouped, remarks, unlike
-from soulkit.jsonl import write_aside, write_json
 from soulkit.metrics.statistics import auc, mean_interval
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration, number
-from soulkit.runs import read_config
+from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import write_aside, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import DataError, RunError
-from soulkit.records import load_records
-from soulkit.runs import read_jsonl
+from soulkit.runs.folder import read_jsonl
+from soulkit.runs.records import load_records
 from soulkit.types import Record
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")

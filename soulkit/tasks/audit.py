@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from soulkit.data.check import Words, count_words, field_words, summary
 from soulkit.data.files import BadRow
-from soulkit.data.rows import Loaded, content_hash
+from soulkit.data.rows import content_hash
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named, plain
 from soulkit.tasks.base import Task
+from soulkit.tasks.loading import Loaded
+from soulkit.tasks.rowcheck import Words, count_words, field_words, summary
 from soulkit.types import Example
 
 NOTABLE = 0.01

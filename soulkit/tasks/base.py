@@ -6,6 +6,7 @@ choice task overrides `parse` and `grade`; a dialogue overrides `play` and `scor
 
 from __future__ import annotations
 
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,7 +83,7 @@ class Task(ABC):
         self.name = name
         self.spec = spec
         self.protocol: Protocol = protocol
-        self.prompts = PromptFolder(name, folder)
+        self.prompts = PromptFolder(name, folder or spec.home.folder, *_class_folders(type(self)))
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -415,6 +416,12 @@ class ChoiceTask(Task):
             protocol=self.protocol,
             prompts=self.prompts.hashes(self.template),
         )
+
+
+def _class_folders(cls: type[Task]) -> list[Path]:
+    """Where a class and those that it derives from are written: it has their prompts, too."""
+    written = [c for c in cls.__mro__ if issubclass(c, Task)]
+    return [Path(inspect.getfile(c)).parent for c in written]
 
 
 def utterances(episode: Episode) -> list[str]:

@@ -19,7 +19,7 @@ from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView, check
 from soulkit.judge.verdict import spoken, tagged_letter
-from soulkit.records import drafts
+from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE, ChoiceTask
 from soulkit.types import Episode, Example, Feedback, Record, Score
 

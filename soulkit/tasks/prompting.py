@@ -1,6 +1,8 @@
 """Prompt templates: files with a hash, rendered for one reader.
 
-`prompts/<task>/<name>.md` in the package, or beside a user's own tasks file. A template that names
+`prompts/<name>.md` in the task's folder, or `prompts/<task>/<name>.md` where several tasks share
+one; then beside the classes that the task's own derives from; then among the prompts that all tasks
+share. A template that names
 something its reader may not see fails (strict undefined), it does not render an empty string.
 """
 
@@ -8,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ from jinja2 import (
 )
 
 from soulkit.errors import ConfigError
+from soulkit.tasks.home import BUILTIN
 
 
 class PromptFolder:
     """The templates of one task."""
 
-    def __init__(self, task: str, folder: Path | None = None) -> None:
+    def __init__(self, task: str, *folders: Path) -> None:
         self.task = task
-        packaged = Path(str(resources.files("soulkit.tasks"))) / "prompts"
-        self.folders = [*([folder / "prompts"] if folder else []), packaged]
+        self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
 
     @cached_property
     def _environment(self) -> Environment:
@@ -45,8 +46,7 @@ class PromptFolder:
 
     def _path(self, name: str) -> str:
         own = f"{self.task}/{name}.md"
-        shared = f"shared/{name}.md"
-        return own if any((folder / own).exists() for folder in self.folders) else shared
+        return own if any((folder / own).exists() for folder in self.folders) else f"{name}.md"
 
     def render(self, name: str, /, **values: Any) -> str:
         """The text of template `name`. ConfigError when it is missing or names an unknown value."""
@@ -73,14 +73,14 @@ class PromptFolder:
 
     def _source(self, name: str) -> str:
         path = self._path(name)
-        found = next((f / path for f in self.folders if (f / path).exists()), None)
-        if found is None:
+        file = next((f / path for f in self.folders if (f / path).exists()), None)
+        if file is None:
             raise self._missing(name)
-        return found.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
 
     def _missing(self, name: str) -> ConfigError:
         return ConfigError(
             f"The prompt '{name}.md' of task '{self.task}' does not exist.",
-            f"It was looked for in {', '.join(str(f / self.task) for f in self.folders)}.",
-            f"Write prompts/{self.task}/{name}.md beside your tasks file.",
+            f"It was looked for in {', '.join(str(f) for f in self.folders)}.",
+            f"Write prompts/{name}.md, or prompts/{self.task}/{name}.md, in the task's folder.",
         )

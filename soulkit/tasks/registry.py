@@ -7,29 +7,33 @@ after the built-in one and may add tasks and suites; its Python modules are look
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.home import Home
+from soulkit.tasks.hooks import Hook, hook
 from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
     from soulkit.tasks.base import Task
+
+HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
+    name: {"type": "any", "required": False, "audience": [], "identity": False}
+    for name in ("index", "provenance", "licence")
+}
+"""Columns that any row may have: nobody sees them, and they are no part of what a row says."""
 
 READERS = ("judge", "coach", "gold")
 """Who may see a column without sitting at the table."""
@@ -79,10 +83,22 @@ class TaskSpec(Strict):
     title: str
     summary: str
     axis: str = ""
+    folder: str = ""
+    """Of a built-in benchmark: its folder in `soulkit/tasks/`; else where the tasks file lies."""
     module: str = ""
-    """`package.module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
-    rows: str = ""
-    """Rows only: `package.module:Class` that binds rows whose columns alone do not tell enough."""
+    """`module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
+    binder: str = ""
+    """Rows only: `module:Class` that binds rows whose columns alone do not tell enough."""
+    synth: str = ""
+    """`module:function` that makes rows, for `soul data synth` and `synth:N`."""
+    importer: str = ""
+    """`module:function` that reads original files, for `soul data import`."""
+    builder: str = ""
+    """`module:function` that puts rows together from several files, for `soul data build`."""
+    audit: str = ""
+    """`module:function` that compares labels with rules, for `soul data audit`."""
+    scripted_partner: str = ""
+    """`module:function` that speaks for the partner by script, for `soul serve partner`."""
     seats: dict[str, Role]
     columns: dict[str, Column]
     unpack: tuple[str, ...] = ()
@@ -93,10 +109,10 @@ class TaskSpec(Strict):
     """Break-down name → column."""
     metric: Metric = Metric()
     files: Files = Files()
-    synth: bool = False
-    """Whether `soul data synth` can write rows of this task."""
     formats: tuple[str, ...] = ()
-    """Original file formats that `soul data import` reads."""
+    """Original file formats that the importer reads."""
+    release_mark: str = ""
+    """A file whose folder as a whole is the original release."""
     sampling: dict[str, float | int] = Field(default_factory=dict)
     """Defaults of the actor's sampling (temperature, max_tokens)."""
     feedback: FeedbackSpec = FeedbackSpec()
@@ -107,6 +123,32 @@ class TaskSpec(Strict):
     citation: str = ""
     licence: str = ""
     url: str = ""
+    _home: Home = PrivateAttr(default=Home())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_bookkeeping(cls, entry: Any) -> Any:
+        columns = entry.get("columns") if isinstance(entry, Mapping) else None
+        if not isinstance(columns, Mapping):
+            return entry
+        return {**entry, "columns": {**columns, **{n: c for n, c in BOOKKEEPING.items()
+                                                   if n not in columns}}}  # fmt: skip
+
+    @property
+    def home(self) -> Home:
+        """The folder of the task."""
+        return self._home
+
+    def at(self, home: Home) -> Self:
+        """The same declaration, in its folder."""
+        housed = self.model_copy()
+        housed._home = home
+        return housed
+
+    def hook(self, name: str, key: HookKey) -> Hook | None:
+        """The function that is named under `key`, None where there is none."""
+        reference: str = getattr(self, key)
+        return hook(name, key, reference, self.home) if reference else None
 
     @property
     def rows_only(self) -> bool:
@@ -142,8 +184,6 @@ class Registry:
 
     specs: Mapping[str, TaskSpec]
     suites: Mapping[str, tuple[str, ...]]
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    """Task → folder of the file that declared it (for prompts and modules of user tasks)."""
 
     def spec(self, name: str) -> TaskSpec:
         """The declaration of a task; ConfigError when there is none."""
@@ -158,8 +198,16 @@ class Registry:
     def task(self, name: str, protocol: Protocol = "paper") -> Task:
         """The live task: its class from `module` (RowsOnly without one), made with its spec."""
         spec = self.spec(name)
-        cls = _load_class(name, spec.module or spec.rows, self.folders.get(name))
-        return cls(name, spec, protocol=protocol, folder=self.folders.get(name))
+        cls = _load_class(name, spec.module or spec.binder, spec.home)
+        return cls(name, spec, protocol=protocol, folder=spec.home.folder)
+
+    def hook(self, name: str, key: HookKey) -> Hook | None:
+        """The function that a task's declaration names under `key`, None where it names none."""
+        return self.spec(name).hook(name, key)
+
+    def with_hook(self, key: HookKey) -> list[str]:
+        """The tasks whose declaration names a function under `key`."""
+        return [name for name, spec in self.specs.items() if getattr(spec, key)]
 
     def refuse_rows_only(self, names: Collection[str], suite: str | None = None) -> None:
         """ConfigError when `names` (the members of `suite`) hold tasks that cannot be played."""
@@ -210,24 +258,24 @@ def cannot_play(
     )
 
 
-def _load_class(task: str, module: str, folder: Path | None) -> type[Task]:
+def _load_class(task: str, module: str, home: Home) -> type[Task]:
     from soulkit.tasks.base import Task
 
     if not module:
         from soulkit.tasks.rows_only import RowsOnly
 
         return RowsOnly
-    name, _, attribute = module.partition(":")
     try:
-        found = getattr(_import(name, folder), attribute or "missing")
+        cls = home.load(module)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise _unloadable(task, module, f"Python says: {error}.") from error
-    if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise _unloadable(task, module, f"'{attribute}' is no class derived from Task.")
-    if inspect.isabstract(found):
-        lacking = ", ".join(sorted(found.__abstractmethods__))
+    if not (inspect.isclass(cls) and issubclass(cls, Task)):
+        name = module.partition(":")[2]
+        raise _unloadable(task, module, f"'{name}' is no class derived from Task.")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
         raise _unloadable(task, module, f"The class does not define: {lacking}.")
-    return found
+    return cls
 
 
 def _unloadable(task: str, module: str, why: str) -> ConfigError:
@@ -236,34 +284,6 @@ def _unloadable(task: str, module: str, why: str) -> ConfigError:
         why,
         "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
     )
-
-
-def _import(name: str, folder: Path | None) -> ModuleType:
-    if folder is None:
-        return importlib.import_module(name)
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # for what a user's file imports from beside it
-    file = folder / f"{name}.py"
-    if not file.is_file():
-        return importlib.import_module(name)
-    # A name of its own: two users' files may both be called my_task.py, or random.py.
-    mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-    unique = f"soulkit_user_{mark}.{name}"
-    return sys.modules.get(unique) or _execute(unique, file)
-
-
-def _execute(unique: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no loader for {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[unique]
-        raise
-    return module
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -361,17 +381,16 @@ def load_registry(*extra: Path) -> Registry:
     """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
     specs: dict[str, TaskSpec] = {}
     suites: dict[str, tuple[str, ...]] = {}
-    folders: dict[str, Path] = {}
     for path in (builtin_file(), *extra):
         parsed = read_file(path)
         _refuse_second(path, "task", parsed.tasks, specs)
         _refuse_second(path, "suite", parsed.suites, suites)
-        specs.update(parsed.tasks)
+        beside = Home(path.resolve().parent) if path in extra else None
+        for name, spec in parsed.tasks.items():
+            specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
         suites.update(parsed.suites)
-        if path in extra:
-            folders.update(dict.fromkeys(parsed.tasks, path.resolve().parent))
     _check_suites(specs, suites)
-    return Registry(specs=specs, suites=suites, folders=folders)
+    return Registry(specs=specs, suites=suites)
 
 
 def _refuse_second(path: Path, kind: str, names: Iterable[str], known: Iterable[str]) -> None:

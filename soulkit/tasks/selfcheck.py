@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from soulkit.data.files import BadRow
-from soulkit.data.rows import Loaded
 from soulkit.errors import CallError, ProviderError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Task
+from soulkit.tasks.loading import Loaded
 from soulkit.types import Call, Completion, Episode, Example, Sampling, Score, Segment
 
 _CLOSE = 1e-9

@@ -26,7 +26,7 @@ from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
 from soulkit.eval.likeness import grouped, unlike
 from soulkit.keys import shown
-from soulkit.runs import Run, is_run, plain_config, read_config, same_settings, write_json
+from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
 from soulkit.train.config import Method, TrainConfig

@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from soulkit.data.folder import given_files, looked_for
-from soulkit.data.rows import dev_split, load_examples, to_examples
-from soulkit.data.synth import MADE, made_rows
+from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, Player, unfilled
-from soulkit.models.ledger import Ledger
-from soulkit.models.local import LocalModel
-from soulkit.models.roles import Crew, RoleSettings, cast_of
-from soulkit.runs import Run
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.roles.players import Crew, RoleSettings, cast_of
+from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
-from soulkit.tasks.registry import Registry, load_registry
+from soulkit.tasks.loading import examples_for
+from soulkit.tasks.registry import load_registry
 from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
 from soulkit.train.feasible import refuse_without_feedback
@@ -54,7 +53,7 @@ def gather_material(config: TrainConfig) -> Material:
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
     for name, task in tasks.items():
-        rows = matching(training_rows(task, config, registry), config.where)
+        rows = matching(training_rows(task, config), config.where)
         kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
         train[name] = kept
         dev += [(task, example) for example in held[: config.dev_limit]]
@@ -75,32 +74,11 @@ def has_tags(example: Example, where: Mapping[str, str]) -> bool:
     return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
 
 
-def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequence[Example]:
+def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     """The rows of `--data`, else of the pulled training files; DataError when there are none."""
-    given = config.data.get(task.name)
-    if given is not None and given.startswith(MADE):
-        raw = made_rows(task.name, given, config.seed, "train")
-        return to_examples(task, raw, split="train").examples[: config.limit]
-    paths = training_files(task, given)
-    loaded = load_examples(
-        task, paths, split="train", limit=config.limit, seed=config.seed, strict=True
-    )
+    source = config.data.get(task.name)
+    loaded = examples_for(task, source, split="train", limit=config.limit, seed=config.seed)
     return loaded.examples
-
-
-def training_files(task: Task, given: str | None) -> Sequence[Path]:
-    """The file given, or the released training files in a folder: never evaluation files."""
-    names = task.spec.files.train
-    found = given_files(task.name, names, given)
-    if not found:
-        made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
-        pull = f", download them: soul data pull --task {task.name} --split train" if names else ""
-        raise DataError(
-            f"Task '{task.name}' has no training data here.",
-            f"Training never reads evaluation files, and {looked_for(names, given)}.",
-            f"Name a file: --data {task.name}=FILE{pull}{made}.",
-        )
-    return found
 
 
 def make_crew(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:

@@ -25,7 +25,7 @@ from typing import Any, Self
 from soulkit.errors import ConfigError
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
-from soulkit.runs import read_jsonl
+from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import Canary, fixed, hatch
 from soulkit.train.config import TrainConfig

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
-from soulkit.models.weights import misfit_of
+from soulkit.models.local.weights import misfit_of
 from soulkit.train.policy import Policy
 
 POSITION, TRAINED = "position.json", "trained.safetensors"

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from soulkit.config import Settings
-from soulkit.models.roles import RolesConfig, RoleSettings
+from soulkit.models.roles.players import RolesConfig, RoleSettings
 from soulkit.types import Protocol
 
 Method = Literal[

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError
-from soulkit.models.roles import RoleSettings
+from soulkit.models.roles.players import RoleSettings
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import fixed

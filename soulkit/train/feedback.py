@@ -26,7 +26,7 @@ from typing import Any, Self
 from soulkit.errors import UserError
 from soulkit.models.base import Player
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.runs import read_jsonl
+from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective

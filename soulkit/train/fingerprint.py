@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from soulkit.errors import RunError
-from soulkit.models.loading import adapter_hash
-from soulkit.runs import Run, write_json
+from soulkit.models.local.loading import adapter_hash
+from soulkit.runs.folder import Run, write_json
 from soulkit.train.assemble import Material
 from soulkit.train.config import TrainConfig
 from soulkit.train.policy import Policy

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from soulkit.models.journal import Journal
-from soulkit.records import RecordWriter
-from soulkit.runs import JsonlWriter, Run
+from soulkit.models.local.journal import Journal
+from soulkit.runs.folder import JsonlWriter, Run
+from soulkit.runs.records import RecordWriter
 from soulkit.train.checkpoint import (
     Position,
     prune,

@@ -19,7 +19,7 @@ from soulkit.eval.planning import (
     together,
     voice_of,
 )
-from soulkit.models.footprint import Footprint, device_speed, footprint
+from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.play.plan import Machine, Plan, TaskPlan, Voice, Work, on_machine, plan, scaled
 from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned

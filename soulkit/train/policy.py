@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from soulkit.models.journal import Journal
-from soulkit.models.loading import (
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.loading import (
     ADAPTER,
     freeze_beside_language,
     load_adapter,
     lora_targets,
 )
-from soulkit.models.local import LocalModel
-from soulkit.models.render import Renderer
+from soulkit.models.local.render import Renderer
+from soulkit.models.local.sampler import LocalModel
 from soulkit.train.attention import FLEX_BLOCK, Packed
 from soulkit.train.config import TrainConfig
 from soulkit.train.fuse import Setting, fuse, parts_of

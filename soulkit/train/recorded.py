@@ -12,9 +12,9 @@ from pathlib import Path
 from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, load_recorded
 from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, Player
-from soulkit.models.ledger import Ledger
-from soulkit.models.roles import Crew, cast_of
-from soulkit.records import load_records
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.players import Crew, cast_of
+from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import training_rows
@@ -53,4 +53,4 @@ def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     tasks = [registry.task(name, config.protocol) for name in config.tasks]
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
-    return {row.id: (task, row) for task in tasks for row in training_rows(task, every, registry)}
+    return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ProviderError, SoulError
 from soulkit.models.base import Cast, Player
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.canaries import Tripwire

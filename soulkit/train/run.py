@@ -15,13 +15,13 @@ from soulkit.eval.provenance import actor_print, keep_provenance, provenance
 from soulkit.eval.runner import unpriced
 from soulkit.eval.summary import summarise
 from soulkit.metrics.statistics import mean_interval
-from soulkit.models.journal import Journal
-from soulkit.models.ledger import Ledger
-from soulkit.models.local import context_limit
-from soulkit.models.roles import Crew
-from soulkit.models.tiny import build_tiny
-from soulkit.records import load_records
-from soulkit.runs import Run, is_run, read_jsonl
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.sampler import context_limit
+from soulkit.models.local.tiny import build_tiny
+from soulkit.models.roles.players import Crew
+from soulkit.runs.folder import Run, is_run, read_jsonl
+from soulkit.runs.records import load_records
 from soulkit.train.assemble import (
     Material,
     check_lengths,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.registry import make_objective
 from soulkit.train.policy import Policy

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from eval_support import ROOT, api, examples, oracle, soul, start, three_lines
 
 from soulkit.cli import app as cli
 from soulkit.data.files import write_rows
-from soulkit.data.synth import synth
 from soulkit.extras import install_line
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
-from tests.servers.openai_server import ScriptedServer
+from tests.support.evaluation import ROOT, api, examples, oracle, soul, start, three_lines
+from tests.support.road import synth
+from tests.support.servers.openai_server import ScriptedServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
 

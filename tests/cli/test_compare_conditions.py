@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from soulkit.data.files import write_rows
-from soulkit.data.synth import synth
 from soulkit.eval.provenance import same_player, weights_print
-from soulkit.records import load_records
+from soulkit.runs.records import load_records
 from soulkit.tasks.registry import builtin_file
-from tests import judged_support
-from tests.eval_support import api, oracle, soul, summary, three_lines
-from tests.servers.openai_server import ScriptedServer
-from tests.servers.verdicts import answer
+from tests.support import judged
+from tests.support.evaluation import api, oracle, soul, summary, three_lines
+from tests.support.road import synth
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.verdicts import answer
 
 PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "prompts"
 ROWS = 6
@@ -238,11 +238,11 @@ def test_what_is_the_actors_own_is_named_beside_the_number(
 
 
 def test_rows_of_the_same_name_that_say_something_else(tmp_path: Path, capfd: Any) -> None:
-    rows = judged_support.write_rows(tmp_path / "rows.jsonl", 4, human=True)
-    with ScriptedServer(answer=judged_support.judge()) as judge:
-        a = judged_support.evaluated(tmp_path / "a", rows, judge.base_url)
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 4, human=True)
+    with ScriptedServer(answer=judged.judge()) as judge:
+        a = judged.evaluated(tmp_path / "a", rows, judge.base_url)
         rows.write_text(rows.read_text().replace("lively", "merry"))
-        b = judged_support.evaluated(tmp_path / "b", rows, judge.base_url)
+        b = judged.evaluated(tmp_path / "b", rows, judge.base_url)
     refused(a, b, capfd, "rows 4 against 4, 4 in both, 2 of these with other content")
     assert {r["example_id"] for r in lines(a)} == {r["example_id"] for r in lines(b)}
 
@@ -275,11 +275,11 @@ def test_an_unfinished_run_is_no_run_of_fewer_rows(
 
 def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -> None:
     """One mean would mix two scorers, and the record would name the newer one only."""
-    home = Path(shutil.copytree(judged_support.TASKS.parent, tmp_path / "task"))
-    rows = judged_support.write_rows(tmp_path / "rows.jsonl", 4)
+    home = Path(shutil.copytree(judged.TASKS.parent, tmp_path / "task"))
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 4)
     with (
-        ScriptedServer(answer=judged_support.judge()) as judge,
-        ScriptedServer(answer=judged_support.essay) as actor,
+        ScriptedServer(answer=judged.judge()) as judge,
+        ScriptedServer(answer=judged.essay) as actor,
     ):
         command = (
             "eval", "api", "--model", "m", "--base-url", actor.base_url, "--tasks",

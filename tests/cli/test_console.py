@@ -15,10 +15,10 @@ from rich.console import Console
 from soulkit.cli import console
 from soulkit.cli.app import main
 from soulkit.errors import ModelLoadError
-from soulkit.models.loading import locate
+from soulkit.models.local.loading import locate
 from soulkit.report.load import RunData
 from soulkit.report.table import terminal_text
-from soulkit.runs import Run
+from soulkit.runs.folder import Run
 
 
 def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -> None:

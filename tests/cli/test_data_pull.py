@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hub_support import EVAL, EVALS, HITOM, HITOM_TRAIN, TRAIN, alone_with_the_hub, names_in
 from rich.console import Console
 
 from soulkit.cli import app as cli
@@ -20,7 +19,8 @@ from soulkit.eval.config import EvalConfig, load_work
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import training_rows
 from soulkit.train.config import TrainConfig
-from tests.servers.hub_server import HubServer, commit_of
+from tests.support.hub import EVAL, EVALS, HITOM, HITOM_TRAIN, TRAIN, alone_with_the_hub, names_in
+from tests.support.servers.hub_server import HubServer, commit_of
 
 TRAINS = {"hitom_rl_train.parquet": HITOM_TRAIN}
 
@@ -53,7 +53,7 @@ def test_what_was_pulled_is_found_without_data(soul, monkeypatch) -> None:
     assert len(work[0].examples) == 40
     task = load_registry().task("hitom")
     config = TrainConfig(method="grpo", model="tiny", tasks={"hitom": 1.0})
-    rows = training_rows(task, config, load_registry())
+    rows = training_rows(task, config)
     assert {row.split for row in rows} == {"train"}
     assert len(rows) == 12
     code, out, _ = soul("eval", "api", "--model", "m", "--task", "hitom", "--dry-run", "--json")
@@ -108,7 +108,7 @@ def test_where_nothing_was_pulled_the_command_is_told(soul, tmp_path: Path) -> N
     assert "soul data pull --task hitom --split eval" in err
     config = TrainConfig(method="grpo", model="tiny", tasks={"hitom": 1.0})
     with pytest.raises(DataError, match="no training data") as error:
-        training_rows(load_registry().task("hitom"), config, load_registry())
+        training_rows(load_registry().task("hitom"), config)
     assert "soul data pull --task hitom --split train" in error.value.way_out
 
 

@@ -15,15 +15,15 @@ import yaml
 from soulkit.errors import ModelLoadError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.rescore import recorded_eval
-from soulkit.models.address import OPENAI_URL, as_recorded
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
-from soulkit.models.roles import Crew, RoleSettings
-from soulkit.runs import read_config
+from soulkit.models.api.address import OPENAI_URL, as_recorded
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.players import Crew, RoleSettings
+from soulkit.runs.folder import read_config
 from soulkit.train.config import TrainConfig
-from tests.eval_support import oracle, paid, soul, three_lines
-from tests.judged_support import TASKS, essay, judge, write_rows
-from tests.servers.openai_server import ScriptedServer
+from tests.support.evaluation import oracle, paid, soul, three_lines
+from tests.support.judged import TASKS, essay, judge, write_rows
+from tests.support.servers.openai_server import ScriptedServer
 from tests.train.support import random_model
 
 KEY = "gw-0123456789abcdef0123"

@@ -11,7 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from eval_support import (
+
+from soulkit.extras import install_line
+from tests.support.evaluation import (
     FAST,
     ROOT,
     api,
@@ -28,9 +30,7 @@ from eval_support import (
     value,
     visitor,
 )
-
-from soulkit.extras import install_line
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 SECRET = "sk-test-0123456789abcdef0123456789"
 

@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from eval_support import FAST, examples, records, soul, summary, three_lines, value, visitor
 
 from soulkit.data.files import write_rows
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.policy import load_policy
+from tests.support.evaluation import (
+    FAST,
+    examples,
+    records,
+    soul,
+    summary,
+    three_lines,
+    value,
+    visitor,
+)
 
 
 @pytest.fixture(scope="session")

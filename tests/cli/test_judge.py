@@ -11,9 +11,9 @@ import pytest
 from soulkit.cli import console
 from soulkit.eval.judging import human_labels
 from soulkit.tasks.registry import load_registry
-from tests.eval_support import paid, soul, three_lines
-from tests.judged_support import TASKS, Body, essay, evaluated, judge, topic, write_rows
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.evaluation import paid, soul, three_lines
+from tests.support.judged import TASKS, Body, essay, evaluated, judge, topic, write_rows
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import write_rows
-from soulkit.data.importers import import_rows
-from soulkit.data.rows import load_examples
-from soulkit.data.synth import synth
-from soulkit.models.tiny import build_tiny
-from soulkit.records import load_records
-from soulkit.runs import read_jsonl
+from soulkit.models.local.tiny import build_tiny
+from soulkit.runs.folder import read_jsonl
+from soulkit.runs.records import load_records
+from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
-from tests.eval_support import soul, start, summary
-from tests.servers.openai_server import ScriptedServer
-from tests.servers.verdicts import answer
+from tests.support.evaluation import soul, start, summary
+from tests.support.road import import_rows, synth
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.verdicts import answer
 
 SOURCE = os.environ.get("SOULKIT_TEST_DATA", "")
 TASKS = ("sotopia", "userllm")

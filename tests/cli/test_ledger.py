@@ -10,12 +10,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from eval_support import ROOT, api, examples, oracle, records, soul, start, three_lines, visitor
 
 from soulkit.cli.app import main
-from soulkit.models import ledger_file
-from soulkit.models.ledger_view import View
-from tests.servers.openai_server import ScriptedServer
+from soulkit.models.ledger import file as ledger_file
+from soulkit.models.ledger.view import View
+from tests.support.evaluation import (
+    ROOT,
+    api,
+    examples,
+    oracle,
+    records,
+    soul,
+    start,
+    three_lines,
+    visitor,
+)
+from tests.support.servers.openai_server import ScriptedServer
 
 SECRET = "sk-test-0123456789abcdef0123456789"
 
@@ -188,7 +198,7 @@ def resumed(out: Path, capfd) -> str:
 
 
 def _config(out: Path) -> str:
-    from soulkit.runs import read_config
+    from soulkit.runs.folder import read_config
 
     return json.dumps(read_config(out))
 

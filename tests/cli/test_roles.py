@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from soulkit.records import load_records
-from soulkit.serving.partner import visitor_line
-from tests.eval_support import api, keeper, soul, visitor
-from tests.servers.openai_server import ScriptedServer
-from tests.servers.verdicts import answer
+from soulkit.runs.records import load_records
+from soulkit.tasks.secret_keeper.visitor import visitor_line
+from tests.support.evaluation import api, keeper, soul, visitor
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.verdicts import answer
 from tests.train.support import random_model
 
 

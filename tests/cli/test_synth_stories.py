@@ -7,10 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from eval_support import soul, three_lines
 
-from soulkit.data.stories.generate import rows_of
-from soulkit.data.synth import rows_wanted, synth
+from soulkit.tasks.made import rows_wanted
+from soulkit.tasks.tom.stories.generate import rows_of
+from tests.support.evaluation import soul, three_lines
+from tests.support.road import synth
 
 
 @pytest.fixture(autouse=True)

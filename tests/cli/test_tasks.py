@@ -105,7 +105,7 @@ def test_check_exits_with_1_and_names_the_row_whose_gold_fails(soul, tmp_path: P
 
 def test_check_takes_the_released_files_where_they_lie(soul, tmp_path: Path, monkeypatch):
     from soulkit.data.files import write_rows
-    from soulkit.data.synth import synth
+    from tests.support.road import synth
 
     write_rows(tmp_path / "hitom_val.parquet", synth("hitom", 3, 1))
     monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))

@@ -18,7 +18,7 @@ from soulkit.cli.options import pairs, ratios
 from soulkit.cli.train import one_line_summary
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
-from tests.eval_support import visitor
+from tests.support.evaluation import visitor
 from tests.train.support import random_model, soul
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.eval_support import ROOT, oracle, soul, start, three_lines
-from tests.judged_support import TASKS, judge, write_rows
-from tests.judged_support import essay as essay_text
-from tests.servers.openai_server import ScriptedServer
+from tests.support.evaluation import ROOT, oracle, soul, start, three_lines
+from tests.support.judged import TASKS, judge, write_rows
+from tests.support.judged import essay as essay_text
+from tests.support.servers.openai_server import ScriptedServer
 
 KEY_NAME, SECRET = "AWS_SECRET_ACCESS_KEY", "aws-value-that-nobody-may-see"
 
@@ -252,7 +252,7 @@ def test_whatever_was_changed_is_no_longer_ones_own(
 
 
 def test_every_byte_of_a_config_counts(native: Received) -> None:
-    from soulkit.runs import config_bytes, parsed_config
+    from soulkit.runs.folder import config_bytes, parsed_config
     from soulkit.trust import is_own
 
     text = config_bytes(native.run)

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from eval_support import FAST, soul, three_lines
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.support.evaluation import FAST, soul, three_lines
 from tests.train.support import random_model
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:4")

@@ -9,7 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hub_support import (
+
+from soulkit.data.hub import CORPORA, LOCK, Wanted, corpus_files, pull, released
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.registry import load_registry
+from tests.support.hub import (
     AGAIN,
     EVAL,
     EVALS,
@@ -25,11 +29,7 @@ from hub_support import (
     names_in,
     want,
 )
-
-from soulkit.data.hub import CORPORA, LOCK, Wanted, corpus_files, pull, released
-from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.registry import load_registry
-from tests.servers.hub_server import HubServer, commit_of
+from tests.support.servers.hub_server import HubServer, commit_of
 
 NEWER = {**EVALS, "hitom_val.parquet": PARATOMI}
 QUIET = {LOCK, ".soul-data.pulling"}

@@ -13,21 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.data.rows import (
-    ColumnsError,
-    bind,
-    content_hash,
-    dev_split,
-    load_examples,
-    parse_candidates,
-    parse_choices,
-    parse_story,
-    read_rows,
-    write_rows,
-)
+from soulkit.data.files import read_rows, write_rows
+from soulkit.data.literals import parse_candidates, parse_choices, parse_story
+from soulkit.data.rows import ColumnsError, bind, content_hash, dev_split
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
+from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
 
 ROW = {

@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hub_support import (
+
+from soulkit.data.hub import LOCK, pull
+from soulkit.data.transfer import ATTEMPTS, Hub
+from soulkit.errors import ConfigError, DataError
+from tests.support.hub import (
     AGAIN,
     EVAL,
     EVALS,
@@ -23,11 +27,7 @@ from hub_support import (
     names_in,
     want,
 )
-
-from soulkit.data.hub import LOCK, pull
-from soulkit.data.transfer import ATTEMPTS, Hub
-from soulkit.errors import ConfigError, DataError
-from tests.servers.hub_server import CHUNK, Fault, HubServer
+from tests.support.servers.hub_server import CHUNK, Fault, HubServer
 
 NAME = "hitom_val.parquet"
 TOKEN = "a-token-of-the-tests"

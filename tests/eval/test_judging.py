@@ -6,17 +6,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from letter_support import released
-from road_support import episode_of
-
 from soulkit.eval.judging import Seen, judgement
 from soulkit.models.base import Player
-from soulkit.models.ledger import Ledger
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.userllm import UserLLM
-from soulkit.tasks.userllm_rows import PRISM
+from soulkit.tasks.userllm.fields import PRISM
+from soulkit.tasks.userllm.task import UserLLM
 from soulkit.types import Completion, Record, Score
-from tests.servers.detector_server import DetectorServer
+from tests.support.letters import released
+from tests.support.road import episode_of
+from tests.support.servers.detector_server import DetectorServer
 
 ROW = {
     "source": PRISM, "intent": "get advice about moving to another city for a new job",

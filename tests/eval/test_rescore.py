@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval_support import Body, api, oracle, records, soul, start, summary, three_lines, value
 
-from soulkit.records import load_records
-from soulkit.runs import read_config, read_environment
-from tests.servers.openai_server import Fault, ScriptedServer
+from soulkit.runs.folder import read_config, read_environment
+from soulkit.runs.records import load_records
+from tests.support.evaluation import (
+    Body,
+    api,
+    oracle,
+    records,
+    soul,
+    start,
+    summary,
+    three_lines,
+    value,
+)
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 TASKS = """
 tasks:

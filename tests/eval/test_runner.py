@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from eval_support import examples, summary
 
 from soulkit.data.files import write_rows
-from soulkit.data.synth import split_seed, synth
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval import keeping, runner
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.models.base import Cast, Player
 from soulkit.play.plan import Work
-from soulkit.runs import Run
+from soulkit.runs.folder import Run
+from soulkit.tasks.made import split_seed
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Call, Completion, Record, Sampling, Segment, Usage
+from tests.support.evaluation import examples, summary
+from tests.support.road import synth
 
 
 class Teller:
@@ -183,7 +184,7 @@ def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:
 
 
 def load(run: Run) -> list[Record]:
-    from soulkit.records import load_records
+    from soulkit.runs.records import load_records
 
     return load_records(run.episodes)
 
@@ -193,7 +194,7 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     hold = (
         "import sys; from pathlib import Path; from soulkit.eval.keeping import alone;"
-        "from soulkit.runs import Run; run = Run(Path(sys.argv[1]), 'eval api', False)\n"
+        "from soulkit.runs.folder import Run; run = Run(Path(sys.argv[1]), 'eval api', False)\n"
         "with alone(run):\n    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

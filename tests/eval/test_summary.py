@@ -11,7 +11,7 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.eval.summary import summarise, unscored_share
 from soulkit.metrics.statistics import wilson
-from soulkit.records import load_records
+from soulkit.runs.records import load_records
 from soulkit.types import Completion, Episode, Kind, Record, Score, Segment, Trace, Turn, record_key
 
 

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from road_support import NO_ONE, episode_of, played_by, score_text, synth_examples, task_of
 
 from soulkit.errors import CallError, UnreadableVerdict
 from soulkit.judge.coach import MAX_WORDS, ask_coach
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.types import Call, Feedback
-from tests.servers.openai_server import Fault
+from tests.support.road import NO_ONE, episode_of, played_by, score_text, synth_examples, task_of
+from tests.support.servers.openai_server import Fault
 
 CALL = Call(role="coach", example_id="e")
 

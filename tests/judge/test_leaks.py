@@ -6,11 +6,11 @@ import asyncio
 import re
 
 import pytest
-from road_support import played_by
 
 from soulkit.errors import CallError
 from soulkit.judge.leaks import LeakView, above_chance, check, names_letter, read_blind
 from soulkit.types import Call, Feedback
+from tests.support.road import played_by
 
 PLACES = ("red_box", "red_bag", "blue_jar", "green_tin")
 VIEW = LeakView("Where does Ada look for the plum?", PLACES, "red_bag", tuple("ABCD"))
@@ -174,7 +174,7 @@ def test_the_blind_reader_sees_the_remark_and_no_story() -> None:
 
 
 def test_a_reader_that_fails_is_an_error_and_no_verdict() -> None:
-    from tests.servers.openai_server import Fault
+    from tests.support.servers.openai_server import Fault
 
     with pytest.raises(CallError):
         blind("<answer>A</answer>", script=lambda i, b: Fault.status_error(500))

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from road_support import player
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.pairwise import Compared, compare
 from soulkit.models.base import Cast, Panel
 from soulkit.types import Episode
-from tests.servers.openai_server import ScriptedServer
+from tests.support.road import player
+from tests.support.servers.openai_server import ScriptedServer
 
 EPISODE = Episode(example_id="e1", task="t", rollout=2)
 

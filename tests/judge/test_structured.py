@@ -33,10 +33,10 @@ from soulkit.judge.structured import (
     read_label,
     read_shape,
 )
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Panel, Player
-from soulkit.models.endpoint import Endpoint
 from soulkit.types import Call, Episode, Sampling
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 Body = dict[str, Any]
 

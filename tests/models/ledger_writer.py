@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from soulkit.models.ledger import Entry, Ledger, request_key, request_of
-from soulkit.models.ledger_file import Request
+from soulkit.models.ledger.file import Request
+from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
 from soulkit.types import Call, Sampling
 
 

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Sampling, Segment
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from soulkit.models.breaker import NEVER_HEARD_S, Breaker, May
+from soulkit.models.api.breaker import NEVER_HEARD_S, Breaker, May
 
 NOON = datetime(2026, 1, 2, 14, 2, 11, tzinfo=UTC)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ModelLoadError, UnreadableVerdict
-from soulkit.models.detector import Detector
-from soulkit.models.ledger import Ledger, ReplayMiss
-from soulkit.models.wire import read_reply
+from soulkit.models.api.detector import Detector
+from soulkit.models.api.wire import read_reply
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.types import Call
-from tests.servers.detector_server import DetectorServer
+from tests.support.servers.detector_server import DetectorServer
 
 CALL = Call(role="judge", example_id="e")
 KEY = "detector-key-0123456789"

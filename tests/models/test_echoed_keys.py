@@ -13,17 +13,17 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from eval_support import api, oracle, records
 
 from soulkit.errors import ModelLoadError, ProviderError, UnreadableVerdict
 from soulkit.keys import holds_key
-from soulkit.models.detector import Detector
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.http import make_client
-from soulkit.models.ledger import Ledger
+from soulkit.models.api.detector import Detector
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.http import make_client
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.detector_server import DetectorServer
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.evaluation import api, oracle, records
+from tests.support.servers.detector_server import DetectorServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 KEY, OTHER = "sk-echo-0123456789abcdef", "gw/other+key/9876543210=="
 CALL = Call(role="judge", example_id="e1")
@@ -101,7 +101,7 @@ def test_an_older_ledger_that_holds_an_escaped_key_is_masked_when_it_is_read(
 ) -> None:
     import sqlite3
 
-    from soulkit.models.ledger_file import seal
+    from soulkit.models.ledger.file import seal
 
     path = tmp_path / "ledger.sqlite"
     with ScriptedServer(answer="well") as server:

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from soulkit.errors import ConfigError, ContextOverflow, ModelLoadError, ProviderError
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.openai_server import Fault, ScriptedServer, completion
+from tests.support.servers.openai_server import Fault, ScriptedServer, completion
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-test-0123456789abcdef"
@@ -344,7 +344,7 @@ def test_who_has_read_the_last_reply_finds_nobody_listening() -> None:
 
 
 def test_a_server_process_ends_after_its_last_reply() -> None:
-    command = [sys.executable, "-m", "tests.servers.openai_server", "--dies-after", "1"]
+    command = [sys.executable, "-m", "tests.support.servers.openai_server", "--dies-after", "1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         model = Endpoint(model="m", base_url=process.stdout.readline().strip(), max_attempts=1)
@@ -353,7 +353,7 @@ def test_a_server_process_ends_after_its_last_reply() -> None:
 
 
 def test_server_process_killed_in_mid_answer() -> None:
-    command = [sys.executable, "-m", "tests.servers.openai_server", "--answer", "hi"]
+    command = [sys.executable, "-m", "tests.support.servers.openai_server", "--answer", "hi"]
     process = subprocess.Popen(
         [*command, "--delay", "0.3"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -447,7 +447,7 @@ def test_numbers_out_of_range(settings: dict[str, Any]) -> None:
 
 
 def test_importing_does_not_load_the_sdk() -> None:
-    code = "import sys, soulkit.models.endpoint; print('openai' in sys.modules)"
+    code = "import sys, soulkit.models.api.endpoint; print('openai' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError
-from soulkit.models.budget import Budget, BudgetSpent
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
-from soulkit.models.prices import load_prices
+from soulkit.models.api.budget import Budget, BudgetSpent
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.prices import load_prices
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import gather
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 HELLO = (Segment("user", "hello there"),)
 COST = (2 * 1.0 + 4 * 10.0) / 1e6

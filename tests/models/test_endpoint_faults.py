@@ -22,15 +22,15 @@ from pydantic import Field
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
 from soulkit.judge.structured import Shape, question
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Panel, Player
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.secret_keeper import SecretKeeper
+from soulkit.tasks.secret_keeper.task import SecretKeeper
 from soulkit.types import Episode, Example, Record, Sampling, Score, unscored
-from tests.road_support import synth_examples
-from tests.servers.faulty import FaultyServer, Weather, instance_of, wants_form
+from tests.support.road import synth_examples
+from tests.support.servers.faulty import FaultyServer, Weather, instance_of, wants_form
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 6
@@ -216,7 +216,7 @@ def test_instances_of_schemas_are_readable() -> None:
 
 @pytest.mark.parametrize("option", [["--errors", "1"], ["--answer", "hi"]])
 def test_as_a_process_of_its_own(option: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.servers.faulty", *option]
+    command = [sys.executable, "-m", "tests.support.servers.faulty", *option]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True

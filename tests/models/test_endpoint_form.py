@@ -10,10 +10,10 @@ import pytest
 
 from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.judge.structured import Shape, form_of
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Form, Sampling, Segment
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 
 class Rating(Shape):

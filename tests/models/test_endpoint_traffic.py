@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, ProviderError, SoulError
-from soulkit.models import http
-from soulkit.models.endpoint import Endpoint
+from soulkit.models.api import http
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.faulty import FaultyServer, Weather
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.faulty import FaultyServer, Weather
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 HELLO = (Segment("user", "hello there"),)
 Outcome = Completion | SoulError
@@ -300,7 +300,7 @@ def test_a_call_that_cannot_be_answered_does_not_stop_the_others() -> None:
 
 def test_full_jitter_grows_and_is_bounded() -> None:
     model = endpoint("http://localhost:1/v1", backoff_s=1.0, max_wait_s=8.0)
-    from soulkit.models.faults import Fault as Found
+    from soulkit.models.api.faults import Fault as Found
 
     for attempts, most in ((1, 1.0), (2, 2.0), (4, 8.0), (20, 8.0)):
         drawn = [model._wait(Found("x"), attempts) for _ in range(400)]

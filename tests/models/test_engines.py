@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval_support import api, oracle, records, soul
 
 from soulkit.errors import ProviderError
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.engines import PAUSES_S
-from soulkit.models.ledger import Ledger
-from soulkit.models.ledger_view import View
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.engines import PAUSES_S
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.ledger.view import View
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.evaluation import api, oracle, records, soul
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 HELLO = (Segment("user", "hello"),)
@@ -173,7 +173,7 @@ def test_what_was_sent_beside_the_settings_is_recorded(tmp_path: Path, capfd: An
 
 def test_a_ledger_of_requests_without_top_p_is_replayed(tmp_path: Path) -> None:
     """The key is made of the settings, not of what was sent: this one was written before."""
-    from soulkit.models.ledger import call_key
+    from soulkit.models.ledger.ledger import call_key
 
     key = call_key(
         base_url="http://localhost:8000/v1", model="m",

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ModelLoadError, ProviderError
-from soulkit.models import endpoint
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Ledger
+from soulkit.models.api import endpoint
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.openai_server import Body, Fault, ScriptedServer, completion
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer, completion
 
 CALL = Call(role="judge", example_id="e1")
 KEY = "sk-test-0123456789abcdef"

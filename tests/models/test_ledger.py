@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import ProviderError, RunError
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.ledger import Entry, Ledger, ReplayMiss, call_key
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Entry, Ledger, ReplayMiss, call_key
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 CALL = Call(role="judge", example_id="e1")

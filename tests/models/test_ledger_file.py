@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import RunError
-from soulkit.models import ledger_file
-from soulkit.models.ledger import Ledger, Mode, request_key
-from soulkit.models.ledger_file import COLUMNS, Request, keep_request, load_request
-from soulkit.models.ledger_view import View, quantile
+from soulkit.models.ledger import file as ledger_file
+from soulkit.models.ledger.file import COLUMNS, Request, keep_request, load_request
+from soulkit.models.ledger.ledger import Ledger, Mode, request_key
+from soulkit.models.ledger.view import View, quantile
 from soulkit.types import Form, Sampling
 from tests.models.ledger_writer import entry_of, write
 
@@ -127,7 +127,7 @@ def test_any_conversation_comes_back(talks: list[list[tuple[str, str]]]) -> None
 
 
 def test_forms_are_part_of_what_was_asked(tmp_path: Path) -> None:
-    from soulkit.models.ledger import request_of
+    from soulkit.models.ledger.ledger import request_of
 
     key, entry, _ = entry_of(0)
     asked = request_of("u", [{"role": "user", "content": "x"}], Sampling(form=Form("F", "{}")))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.models.breaker import Breaker
-from soulkit.models.limits import Bucket, Door, Down, Ticket, Traffic
+from soulkit.models.api.breaker import Breaker
+from soulkit.models.api.limits import Bucket, Door, Down, Ticket, Traffic
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

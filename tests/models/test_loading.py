@@ -16,14 +16,14 @@ import torch
 from transformers import Qwen3_5Config, Qwen3VLConfig
 
 from soulkit.errors import ModelLoadError
-from soulkit.models.loading import (
+from soulkit.models.local.loading import (
     _auto_class,
     freeze_beside_language,
     load_base,
     locate,
     lora_targets,
 )
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from tests.train.shapes import KINDS, VISUAL, build, make
 
 CPU = torch.device("cpu")

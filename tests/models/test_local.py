@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
-from soulkit.models import local, queueing
-from soulkit.models.decode import Draw, uniforms
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local import queueing
+from soulkit.models.local import sampler as local
+from soulkit.models.local.decode import Draw, uniforms
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Form, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]

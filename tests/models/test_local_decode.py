@@ -13,9 +13,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from soulkit.models.decode import Layout, lay_out
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.decode import Layout, lay_out
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]

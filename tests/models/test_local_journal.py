@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.models.journal import Asked, Journal
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.journal import Asked, Journal
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
@@ -28,8 +28,8 @@ PROGRAM = """
 import asyncio, json, sys, time
 from dataclasses import asdict
 from pathlib import Path
-from soulkit.models.journal import Journal
-from soulkit.models.local import LocalModel
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.sampler import LocalModel
 from soulkit.types import Call, Sampling, Segment
 
 folder, journal, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ProviderError
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import build_tiny
-from soulkit.models.waves import Seat, seats
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
+from soulkit.models.local.waves import Seat, seats
 from soulkit.types import Call, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]

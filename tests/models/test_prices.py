@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import ConfigError
-from soulkit.models.budget import Budget, BudgetSpent
-from soulkit.models.prices import BUILT_IN, Price, PriceFile, load_prices
+from soulkit.models.api.budget import Budget, BudgetSpent
+from soulkit.models.api.prices import BUILT_IN, Price, PriceFile, load_prices
 
 OPENAI, OTHER = "https://api.openai.com/v1", "http://localhost:8000/v1"
 

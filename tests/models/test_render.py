@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ModelLoadError
-from soulkit.models.render import Renderer, after_thinking, bare, splice_report
-from soulkit.models.tiny import TEMPLATE, tiny_tokenizer
+from soulkit.models.local.render import Renderer, after_thinking, bare, splice_report
+from soulkit.models.local.tiny import TEMPLATE, tiny_tokenizer
 from soulkit.types import Segment
 
 STRIPS = TEMPLATE.replace("message.content", "message.content.split('</think>')[-1].lstrip()")

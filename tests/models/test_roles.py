@@ -12,11 +12,11 @@ import pytest
 from soulkit.errors import ConfigError, RunError, UserError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import cast, crew_of
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Player
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.roles import Crew, RoleSettings, cast_of, parse_spec
-from soulkit.models.scripted import Script, ScriptedModel
-from soulkit.runs import Run, same_settings
+from soulkit.models.roles.players import Crew, RoleSettings, cast_of, parse_spec
+from soulkit.models.roles.scripted import Script, ScriptedModel
+from soulkit.runs.folder import Run, same_settings
 from soulkit.train.config import TrainConfig
 from soulkit.types import Call, Sampling, Segment
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from soulkit.errors import ConfigError
-from soulkit.models.tiny import build_tiny, tiny_tokenizer
+from soulkit.models.local.tiny import build_tiny, tiny_tokenizer
 
 WORDS = ["the", "box", "is", "in", "Anne", "green_box", "kitchen", "Where?", "hello", "don't"]
 TOKENIZER: Any = tiny_tokenizer(WORDS)

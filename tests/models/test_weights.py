@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from soulkit.errors import ModelLoadError
-from soulkit.models.local import LocalModel
-from soulkit.models.tiny import tiny_tokenizer
-from soulkit.models.weights import misfit
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import tiny_tokenizer
+from soulkit.models.local.weights import misfit
 from tests.train.shapes import WORDS, build
 
 Tensors = dict[str, Tensor]

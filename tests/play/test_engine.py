@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from eval_support import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError
 from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast, Player
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
-from soulkit.serving.partner import visitor_line
 from soulkit.tasks.registry import load_registry
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Call, Completion, Example, Feedback, Record, Sampling, Segment, Usage
+from tests.support.evaluation import examples
 
 Reply = Callable[[Sequence[Segment], Call], str]
 
@@ -379,7 +379,7 @@ def test_a_shown_dialogue_says_who_spoke() -> None:
 
 @pytest.fixture(scope="module")
 def sampler(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    from soulkit.models.tiny import build_tiny
+    from soulkit.models.local.tiny import build_tiny
 
     rows = examples("tomi", 6)
     words = [load_registry().task("tomi").preview(e)[0].text for e in rows]

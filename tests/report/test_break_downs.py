@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eval_support import api, oracle, soul, summary
 
 from soulkit.report import html, table
 from soulkit.report.load import RunData
-from tests.servers.openai_server import ScriptedServer
+from tests.support.evaluation import api, oracle, soul, summary
+from tests.support.servers.openai_server import ScriptedServer
 
 TYPES = ("true_belief", "false_belief", "second_order_false_belief")
 EXPECTED = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from road_support import task_of
 
 from soulkit.data.files import RawRow
-from soulkit.data.rows import Loaded, to_examples
 from soulkit.tasks.audit import audit_rows, bias, upper_tail, without_options
+from soulkit.tasks.loading import Loaded, to_examples
+from tests.support.road import task_of
 
 NAMES = ("red_box", "blue_bag", "green_jar", "tin_can")
 STORY = "1 Ada entered the attic.\n2 The pen is in the {}."
@@ -123,7 +123,7 @@ def test_lengths_are_of_fields_prompt_and_gold() -> None:
 
 
 def test_a_task_without_options_is_audited_for_the_rest() -> None:
-    from soulkit.data.synth import synth
+    from tests.support.road import synth
 
     task = task_of("secret_keeper")
     rows = [RawRow(r, f"s:{i}") for i, r in enumerate(synth("secret_keeper", 5, 1))]

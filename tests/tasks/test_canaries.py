@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from road_support import TASKS, synth_examples, task_of
 
-from soulkit.data.synth import makeable
 from soulkit.errors import CallError
 from soulkit.models.base import Cast, Panel
 from soulkit.tasks.canaries import NAMES, fixed, hatch, texts
-from tests.road_support import played_by
+from tests.support.road import TASKS, makeable, played_by, synth_examples, task_of
 
 MADE = [name for name in TASKS if name in makeable()]
 

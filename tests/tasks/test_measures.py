@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from road_support import score_text, synth_examples, task_of
 
-from soulkit.data.synth import synth
 from soulkit.eval.summary import summarise
-from soulkit.tasks.tomi import ToMi
+from soulkit.tasks.tom.tomi import ToMi
 from soulkit.types import Completion, Episode, Example, Record, Score
+from tests.support.road import score_text, synth, synth_examples, task_of
 
 
 class Measured(ToMi):

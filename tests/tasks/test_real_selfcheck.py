@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from road_support import task_of
 
-from soulkit.data.loading import examples_from
 from soulkit.tasks.audit import audit_rows
+from soulkit.tasks.loading import examples_from
 from soulkit.tasks.selfcheck import check_task
+from tests.support.road import task_of
 
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
-from road_support import EVERY, NO_ONE, ROLLOUT, task_of
 
 from soulkit.cli import app as cli
 from soulkit.data.files import RawRow
-from soulkit.data.rows import to_examples
 from soulkit.errors import ConfigError
 from soulkit.tasks.audit import audit_rows
+from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.rows_only import RowsOnly
 from soulkit.tasks.selfcheck import check_task
 from soulkit.types import Episode
+from tests.support.road import EVERY, NO_ONE, ROLLOUT, task_of
 
 LIGHTS: dict[str, Any] = {
     "title": "Lights",

@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from road_support import (
+
+from soulkit.judge.leaks import check
+from soulkit.tasks.registry import READERS
+from soulkit.types import Completion, Example, Feedback, Line, Score
+from tests.support.road import (
     CHOICES,
     EVERY,
     NO_ONE,
@@ -21,10 +25,6 @@ from road_support import (
     synth_examples,
     task_of,
 )
-
-from soulkit.judge.leaks import check
-from soulkit.tasks.registry import READERS
-from soulkit.types import Completion, Example, Feedback, Line, Score
 
 PROTOCOLS = ("paper", "reference")
 ADVICE = Feedback(text="Look again at who was there.", author="symbolic")
@@ -176,7 +176,7 @@ def test_the_dialogue_coach_reads_topics_and_no_values() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_have_no_undeclared_columns_and_stable_ids(name: str) -> None:
-    from soulkit.data.synth import synth
+    from tests.support.road import synth
 
     rows = synth(name, 12, 5)
     spec = task_of(name).spec

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from road_support import synth_examples, task_of
 
 from soulkit.data.files import RawRow
-from soulkit.data.loading import examples_from
-from soulkit.data.rows import to_examples
-from soulkit.data.synth import makeable
 from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.loading import examples_from, to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.selfcheck import check_task, nobody
+from tests.support.road import makeable, synth_examples, task_of
 
 FLAWED = """\
-from soulkit.tasks.tomi import ToMi
+from soulkit.tasks.tom.tomi import ToMi
 from soulkit.errors import CallError
 from soulkit.types import Failure, unscored
 
@@ -148,7 +146,7 @@ def test_twins_of_the_gold_are_no_wrong_answer() -> None:
 
 def test_rows_come_from_makers_files_folders_and_originals(tmp_path: Path) -> None:
     from soulkit.data.files import write_rows
-    from soulkit.data.synth import synth
+    from tests.support.road import synth
 
     task = task_of("paratomi")
     made = examples_from(task, "synth:4", 3)

@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
-from road_support import NO_ONE, played_by
 
 from soulkit.cli import app as cli
-from soulkit.data.rows import load_examples
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Record
-from tests.servers.openai_server import ScriptedServer
+from tests.support.road import NO_ONE, played_by
+from tests.support.servers.openai_server import ScriptedServer
 
 FOLDER = Path(__file__).parents[2] / "examples" / "my_task"
 TASKS = FOLDER / "my_tasks.yaml"

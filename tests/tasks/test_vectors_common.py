@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from vectors_support import Vector, assert_matches, load_vectors
 
 from soulkit.judge.verdict import remove_think, split_think
 from soulkit.tasks.budgets import first_words, last_words, turns_within
+from tests.support.vectors import Vector, assert_matches, load_vectors
 
 Input = Mapping[str, Any]
 

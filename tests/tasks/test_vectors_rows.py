@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vectors_support import Vector, assert_matches, load_vectors
 
-from soulkit.data.rows import parse_candidates, parse_choices, parse_story
+from soulkit.data.literals import parse_candidates, parse_choices, parse_story
 from soulkit.metrics.overlap import token_f1
-from soulkit.tasks.fantom import name_list
-from soulkit.tasks.humanllm import reformat_history
-from soulkit.tasks.social_r1 import leading_letter
+from soulkit.tasks.fantom.task import name_list
+from soulkit.tasks.humanllm.task import reformat_history
+from soulkit.tasks.social_r1.task import leading_letter
+from tests.support.vectors import Vector, assert_matches, load_vectors
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "hitom.parse_choices": lambda value: parse_choices(value, "reference"),

@@ -38,8 +38,8 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from soulkit.models.loading import quieten
-from soulkit.models.tiny import tiny_tokenizer
+from soulkit.models.local.loading import quieten
+from soulkit.models.local.tiny import tiny_tokenizer
 
 WINDOW = 7
 """Of every kind that has a sliding window; sequences of the tests are longer."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import gather_material
@@ -135,7 +135,7 @@ def warm_model(out: Path) -> Path:
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     """The metrics of a run without what the clock says."""
-    from soulkit.runs import read_jsonl
+    from soulkit.runs.folder import read_jsonl
 
     kept = []
     for line in read_jsonl(run / "metrics.jsonl"):

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.cli.methods import REFINED
 from soulkit.errors import ConfigError, RunError
-from soulkit.records import load_records
+from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan
 from tests.train.support import random_model, soul
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from soulkit.records import load_records
 from soulkit.report.table import canary_text
-from soulkit.runs import read_jsonl
+from soulkit.runs.folder import read_jsonl
+from soulkit.runs.records import load_records
 from soulkit.tasks.canaries import NAMES, texts
 from soulkit.train.canaries import canary_totals, first_values, reasons
-from tests.eval_support import three_lines
-from tests.judged_support import TASKS, asked, opinion, write_rows
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.evaluation import three_lines
+from tests.support.judged import TASKS, asked, opinion, write_rows
+from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import soul
 
 GIBBERISH = texts()["gibberish"]

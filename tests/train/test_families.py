@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.train.policy import Policy
 from soulkit.train.run import words_of
 from soulkit.train.sequences import Span, spans

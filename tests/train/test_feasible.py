@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from soulkit.cli.methods import TOLD
-from soulkit.data.rows import to_examples
-from soulkit.data.synth import made_rows
-from soulkit.runs import Run
+from soulkit.runs.folder import Run
+from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import gather_material
 from soulkit.train.config import TrainConfig
 from soulkit.train.feasible import NoFeedback, obstacle_of, weightless
 from soulkit.train.objectives.registry import make_objective
-from tests.eval_support import three_lines as printed_lines
-from tests.shade_support import SMALL, TASKS, shade_options, steps_of, train, write_rows
+from tests.support.evaluation import three_lines as printed_lines
+from tests.support.road import made_rows
+from tests.support.shades import SMALL, TASKS, shade_options, steps_of, train, write_rows
 from tests.train.support import config, random_model, soul
 
 SOCIAL = ("--task", "social_r1", "--data", "social_r1=synth:12", "--steps", 1)

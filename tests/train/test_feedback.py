@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from soulkit.records import load_records
+from soulkit.runs.records import load_records
 from soulkit.train.feedback import PATIENCE
 from soulkit.train.loop import Loop
 from soulkit.train.remarks import flat_groups
-from tests.eval_support import three_lines
-from tests.servers.openai_server import ScriptedServer
-from tests.shade_support import SHADES, shade_options, steps_of, train, write_coach
+from tests.support.evaluation import three_lines
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
 from tests.train.support import random_model
 
 LEAK = "16 of 16 feedbacks leak the answer (gold_text)"

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from soulkit.data.synth import synth
 from soulkit.errors import RunError
-from soulkit.runs import Run
+from soulkit.runs.folder import Run
 from soulkit.train.fingerprint import (
     SAMPLED,
     _sample,
@@ -23,6 +22,7 @@ from soulkit.train.fingerprint import (
     model_print,
     pool_print,
 )
+from tests.support.road import synth
 from tests.train.support import config, policy_of, random_model, rows, soul
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from soulkit.models.tiny import tiny_tokenizer
+from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.attention import FLEX_BLOCK, Packed, block_mask
 from soulkit.train.fuse import Part, fuse
 from soulkit.train.packing import Pack, in_tries

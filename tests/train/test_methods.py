@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soulkit.runs import read_jsonl
+from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.learn import learn
 from soulkit.train.objectives.registry import METHODS

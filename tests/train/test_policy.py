@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from soulkit.errors import ModelLoadError
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.train.policy import CHUNK, Policy, load_policy
 from soulkit.train.sequences import Span, spans
 from soulkit.train.update import log_probs

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.records import load_records
-from soulkit.runs import read_environment
-from tests.eval_support import three_lines
-from tests.judged_support import TASKS, judge, write_rows
-from tests.servers.openai_server import ScriptedServer
+from soulkit.runs.folder import read_environment
+from soulkit.runs.records import load_records
+from tests.support.evaluation import three_lines
+from tests.support.judged import TASKS, judge, write_rows
+from tests.support.servers.openai_server import ScriptedServer
 from tests.train.support import random_model, soul
 
 

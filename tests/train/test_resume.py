@@ -26,10 +26,10 @@ import pytest
 import torch
 
 from soulkit.cli.app import main
-from soulkit.runs import read_jsonl
-from soulkit.serving.partner import visitor_line
+from soulkit.runs.folder import read_jsonl
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.checkpoint import checkpoints, damage
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import lines_of, soul
 
 KILLS = int(os.environ.get("SOULKIT_KILLS", "5"))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from soulkit.models.base import Cast, Player
-from soulkit.models.local import LocalModel
+from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Job
-from soulkit.runs import Run
+from soulkit.runs.folder import Run
 from soulkit.train.assemble import make_cast, make_crew
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.rollout import RolloutStep, without_tokens

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from soulkit.errors import ConfigError
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
-from soulkit.models.endpoint import Endpoint
-from soulkit.models.local import LocalModel
-from soulkit.models.render import Renderer
-from soulkit.models.tiny import build_tiny
+from soulkit.models.local.render import Renderer
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.train.assemble import gather_material, make_objective
 from soulkit.train.objectives.sdpo import SDPO
@@ -39,7 +39,7 @@ from soulkit.train.teacher import (
     teaching,
 )
 from soulkit.types import Feedback, Record, Sampling, Segment
-from tests.eval_support import visitor
+from tests.support.evaluation import visitor
 from tests.train.method_support import ROLLOUTS, Numbers, play, slot, told
 from tests.train.support import config, jolt, policy_of, random_model, rows
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from soulkit.eval.keeping import alone
-from soulkit.models.local import LocalModel
-from soulkit.records import load_records
-from soulkit.runs import Run, read_jsonl
-from soulkit.serving.partner import visitor_line
+from soulkit.models.local.sampler import LocalModel
+from soulkit.runs.folder import Run, read_jsonl
+from soulkit.runs.records import load_records
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.checkpoint import load_checkpoint
 from soulkit.train.policy import load_policy
 from soulkit.train.rollout import RolloutStep
 from soulkit.train.sequences import emitted_spans
 from soulkit.train.update import log_probs
 from soulkit.types import Call, Sampling
-from tests.eval_support import visitor
-from tests.servers.openai_server import Fault, ScriptedServer
+from tests.support.evaluation import visitor
+from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import config, lines_of, random_model, rows, soul
 
 TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)

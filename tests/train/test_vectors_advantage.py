@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vectors_support import Vector, assert_tensor, load_vectors
 
 from soulkit.train.advantage import spread_group_advantages
+from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
 QUIRKS_WE_DIFFER_ON: dict[str, str] = {}

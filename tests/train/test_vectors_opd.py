@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from vectors_support import Vector, assert_tensor, load_vectors
 
 from soulkit.errors import UserError
 from soulkit.train.advantage import combine, distill_advantages
+from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 QUIRKS_WE_DIFFER_ON = {
     "discount-underflow": "the recursion has no power of gamma to divide by",

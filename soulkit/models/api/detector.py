@@ -1,0 +1,166 @@
+"""A service that tells machine-written text from people's: one POST of a text, one number back.
+
+    POST {url}   header {header}: KEY   body {"text": "..."}      →      {"{field}": 0.83, ...}
+
+The number lies in [0, 1] and says how human the text is, or with `machine` how much a machine's.
+Anything else (another status, no such field, 1.2, "0.8", NaN) is no score: it is asked again a few
+times where asking again may help, and then raises UnreadableVerdict, which leaves the episode
+unscored. The key is read from the environment by name; neither errors nor the ledger hold it.
+
+A reply is paid for once: it stands in the ledger in the shape of a chat completion whose text is
+the service's reply as it came, so that whatever reads ledgers can read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.keys import masked_json
+from soulkit.models.api import http
+from soulkit.models.api.address import checked_url, is_loopback, read_key
+from soulkit.models.api.faults import broken, clean
+from soulkit.models.api.wire import Unreadable, read_reply
+from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
+from soulkit.types import Call, Sampling
+
+ATTEMPTS = 4
+MAX_BYTES = 100_000
+"""Of a reply. One number needs a few; whatever answers with more is no such service."""
+_JITTER = random.Random()
+"""Not the global stream, which seeds depend on."""
+_RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
+_SAMPLING = Sampling(temperature=0.0)
+"""Nothing is sampled; the ledger's key wants some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """Where the service is and how it answers.
+
+    Args:
+        url: the whole address of the service.
+        key_env: NAME of the environment variable with the key; empty for a service without one. It
+            may be unset for a service on this machine and for a ledger in mode `replay`.
+        header: in which the key travels.
+        field: of the reply's JSON object.
+        machine: whether a high number means a machine's text.
+        timeout_s: seconds of one attempt.
+        backoff_s: seconds before the second attempt at most, doubled for each one after it.
+    """
+
+    url: str
+    key_env: str = ""
+    header: str = "x-api-key"
+    field: str = "fraction_human"
+    machine: bool = False
+    timeout_s: float = 30.0
+    attempts: int = ATTEMPTS
+    backoff_s: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"detector {checked_url(self.url)}"
+
+    async def human(self, text: str, call: Call, ledger: Ledger | None = None) -> float:
+        """How human the service finds `text`, in [0, 1], from the ledger when it holds the call.
+
+        Raises:
+            UnreadableVerdict: no number came until the attempts ended.
+            ModelLoadError: the address cannot be used, or the key is missing.
+            ReplayMiss: the ledger is a replay and does not hold the call.
+        """
+        messages = [{"role": "user", "content": text}]
+        asked = request_of(checked_url(self.url), messages, _SAMPLING)
+        key = request_key(asked, self.name, call)
+        entry = ledger.lookup(key, model=self.name, call=call) if ledger else None
+        if entry is None:
+            secret = self._key(ledger)
+            entry = await self._ask(text, call, secret)
+            if ledger is not None:
+                entry = ledger.store(key, entry, asked)
+        return self._share(_said(entry))
+
+    def _key(self, ledger: Ledger | None) -> str:
+        replay = ledger is not None and ledger.mode == "replay"
+        optional = replay or is_loopback(checked_url(self.url))
+        return read_key(self.key_env, optional=optional) if self.key_env else ""
+
+    async def _ask(self, text: str, call: Call, secret: str) -> Entry:
+        problem = ""
+        for attempt in range(1, self.attempts + 1):
+            started = time.perf_counter()
+            raw, problem, again = await self._post(text, secret)
+            if not problem:
+                return self._entry(raw, call, time.perf_counter() - started, attempt)
+            if not again:
+                break
+            if attempt < self.attempts:
+                await asyncio.sleep(_JITTER.uniform(0.5, 1.0) * self.backoff_s * 2 ** (attempt - 1))
+        raise UnreadableVerdict(f"{self.name}: {problem}")
+
+    async def _post(self, text: str, secret: str) -> tuple[str, str, bool]:
+        """(the reply, what is wrong with it, whether asking again may help)."""
+        import httpx2 as errors
+
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                got = await self._received(text, secret)
+        except (TimeoutError, errors.TimeoutException):
+            return "", f"no answer within {self.timeout_s:g} s", True
+        except errors.HTTPError as error:
+            return "", clean(broken(error).detail), True
+        except http.TooLong:
+            return "", f"the reply is longer than {MAX_BYTES} bytes", False
+        raw = masked_json(got.text)
+        if got.status != 200:
+            problem = f"HTTP {got.status} {clean(raw)}".strip()
+            return raw, problem, got.status in _RETRIED
+        try:
+            self._share(raw)
+        except UnreadableVerdict as error:
+            return raw, error.detail, True
+        return raw, "", False
+
+    async def _received(self, text: str, secret: str) -> http.Received:
+        headers = {self.header: secret} if secret else {}
+        url = checked_url(self.url)
+        async with http.make_client(url, self.timeout_s, 1) as client:
+            return await http.post(client, url, headers, {"text": text}, MAX_BYTES)
+
+    def _share(self, raw: str) -> float:
+        """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError):
+            found = None
+        number = found.get(self.field) if isinstance(found, dict) else None
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise UnreadableVerdict(f"the reply has no number in [0, 1] under '{self.field}'")
+        return 1 - number if self.machine else float(number)
+
+    def _entry(self, raw: str, call: Call, seconds: float, attempts: int) -> Entry:
+        message = {"role": "assistant", "content": raw}
+        return Entry(
+            model=self.name,
+            call=call,
+            reply=json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}),
+            prompt_tokens=0,
+            completion_tokens=0,
+            cost=None,
+            seconds=seconds,
+            attempts=attempts,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+
+def _said(entry: Entry) -> str:
+    try:
+        return read_reply(entry.reply).text
+    except Unreadable as error:
+        raise UnreadableVerdict(f"the ledger's entry of {entry.model} cannot be read") from error

@@ -1,0 +1,500 @@
+"""A model behind any OpenAI-compatible server: OpenAI itself, vLLM, a router, a test server.
+
+One call goes through three steps, each a function of its own:
+
+    ledger lookup ── hit ──▶ completion
+          └─ miss ──▶ ask, with retries that end ──▶ ledger ──▶ completion
+
+* **Retries**: 408, 409, 429, 5xx, time-outs, broken connections,
+  and replies that cannot be read are asked again with exponential back-off and full jitter; a
+  `Retry-After` is honoured up to `max_wait_s`. Anything else is final at once. What is final is a
+  `CallError`; an error text never becomes a completion.
+* **Everybody's patience.** All calls pass one door (limits.py), which knows the limits, the pause
+  that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
+  wait and spend no attempt; after `down_after_s` they fail at once and say since when.
+* **Money.** A call is priced by what the server counted. With a budget no request is made once it
+  is spent; those under way are waited for, even when their callers have gone, and kept.
+* **Refused parameters.** A server that names a sampling parameter as unsupported is asked again
+  without it, and this endpoint never sends it again. `max_tokens` is first tried under its other
+  name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
+  (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
+  `Completion.dropped`.
+* **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
+  seed that is sent is derived from `Sampling.seed` and the `Call`.
+* **What is left out** some servers fill in themselves; engines.py says what is sent so that they
+  do not.
+* **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
+  every error text and stored reply (keys.py), and no `repr` shows it.
+
+Clients and semaphores belong to one event loop; an endpoint may be used from several in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.keys import masked
+from soulkit.models.api import http
+from soulkit.models.api.address import OPENAI_URL, checked_url, is_loopback, read_key
+from soulkit.models.api.breaker import Breaker
+from soulkit.models.api.budget import Budget
+from soulkit.models.api.engines import FILLED, Engine
+from soulkit.models.api.faults import (
+    Fault,
+    broken,
+    clean,
+    endless,
+    refusal,
+    silence,
+    unreadable_fault,
+)
+from soulkit.models.api.limits import Bucket, Door, Down, Ticket, Traffic
+from soulkit.models.api.pool import Pool
+from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
+from soulkit.models.api.wire import (
+    Answer,
+    Unreadable,
+    dropped_fields,
+    estimated_tokens,
+    parameters,
+    read_reply,
+    safe_reply,
+    to_messages,
+    without,
+)
+from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
+from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient as Client
+
+__all__ = ["OPENAI_URL", "Endpoint"]
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 32 * 1024 * 1024
+"""Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
+
+Keep = Callable[[Entry, Mapping[str, Any]], Entry]
+"""Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request of a call."""
+
+    messages: list[dict[str, str]]
+    wanted: Mapping[str, Any]
+    sent: Mapping[str, Any]
+    call: Call
+    number: int
+    """Of the requests for this call, from 1."""
+    keep: Keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Paid:
+    """A reply that can be read, and what it came to."""
+
+    entry: Entry
+    answer: Answer
+
+    @property
+    def tokens(self) -> float | None:
+        if self.answer.prompt_tokens is None or self.answer.completion_tokens is None:
+            return None
+        return float(self.answer.prompt_tokens + self.answer.completion_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What belongs to one event loop."""
+
+    pool: Pool
+    door: Door
+    under_way: set[asyncio.Task[_Paid | Fault]] = field(default_factory=set)
+    """Requests that are paid for whether their callers wait or not."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of asking the server what it is."""
+
+
+class Endpoint:
+    """A `ChatModel` that asks an OpenAI-compatible server.
+
+    Args:
+        model: the model's name as the server knows it.
+        base_url: up to and including `/v1`; None is OpenAI's own service.
+        api_key_env: NAME of the environment variable that holds the key. It may be unset for a
+            server on this machine, and for a ledger in mode `replay`.
+        timeout_s: seconds that one attempt may take as a whole.
+        max_attempts: requests per call at most (a request without a refused parameter is free).
+        concurrency: requests in flight at most.
+        backoff_s: seconds before the second attempt at most, doubled for each one after it; 0 in
+            tests.
+        max_wait_s: no wait is longer than this, whatever the server asks for.
+        requests_per_minute, tokens_per_minute: what all calls may take together. Tokens are
+            prompt and reply; beforehand a prompt is estimated and the reply taken at its limit.
+        down_after_s: seconds that calls wait for a server that does not answer any of them.
+        price_in, price_out: US dollars per million prompt and completion tokens, both or neither.
+        prices: where the price is looked up when it is not given.
+        budget: what the run may cost, shared by its endpoints.
+        ledger: where replies are kept and looked up.
+
+    Raises:
+        ConfigError: a number is out of range, one price is given without the other, or there is a
+            budget and no price is known.
+        ModelLoadError: the base URL cannot be used, or the key is missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        base_url: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
+        timeout_s: float = 120.0,
+        max_attempts: int = 6,
+        concurrency: int = 16,
+        backoff_s: float = 1.0,
+        max_wait_s: float = 60.0,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        down_after_s: float = 120.0,
+        price_in: float | None = None,
+        price_out: float | None = None,
+        prices: PriceTable | None = None,
+        budget: Budget | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        _check_numbers(
+            positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
+                      "tokens_per_minute": tokens_per_minute},
+            at_least_1={"max_attempts": max_attempts, "concurrency": concurrency},
+            not_negative={"backoff_s": backoff_s, "max_wait_s": max_wait_s,
+                          "down_after_s": down_after_s},
+        )  # fmt: skip
+        self.name = model
+        self.base_url = checked_url(base_url)
+        self.api_key_env = api_key_env
+        self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
+        self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
+        self.price = own_price(price_in, price_out) or (
+            prices.of(model, self.base_url) if prices is not None else None
+        )
+        self._budget, self._ledger = budget, ledger
+        if budget is not None and self.price is None:
+            raise unpriced_model(model, self.base_url)
+        optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
+        self._key = read_key(api_key_env, optional=optional)
+        self._refused: set[str] = set()
+        self._engine = Engine(model, self.base_url, timeout_s)
+        # The jitter must not touch the global stream that seeds depend on.
+        self._jitter = random.Random()
+        self._traffic = Traffic(
+            self._breaker(down_after_s), _bucket(requests_per_minute), _bucket(tokens_per_minute)
+        )
+        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+
+    def _breaker(self, down_after_s: float) -> Breaker:
+        first = min(1.0, max(self.backoff_s, 0.05))
+        longest = max(first, min(30.0, self.max_wait_s))
+        return Breaker(down_after_s, pause_s=first, max_pause_s=longest, jitter=self._jitter.random)
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        """Answer `context`, from the ledger when it holds the call.
+
+        Raises:
+            ProviderError: the server refused, failed until the attempts ended, or is down.
+            BudgetSpent: nothing is left of the budget.
+            ContextOverflow: the server says that the prompt is too long.
+            ReplayMiss: the ledger is a replay and does not hold the call.
+        """
+        messages = to_messages(context)
+        if self._ledger is None:
+            return _completion(await self._ask(messages, sampling, call, _as_it_is))
+        ledger, asked = self._ledger, request_of(self.base_url, messages, sampling)
+        key = request_key(asked, self.name, call)
+        found = ledger.lookup(key, model=self.name, call=call)
+        read = _completion if found is None else _masked_completion
+        if found is None:
+
+            def keep(entry: Entry, beside: Mapping[str, Any]) -> Entry:
+                return ledger.store(key, entry, replace(asked, beside=beside))
+
+            found = await self._ask(messages, sampling, call, keep)
+        try:
+            return read(found)
+        except Unreadable as error:  # it was readable when it was stored
+            raise ledger.damaged(found, str(error)) from error
+
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """The reply to this call was of no use; see `Ledger.set_aside`."""
+        if self._ledger is not None:
+            asked = request_of(self.base_url, to_messages(context), sampling)
+            self._ledger.set_aside(request_key(asked, self.name, call))
+
+    async def close(self) -> None:
+        """Close this event loop's connections, once what is paid for has arrived."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is None:
+            return
+        for left in await asyncio.gather(*session.under_way, return_exceptions=True):
+            if isinstance(left, Exception):
+                log.warning("%s: a reply that was under way is lost: %s", self.name, left)
+        await session.pool.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Endpoint(model={self.name!r}, base_url={self.base_url!r}, "
+            f"api_key_env={self.api_key_env!r})"
+        )
+
+    async def _ask(
+        self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
+    ) -> Entry:
+        wanted = parameters(sampling, call)
+        tokens = estimated_tokens(messages, sampling.max_tokens)
+        attempts = requests = 0
+        while True:
+            requests += 1
+            asked = _Asked(messages, wanted, wanted, call, requests, keep)
+            got = await self._attempt(asked, tokens, attempts)
+            if isinstance(got, _Paid):
+                return got.entry
+            if got.refused:
+                # This ends: every round sends one parameter less, or the same in another way.
+                self._remember(got.refused)
+                continue
+            if got.probe:
+                continue  # this ends too: after `down_after_s` the door lets nobody wait
+            attempts += 1
+            if not got.retry or attempts >= self.max_attempts:
+                self._give_up(got, attempts)
+            if got.server != "busy":  # else the door makes everybody wait
+                await asyncio.sleep(self._wait(got, attempts))
+
+    async def _attempt(self, asked: _Asked, tokens: float, attempts: int) -> _Paid | Fault:
+        """One request, when its turn has come."""
+        session = self._session()
+        try:
+            ticket = await session.door.enter(tokens)
+        except Down as down:
+            raise ProviderError(str(down)) from None
+        try:
+            got = await self._request(session, asked)
+        except BaseException:
+            session.door.cancelled(ticket)
+            raise
+        return self._report(session.door, ticket, got, attempts)
+
+    def _report(
+        self, door: Door, ticket: Ticket, got: _Paid | Fault, attempts: int
+    ) -> _Paid | Fault:
+        """Tell the door what the request came to; a failed probe is marked as one."""
+        if isinstance(got, _Paid):
+            self._engine.answered()
+            door.answered(ticket, got.tokens)
+        elif got.server == "busy":
+            asked = got.wait_s if got.wait_s is not None else self._grown(attempts + 1)
+            door.busy(ticket, min(self.max_wait_s, asked), got.detail)
+        elif got.server == "down":
+            self._engine.silent()
+            door.failed(ticket, got.detail)
+            return replace(got, probe=ticket.probe)
+        else:
+            door.refused(ticket)
+        return got
+
+    async def _request(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+        """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
+        if self._budget is None:
+            return await self._paid(session, asked)
+        self._budget.check()
+        task = asyncio.create_task(self._paid(session, asked))
+        session.under_way.add(task)
+        task.add_done_callback(session.under_way.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._budget.exhausted:
+                task.cancel()
+            raise
+
+    async def _settled(self, session: _Session, asked: _Asked) -> _Asked:
+        """The request as this server takes it."""
+        beside = await self._engine.beside(session.pool, self._headers, session.turn)
+        wanted = {**asked.wanted, **beside}
+        # Only now: while it waited, others may have learnt what the server refuses.
+        return replace(asked, wanted=wanted, sent=without(wanted, self._refused))
+
+    async def _paid(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+        asked = await self._settled(session, asked)
+        started = time.perf_counter()
+        got = await self._answered(session.pool, asked)
+        if isinstance(got, Fault):
+            return got
+        raw, answer = got
+        entry = self._entry(raw, answer, asked, time.perf_counter() - started)
+        if self._budget is not None:
+            self._budget.add(entry.cost if entry.cost is not None else self._at_most(asked))
+        beside = {name: asked.sent[name] for name in FILLED if name in asked.sent}
+        return _Paid(asked.keep(entry, beside), answer)
+
+    def _at_most(self, asked: _Asked) -> float:
+        """What a reply without token counts is taken to have cost, for the budget alone."""
+        assert self.price is not None
+        prompt = int(estimated_tokens(asked.messages, 0))
+        return self.price.cost(prompt, int(asked.wanted["max_tokens"]))
+
+    async def _answered(self, pool: Pool, asked: _Asked) -> tuple[str, Answer] | Fault:
+        """The raw reply and what it says."""
+        import httpx2 as errors
+
+        got = None
+        try:
+            async with asyncio.timeout(self.timeout_s), pool.client() as client:
+                got = await self._post(client, asked)
+            if not 200 <= got.status < 300:
+                fault = refusal(got, asked.wanted, asked.sent)
+            else:
+                return safe_reply(got.text)
+        except (TimeoutError, errors.TimeoutException):
+            fault = silence(self.timeout_s)
+        except errors.HTTPError as error:
+            fault = broken(error)
+        except http.TooLong:
+            fault = endless(MAX_BYTES)
+        except Unreadable as error:
+            assert got is not None
+            fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
+        return replace(fault, detail=clean(fault.detail))
+
+    async def _post(self, client: Client, asked: _Asked) -> http.Received:
+        body = {"model": self.name, "messages": asked.messages, **asked.sent}
+        url = f"{self.base_url}/chat/completions"
+        return await http.post(client, url, self._headers, body, MAX_BYTES)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key or 'unused'}"}
+
+    def _remember(self, refused: str) -> None:
+        if refused not in self._refused:
+            log.info("%s refuses '%s'; it is not sent again.", self.name, refused)
+            self._refused.add(refused)
+
+    def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
+        if fault.overflow:
+            raise ContextOverflow(f"{self.name}: {fault.detail}")
+        more = f" (after {attempts} attempts)" if attempts > 1 else ""
+        if fault.key:
+            more += f" (the key is read from the variable {self.api_key_env})"
+        raise ProviderError(f"{self.name}: {fault.detail}{more}")
+
+    def _grown(self, attempts: int) -> float:
+        return float(min(self.max_wait_s, self.backoff_s * 2.0 ** min(attempts - 1, 30)))
+
+    def _wait(self, fault: Fault, attempts: int) -> float:
+        """Seconds before the next attempt: full jitter, after what the server asks for."""
+        asked = min(self.max_wait_s, fault.wait_s or 0.0)
+        return asked + self._jitter.uniform(0.0, self._grown(attempts))
+
+    def _entry(self, raw: str, answer: Answer, asked: _Asked, seconds: float) -> Entry:
+        return Entry(
+            model=self.name,
+            call=asked.call,
+            reply=raw,
+            dropped=dropped_fields(asked.wanted, asked.sent),
+            prompt_tokens=answer.prompt_tokens or 0,
+            completion_tokens=answer.completion_tokens or 0,
+            cost=_cost(self.price, answer),
+            seconds=seconds,
+            attempts=asked.number,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def _session(self) -> _Session:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            # A session refers to its loop, so a dead loop's entry would never go by itself.
+            for dead in [known for known in self._sessions if known.is_closed()]:
+                del self._sessions[dead]
+            name = f"{self.name} at {self.base_url}"
+            door = Door(name, self._traffic, self.concurrency)
+            session = _Session(Pool(self._client, self.concurrency), door)
+            self._sessions[loop] = session
+        return session
+
+    def _client(self, connections: int) -> Client:
+        return http.make_client(self.base_url, self.timeout_s, connections)
+
+
+def _completion(entry: Entry) -> Completion:
+    answer = read_reply(entry.reply)
+    usage = Usage(
+        calls=1,
+        prompt_tokens=entry.prompt_tokens,
+        completion_tokens=entry.completion_tokens,
+        seconds=entry.seconds,
+        cost=entry.cost,
+    )
+    return Completion(
+        text=answer.text,
+        stop_reason=answer.stop_reason,
+        reasoning=answer.reasoning,
+        usage=usage,
+        dropped=entry.dropped,
+    )
+
+
+def _masked_completion(entry: Entry) -> Completion:
+    """Of an older entry: earlier versions kept keys that a server had escaped."""
+    completion = _completion(entry)
+    return replace(
+        completion,
+        text=masked(completion.text),
+        reasoning=masked(completion.reasoning),
+        stop_reason=masked(completion.stop_reason),
+    )
+
+
+def _as_it_is(entry: Entry, beside: Mapping[str, Any]) -> Entry:
+    return entry
+
+
+def _cost(price: Price | None, answer: Answer) -> float | None:
+    if price is None or answer.prompt_tokens is None or answer.completion_tokens is None:
+        return None
+    return price.cost(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+
+
+def _bucket(per_minute: float | None) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, time.monotonic())
+
+
+def _check_numbers(
+    positive: Mapping[str, float | None],
+    at_least_1: Mapping[str, int],
+    not_negative: Mapping[str, float],
+) -> None:
+    # Written so that NaN breaks every rule.
+    wrong = [f"{n} must be above 0" for n, v in positive.items() if v is not None and not v > 0]
+    wrong += [f"{n} must be at least 1" for n, v in at_least_1.items() if not v >= 1]
+    wrong += [f"{n} must not be negative" for n, v in not_negative.items() if not v >= 0]
+    if wrong:
+        raise ConfigError(
+            f"An endpoint setting is out of range: {wrong[0]}.",
+            "With such a value no request could be sent, or retries would never end.",
+            "Set it to a value in range, or leave it out to use the default.",
+        )

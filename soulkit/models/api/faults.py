@@ -1,0 +1,142 @@
+"""Why an attempt brought no answer, and what that says about the call and about the server.
+
+Pure functions: from a status and a body, from a reply that is none, or from a broken connection, to
+a `Fault`. What may be tried again, what is the server's trouble and concerns every call, and what
+is mended by asking for less, is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from soulkit.keys import MASK, shown
+from soulkit.models.api.http import Received
+from soulkit.models.api.wire import (
+    FORMAT,
+    Unreadable,
+    error_message,
+    parse_json,
+    refused_name,
+    refused_rung,
+    retry_after,
+    too_long,
+)
+
+_DETAIL_CHARS = 220
+_RETRIED = frozenset({408, 409, 429})
+_REFUSING = frozenset({400, 413, 422})
+"""Statuses of a request that is at fault itself."""
+_REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
+"""Statuses with which servers turn a form down: routers do not find one that takes it, others
+break on it."""
+_NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)", re.IGNORECASE)
+"""Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
+alone say nothing, since others use them of their limits per minute."""
+_KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one attempt brought no answer."""
+
+    detail: str
+    retry: bool = True
+    server: Literal["up", "busy", "down"] = "up"
+    """What the fault says about the server, for the other calls."""
+    wait_s: float | None = None
+    """What the server asked us to wait, in seconds."""
+    refused: str = ""
+    """What the server does not take, in the words of `wire.without`."""
+    overflow: bool = False
+    key: bool = False
+    """The server does not take the key, or wants one."""
+    probe: bool = False
+    """It was found by a probe: the server's fault, not one of the call's attempts."""
+
+
+def refusal(got: Received, wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+    """The fault of a reply whose status is none of success."""
+    if 300 <= got.status < 400:
+        where = got.headers.get("location", "an unknown place")
+        return Fault(f"HTTP {got.status} sends on to {where}, which is not followed", retry=False)
+    body = parse_json(got.text)
+    body = got.text if body is None else body
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return status_fault(got.status, error, got.headers, wanted, sent)
+
+
+def status_fault(
+    status: int,
+    body: object,
+    headers: Mapping[str, str],
+    wanted: Mapping[str, Any],
+    sent: Mapping[str, Any],
+) -> Fault:
+    """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
+    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
+    message, param = error_message(body), str(fields.get("param") or "")
+    detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
+    if status in _REFUSING and too_long(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False, overflow=True)
+    refused = refused_name(code, param, message, sent)
+    if refused == FORMAT and status in _REFUSING_FORMS:
+        return Fault(detail, retry=False, refused=refused_rung(code, message, wanted, sent))
+    if status in _REFUSING:
+        return Fault(detail, retry=False, refused=refused)
+    if status == 429 and _NO_CREDIT.search(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False)
+    server: Literal["up", "busy", "down"] = "busy" if status == 429 else "up"
+    return Fault(
+        detail,
+        retry=status in _RETRIED or status >= 500,
+        server="down" if status >= 500 else server,
+        wait_s=retry_after(headers),
+        key=status == 401,
+    )
+
+
+def unreadable_fault(
+    raw: str, error: Unreadable, wanted: Mapping[str, Any], sent: Mapping[str, Any]
+) -> Fault:
+    """The fault of a reply with status 200 that holds no completion; some report errors so."""
+    body = parse_json(raw)
+    inner = body.get("error") if isinstance(body, dict) else None
+    if not inner:
+        return Fault(f"unreadable reply ({error}): {raw}")
+    code = str(inner.get("code") if isinstance(inner, dict) else "")
+    if re.fullmatch("[45][0-9][0-9]", code):
+        return status_fault(int(code), inner, {}, wanted, sent)
+    # Without a status only its words tell a refusal from a fault that passes.
+    found = status_fault(400, inner, {}, wanted, sent)
+    if found.refused or found.overflow:
+        return found
+    return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
+
+
+def silence(seconds: float) -> Fault:
+    """The fault of an attempt that took too long."""
+    return Fault(f"no answer within {seconds:g} s", server="down")
+
+
+def endless(most: int) -> Fault:
+    """The fault of a reply of more than `most` bytes."""
+    return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
+
+
+def broken(error: BaseException) -> Fault:
+    """The fault of a connection, in the words of the HTTP package."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return Fault("connection refused", server="down")
+        cause = cause.__cause__ or cause.__context__
+    return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
+
+
+def clean(text: str) -> str:
+    """One short line without keys; masked before it is cut, so that no half key is left over."""
+    return _KEY_LIKE.sub(MASK, shown(" ".join(text.split())))[:_DETAIL_CHARS]

@@ -1,0 +1,356 @@
+"""The ledger: every paid reply, kept so that it is paid for once and can be replayed offline.
+
+One SQLite file in WAL mode, one row per call, one commit per row: a process that is killed loses at
+most the calls that were still in flight. A call is found again by `call_key`, a hash of everything
+that decides its answer (endpoint, model, messages, sampling) and of who asked (role, example,
+rollout, kind, turn, sample, step), so that eight drafts of one example stay eight entries.
+
+The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
+so a repaired reader also repairs old entries. Beside it stands what was asked (`ledger_file.py`):
+messages, sampling and base URL, from which the key can be computed again. Headers and keys are
+never stored.
+
+Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
+raises `ReplayMiss` rather than touch the network; `off` does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict
+
+from soulkit.errors import RunError, UserError
+from soulkit.models.ledger.file import (
+    ADDED,
+    COLUMNS,
+    Request,
+    columns_of,
+    keep_request,
+    open_to_read,
+    open_to_write,
+    seal,
+    transaction,
+    unusable,
+)
+from soulkit.types import Call, Sampling
+
+__all__ = ["Entry", "Ledger", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
+
+Mode = Literal["record", "replay", "off"]
+
+
+ASIDE = "~"
+"""Follows the key of a reply that was set aside; see `Ledger.set_aside`."""
+
+
+class ReplayMiss(UserError):
+    """A replay needs a reply that the ledger does not hold."""
+
+
+class RoleTotals(TypedDict):
+    """What the calls of one role came to. `cost` is in US dollars, None when none is known."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+
+
+class Totals(RoleTotals):
+    """All entries of a ledger; `hits` are the lookups that this process was spared paying for."""
+
+    unpriced: int
+    """Calls that `cost` leaves out, as no price is known of them."""
+    hits: int
+    by_role: dict[str, RoleTotals]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One paid call: who asked, the raw reply, and what it took."""
+
+    model: str
+    call: Call
+    reply: str
+    """The server's reply, JSON text as it came (keys masked)."""
+    dropped: tuple[str, ...] = ()
+    """Sampling parameters that the server refused."""
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+    """US dollars, None when no price or no token count is known."""
+    seconds: float
+    """Latency of the attempt that was answered."""
+    attempts: int
+    """Requests that were sent for this call, the failed ones included."""
+    created: str
+    """UTC, ISO 8601."""
+
+
+def call_key(
+    *,
+    base_url: str,
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    sampling: Sampling,
+    call: Call,
+) -> str:
+    """The sha256 (hex) that names one call; equal inputs give equal keys on every machine."""
+    return request_key(request_of(base_url, messages, sampling), model, call)
+
+
+def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
+    """What is asked, in the form that the ledger keeps."""
+    wanted = asdict(sampling)
+    if sampling.form is None:  # a reply of free form keeps the key that it had before forms
+        del wanted["form"]
+    return Request(base_url=base_url, messages=tuple(messages), sampling=wanted)
+
+
+def request_key(asked: Request, model: str, call: Call) -> str:
+    """`call_key` of a request, a stored one for instance."""
+    parts = {
+        "base_url": asked.base_url,
+        "model": model,
+        "messages": [dict(m) for m in asked.messages],
+        "sampling": asked.sampling,
+        "call": asdict(call),
+    }
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+class Ledger:
+    """A file of paid calls, shared by every endpoint of a run; safe across threads and processes.
+
+    Args:
+        path: the SQLite file, created with its folder in mode `record`; None only in mode `off`.
+        mode: `record`, `replay` or `off`.
+        mends: whether replies that were of no use are asked for again when the run is taken up; a
+            training run is not mended, since it has to come out the same.
+
+    Raises:
+        RunError: the file is missing (replay), is no ledger, or cannot be opened.
+    """
+
+    def __init__(
+        self, path: Path | str | None, mode: Mode = "record", *, mends: bool = False
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.mode: Mode = mode
+        self.mends = mends
+        self._lock = threading.Lock()
+        self._hits = 0
+        self._db, self._columns = _open(self.path, mode)
+
+    def lookup(self, key: str, *, model: str, call: Call) -> Entry | None:
+        """The entry of `key`, or None when it has to be asked for.
+
+        Raises:
+            ReplayMiss: in mode `replay`, when the ledger does not hold the call.
+        """
+        entry = self._find(key)
+        if entry is None and self.mode == "replay":
+            entry = self._find_aside(key)
+        if entry is not None:
+            with self._lock:
+                self._hits += 1
+        elif self.mode == "replay":
+            raise _miss(self.path, model, call)
+        return entry
+
+    def store(self, key: str, entry: Entry, asked: Request | None = None) -> Entry:
+        """Keep `entry` and return what the ledger now holds: the first reply of a key stays.
+
+        `asked` is kept beside it, for whoever looks at the ledger later.
+
+        Raises:
+            RunError: the file cannot be written, or the ledger is a replay.
+        """
+        if self.mode == "off":
+            return entry
+        if self.mode == "replay":
+            raise unusable(self.path, "it is open for replay only")
+        try:
+            with self._lock:
+                _insert(self._connection(), key, entry, asked)
+        except sqlite3.Error as error:
+            raise _not_kept(self.path, entry, str(error)) from error
+        return self._find(key) or entry
+
+    def set_aside(self, key: str) -> None:
+        """The reply of `key` was of no use (an unreadable verdict, an empty line): a ledger that
+        mends asks again, a replay still finds it. It stays in the file and in the totals.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        if self.mode != "record" or not self.mends:
+            return
+        moved = "UPDATE calls SET key = key || ? || rowid WHERE key = ?"
+        try:
+            with self._lock:
+                self._connection().execute(moved, (ASIDE, key))
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from error
+
+    def damaged(self, entry: Entry, problem: str) -> RunError:
+        """The error of an entry that is no longer what was stored."""
+        return unusable(self.path, f"the reply of {_who(entry.model, entry.call)} is damaged "
+                        f"({problem})")  # fmt: skip
+
+    def totals(self) -> Totals:
+        """Calls, tokens and US dollars of all entries, in all and by role; hits of this process."""
+        by_role = {str(row[0]): _sums(row[1:]) for row in self._sum("role, ", "GROUP BY role")}
+        rows = self._sum("", "")
+        whole = _sums(rows[0]) if rows else _sums((0, 0, 0, None))
+        missing = self._query("SELECT COUNT(*) - COUNT(cost) FROM calls")
+        unpriced = int(missing[0][0]) if missing else 0
+        return Totals(**whole, unpriced=unpriced, hits=self._hits, by_role=by_role)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r}, mode={self.mode!r})"
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise unusable(self.path, "it is closed")
+        return self._db
+
+    def _find(self, key: str) -> Entry | None:
+        return self._first("key = ?", (key,))
+
+    def _find_aside(self, key: str) -> Entry | None:
+        return self._first("key > ? AND key < ? ORDER BY rowid DESC", (key, f"{key}{ASIDE}{ASIDE}"))
+
+    def _first(self, where: str, values: tuple[str, ...]) -> Entry | None:
+        rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE {where}", values)
+        if not rows:
+            return None
+        entry, problem = read_row(self._columns, rows[0])
+        if problem:
+            raise self.damaged(entry, problem)
+        return entry
+
+    def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
+        return self._query(
+            f"SELECT {group}COUNT(*), COALESCE(SUM(prompt_tokens), 0), "
+            f"COALESCE(SUM(completion_tokens), 0), SUM(cost) FROM calls {tail}"
+        )
+
+    def _query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        if self.mode == "off":
+            return []
+        try:
+            with self._lock:
+                return self._connection().execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from error
+
+
+def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tuple[str, ...]]:
+    """The connection and the columns that its file has."""
+    if mode == "off":
+        return None, COLUMNS
+    if path is None:
+        raise unusable(path, "no path was given")
+    try:
+        db = open_to_read(path) if mode == "replay" else open_to_write(path)
+        return db, columns_of(db)
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+        raise unusable(path, str(error)) from error
+
+
+def _insert(db: sqlite3.Connection, key: str, entry: Entry, asked: Request | None) -> None:
+    with transaction(db):
+        context, settings = keep_request(db, asked) if asked is not None else (None, None)
+        row = (*_row(key, entry), context, settings, seal(entry.reply))
+        marks = ",".join("?" * len(row))
+        names = ",".join((*COLUMNS, *ADDED))
+        db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
+
+
+def _not_kept(path: Path | None, entry: Entry, cause: str) -> RunError:
+    return RunError(
+        f"A reply could not be kept in the ledger '{path}': {cause}.",
+        f"It was asked for and may have been paid for ({_who(entry.model, entry.call)}); every "
+        "reply before it is in the ledger.",
+        "Free space, or end the process that holds the file, then run the same command again: only "
+        "what is missing is asked for.",
+    )
+
+
+def _miss(path: Path | None, model: str, call: Call) -> ReplayMiss:
+    return ReplayMiss(
+        f"The ledger '{path}' holds no reply of {_who(model, call)}.",
+        "A replay never asks the network, and this call was not made with these very messages, "
+        "sampling settings, model and base URL.",
+        "Record it first with the ledger in mode 'record', or replay with the recorded settings.",
+    )
+
+
+def _who(model: str, call: Call) -> str:
+    return (
+        f"'{model}' for this call: role {call.role}, example {call.example_id}, rollout "
+        f"{call.rollout}, {call.kind}, turn {call.turn}, sample {call.sample}, step {call.step}"
+    )
+
+
+def _row(key: str, entry: Entry) -> tuple[Any, ...]:
+    call = entry.call
+    return (
+        key, entry.model, call.role, call.example_id, call.rollout, call.kind, call.turn,
+        call.sample, call.step, entry.reply, json.dumps(entry.dropped), entry.prompt_tokens,
+        entry.completion_tokens, entry.cost, entry.seconds, entry.attempts, entry.created,
+    )  # fmt: skip
+
+
+def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[Entry, str]:
+    """(the entry, what is wrong with its row: empty when nothing is)."""
+    named = dict(zip(columns, row, strict=True))
+    sealed, problem = named.get("seal"), ""
+    if sealed is not None and sealed != seal(str(named["reply"])):
+        problem = "its text is not what was stored"
+    try:
+        dropped = tuple(json.loads(named["dropped"]))
+    except (ValueError, TypeError):
+        dropped, problem = (), "its dropped parameters cannot be read"
+    who = ("role", "example_id", "rollout", "kind", "turn", "sample", "step")
+    rest = set(COLUMNS) - {"key", "dropped", *who}
+    entry = Entry(
+        call=Call(**{name: named[name] for name in who}),
+        dropped=dropped,
+        **{name: named[name] for name in rest},
+    )
+    return entry, problem
+
+
+def _sums(row: tuple[Any, ...]) -> RoleTotals:
+    calls, prompt_tokens, completion_tokens, cost = row
+    return RoleTotals(
+        calls=calls, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost=cost
+    )

@@ -1,0 +1,327 @@
+"""Looking at a ledger: totals, entries, lines for export, and whether everything is as it was paid.
+
+Only reads; a file of any known version will do. `verify` collects findings instead of stopping at
+the first one: it is asked when something has already gone wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from soulkit.models.api.wire import Answer, Unreadable, read_reply
+from soulkit.models.ledger.file import (
+    Damaged,
+    Request,
+    columns_of,
+    load_request,
+    open_to_read,
+    unusable,
+    version,
+)
+from soulkit.models.ledger.ledger import ASIDE, Entry, read_row, request_key
+from soulkit.types import Record, Role
+
+_NAMED = 5
+"""Findings of one kind that are named one by one; the others are counted."""
+_ORDER = "ORDER BY step, example_id, rollout, kind, created, turn, sample"
+
+
+Asked = tuple[str, str, int, str, int]
+"""Role, example, rollout, kind, step: the calls of one role to one episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An entry as it stands in the file."""
+
+    key: str
+    entry: Entry
+    asked: Request | None
+    """None in entries of ledgers of version 1."""
+    problem: str = ""
+    """What is wrong with it, empty when nothing is."""
+
+    def answer(self) -> Answer | None:
+        """What the reply says, None when it cannot be read."""
+        try:
+            return read_reply(self.entry.reply) if isinstance(self.entry.reply, str) else None
+        except Unreadable:
+            return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values under stable names; `reply` is the server's text as it came."""
+        entry = asdict(self.entry)
+        call = entry.pop("call")
+        asked = None if self.asked is None else asdict(self.asked)
+        if asked is not None and not asked["beside"]:
+            del asked["beside"]
+        return {"key": self.key, **call, **entry, "dropped": list(self.entry.dropped),
+                "request": asked}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What the calls of one role to one model came to."""
+
+    role: str
+    model: str
+    calls: int
+    attempts: int
+    """Requests that were sent, failed ones included."""
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+    """US dollars of the calls with a known price, None when there is none."""
+    priced: int
+    """Calls with a known price."""
+    p50: float
+    """Median seconds of the answered attempt."""
+    p95: float
+    first: str
+    """UTC, ISO 8601."""
+    last: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What `verify` found: sentences, at most a few of each kind, and what was looked at."""
+
+    version: int
+    entries: int = 0
+    requests: int = 0
+    """Entries whose key was computed again."""
+    episodes: int | None = None
+    """Scored episodes whose calls were looked for; None without a run folder."""
+    problems: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, detail: str) -> None:
+        """Count a finding; the first of a kind are told in full."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if self.counts[kind] <= _NAMED:
+            self.problems.append(f"{kind}: {detail}")
+
+    def told(self) -> list[str]:
+        """The findings as lines."""
+        more = {kind: n - _NAMED for kind, n in self.counts.items() if n > _NAMED}
+        return [*self.problems, *(f"{kind}: and {n} more" for kind, n in more.items())]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "entries": self.entries,
+            "recomputed": self.requests,
+            "episodes": self.episodes,
+            "findings": self.told(),
+            "counts": self.counts,
+        }
+
+
+class View:
+    """An open ledger file. RunError when there is none or it is no ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = open_to_read(path)
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise unusable(path, str(error)) from error
+        self.version, self._columns = version(self._db), columns_of(self._db)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._db.close()
+
+    def entries(
+        self,
+        *,
+        example: str | None = None,
+        role: str | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Stored]:
+        """Entries in the order of steps, examples, rollouts and time; a key may be cut short."""
+        wanted = {"example_id = ?": example, "role = ?": role, "substr(key, 1, ?) = ?": key}
+        rules = [rule for rule, value in wanted.items() if value is not None]
+        values: list[Any] = [value for value in (example, role) if value is not None]
+        values += [len(key), key] if key is not None else []
+        where = f"WHERE {' AND '.join(rules)}" if rules else ""
+        values.append(-1 if limit is None else limit)
+        sql = f"SELECT {','.join(self._columns)} FROM calls {where} {_ORDER} LIMIT ?"
+        for row in self._rows(sql, values):
+            yield self._stored(row)
+
+    def groups(self) -> list[Group]:
+        """Totals by role and model."""
+        sql = (
+            "SELECT role, model, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
+            "SUM(completion_tokens), SUM(cost), COUNT(cost), MIN(created), MAX(created) "
+            "FROM calls GROUP BY role, model ORDER BY role, model"
+        )
+        try:
+            return [self._group(row) for row in self._rows(sql)]
+        except (ValueError, TypeError) as error:  # an index or a number that is none any more
+            raise unusable(self.path, "some of its entries are damaged") from error
+
+    def _group(self, row: Sequence[Any]) -> Group:
+        role, model, calls, attempts, prompt, reply, cost, priced, first, last = row
+        times = self._seconds(role, model)
+        return Group(
+            role=role, model=model, calls=calls, attempts=attempts, prompt_tokens=prompt,
+            completion_tokens=reply, cost=cost, priced=priced, p50=quantile(times, 0.5),
+            p95=quantile(times, 0.95), first=first, last=last,
+        )  # fmt: skip
+
+    def counts(self) -> dict[Asked, int]:
+        """Entries by who asked, whatever the turn and sample."""
+        names = "role, example_id, rollout, kind, step"
+        rows = self._rows(f"SELECT {names}, COUNT(*) FROM calls GROUP BY {names}")
+        return {(role, example, rollout, kind, step): n
+                for role, example, rollout, kind, step, n in rows}  # fmt: skip
+
+    def verify(self) -> Findings:
+        """Look at every page and every entry of the file."""
+        found = Findings(version=self.version)
+        try:
+            for (line,) in self._db.execute("PRAGMA integrity_check").fetchall():
+                if line != "ok":
+                    found.add("file", " ".join(str(line).split()))
+            self._check_entries(found)
+        except sqlite3.Error as error:
+            found.add("file", str(error))
+        return found
+
+    def _check_entries(self, found: Findings) -> None:
+        # Without ORDER BY: a broken index must not hide the rows that can still be read.
+        with closing(self._db.execute(f"SELECT {','.join(self._columns)} FROM calls")) as cursor:
+            for row in cursor:
+                stored = self._stored(row)
+                found.entries += 1
+                _check_entry(stored, found)
+
+    def _stored(self, row: Sequence[Any]) -> Stored:
+        entry, problem = read_row(self._columns, row)
+        named, asked = dict(zip(self._columns, row, strict=True)), None
+        try:
+            asked = load_request(self._db, named.get("context"), named.get("settings"))
+        except Damaged as error:
+            problem = problem or str(error)
+        except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
+            problem = problem or f"its prompt cannot be read ({error})"
+        return Stored(key=str(named["key"]), entry=entry, asked=asked, problem=problem)
+
+    def _seconds(self, role: str, model: str) -> list[float]:
+        sql = "SELECT seconds FROM calls WHERE role = ? AND model = ? ORDER BY seconds"
+        return [float(row[0]) for row in self._rows(sql, (role, model))]
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            # Not `yield from`: whoever stops early would have the cursor closed after the file.
+            for row in self._db.execute(sql, values):  # noqa: UP028
+                yield row
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines of ASCII aside and rename: `path` is there whole or not at all. Their number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    count = 0
+    try:
+        with aside.open("w", encoding="ascii") as stream:
+            for line in lines:
+                stream.write(f"{line}\n")
+                count += 1
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ordered values that at least `share` of them do not exceed.
+
+    ValueError for no values.
+    """
+    if not ordered:
+        raise ValueError("no values")
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+
+
+def _check_entry(stored: Stored, found: Findings) -> None:
+    who = f"{stored.key[:12]} ({stored.entry.call.role}, example {stored.entry.call.example_id})"
+    if stored.problem:
+        found.add("damaged entry", f"{who}: {stored.problem}")
+    elif stored.answer() is None:
+        found.add("unreadable reply", who)
+    if stored.asked is not None:
+        found.requests += 1
+        if (
+            request_key(stored.asked, stored.entry.model, stored.entry.call)
+            != stored.key.partition(ASIDE)[0]
+        ):
+            found.add("key", f"{who} is not the key of what was asked")
+
+
+# -- a run's episodes against its calls ----------------------------------------------------------
+
+
+def check_episodes(
+    view: View, records: Sequence[Record], found: Findings, *, actor: bool, judges: bool
+) -> None:
+    """Look for the calls of every scored episode: a turn is a call of the actor, a verdict one of
+    the judge. `actor` and `judges` say who was asked over HTTP; others leave nothing here.
+    """
+    counts = view.counts()
+    scored = [record for record in records if record.score.scored]
+    found.episodes = len(scored)
+    talking = {record.task for record in scored if _talk(record, counts)}
+    for record in scored:
+        wanted: dict[Role, int] = {}
+        if actor:
+            wanted["actor"] = sum(len(trace.turns) for trace in record.episode.traces)
+        if judges:
+            wanted["judge"] = len({(v.judge, v.sample) for v in record.score.verdicts})
+        if record.task in talking:
+            wanted["partner"] = 1
+        _check_calls(record, wanted, counts, found)
+
+
+def _check_calls(
+    record: Record, wanted: Mapping[Role, int], counts: Mapping[Asked, int], found: Findings
+) -> None:
+    for role, least in wanted.items():
+        have = _talk(record, counts) if role == "partner" else counts.get(_asked(record, role), 0)
+        if have < least:
+            found.add(
+                "missing calls",
+                f"episode {record.key} of {record.task} has {have} of {least} calls of role {role}",
+            )
+
+
+def _talk(record: Record, counts: Mapping[Asked, int]) -> int:
+    """Calls of those who talk with the actor in this episode."""
+    talkers: tuple[Role, ...] = ("partner", "environment")
+    return sum(counts.get(_asked(record, role), 0) for role in talkers)
+
+
+def _asked(record: Record, role: Role) -> Asked:
+    return role, record.example_id, record.rollout, record.kind, record.step

@@ -1,0 +1,122 @@
+"""What a sampler has produced since the last checkpoint, so that a killed step loses nothing.
+
+One line a batch, on the disk before anybody sees its replies. A reply is found again by who asked
+(the call), how (the sampling), what (the prompt's ids) and of which weights (the policy version);
+all four must agree. `batch` gives a whole recorded batch or nothing: a sampler that must repeat
+itself to the bit may not take half a batch from here and compute the other half in smaller company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from soulkit.errors import DataError
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.types import Call, Completion, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as the journal knows it."""
+
+    call: Call
+    sampling: Sampling
+    prompt_ids: tuple[int, ...]
+    policy: str
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class Journal:
+    """An append-only file of batches. Opening it reads what is there; a torn last line is no line.
+
+    What is written goes to the disk alone: only the next process asks for it, and fifty steps of
+    replies would fill the memory of this one. Raises DataError when the file holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._found: dict[Asked, Completion] = {}
+        self._batches: set[tuple[Asked, ...]] = set()
+        for number, line in enumerate(read_jsonl(self.path, repair=True), 1):
+            self._learn(*_read(line, self.path, number))
+        self._lines = JsonlWriter(self.path)
+
+    def __len__(self) -> int:
+        """How many batches can be replayed: those that were there when it was opened."""
+        return len(self._batches)
+
+    def one(self, asked: Asked) -> Completion | None:
+        """The recorded reply, None without one."""
+        return self._found.get(asked)
+
+    def batch(self, asked: Sequence[Asked]) -> list[Completion] | None:
+        """The recorded replies of exactly this batch in this order, None without it."""
+        if tuple(asked) not in self._batches:
+            return None
+        return [self._found[a] for a in asked]
+
+    def write(self, asked: Sequence[Asked], replies: Sequence[Completion]) -> None:
+        """Record a batch; it is on the disk on return."""
+        self._lines.write(_line(asked, replies))
+
+    def clear(self) -> None:
+        """Forget everything: what led to a checkpoint is not needed again."""
+        self._lines.close()
+        self.path.write_bytes(b"")
+        self._lines = JsonlWriter(self.path)
+        self._found.clear()
+        self._batches.clear()
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _learn(self, asked: Sequence[Asked], replies: Sequence[Completion]) -> None:
+        self._found.update(zip(asked, replies, strict=True))
+        self._batches.add(tuple(asked))
+
+
+def _line(asked: Sequence[Asked], replies: Sequence[Completion]) -> dict[str, Any]:
+    def plain(kind: type, value: object) -> Any:
+        return _adapter(kind).dump_python(value, mode="json")
+
+    prompts = list(dict.fromkeys(a.prompt_ids for a in asked))
+    place = {prompt: index for index, prompt in enumerate(prompts)}
+    rows = [
+        {
+            "call": plain(Call, a.call),
+            "sampling": plain(Sampling, a.sampling),
+            "prompt": place[a.prompt_ids],
+            "reply": {**plain(Completion, reply), "prompt_ids": []},
+        }
+        for a, reply in zip(asked, replies, strict=True)
+    ]
+    return {"policy": asked[0].policy, "prompts": prompts, "rows": rows}
+
+
+def _read(line: Mapping[str, Any], path: Path, number: int) -> tuple[list[Asked], list[Completion]]:
+    asked, replies = [], []
+    try:
+        for row in line["rows"]:
+            prompt = line["prompts"][row["prompt"]]
+            call = _adapter(Call).validate_python(row["call"])
+            sampling = _adapter(Sampling).validate_python(row["sampling"])
+            reply = {**row["reply"], "prompt_ids": prompt}
+            asked.append(Asked(call, sampling, tuple(prompt), line["policy"]))
+            replies.append(_adapter(Completion).validate_python(reply))
+    except (ValidationError, KeyError, IndexError, TypeError) as error:
+        raise DataError(
+            f"Line {number} of '{path}' is no batch of a sampler.",
+            f"It cannot be read: {type(error).__name__}.",
+            "Remove the file; the replies of the interrupted step are then sampled again.",
+        ) from error
+    return asked, replies

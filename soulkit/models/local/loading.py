@@ -1,0 +1,292 @@
+"""Loading a model folder, a hub model or an adapter, or saying what is missing.
+
+Only safetensors are read and no code of a model's folder is run. Every mistake a user can make
+with a path becomes a ModelLoadError that names what is missing and the way out.
+
+A checkpoint that also reads images (Qwen3-VL, Gemma 3) is loaded whole, so that its own parameter
+names stay and what is saved fits what was loaded; only its language part is prompted and trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ModelLoadError
+from soulkit.keys import remember, shown
+from soulkit.models.local.weights import (
+    ADAPTER_FILE,
+    check_base,
+    lost_experts,
+    misfit,
+    not_its_weights,
+    put_adapter,
+)
+from soulkit.runs.folder import is_run
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER = "policy"
+"""The name under which PEFT holds the adapter."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU when there is one. ModelLoadError for a device that does not work."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ModelLoadError(
+            f"The device '{name}' cannot be used.",
+            f"torch says: {_first_line(error)}",
+            "Use auto, cpu, or a device that this machine has, such as cuda:0.",
+        ) from error
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+    import torch
+
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    found = getattr(torch, name, None)
+    if isinstance(found, torch.dtype) and found.is_floating_point:
+        return found
+    raise ModelLoadError(
+        f"'{name}' is no number type for a model.",
+        "The weights are kept and multiplied in it.",
+        "Use auto, float32, bfloat16 or float16.",
+    )
+
+
+def locate(path: str | Path) -> str:
+    """A checked local folder, or the hub id as it is."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        _check_folder(place)
+        return str(place)
+    if place.exists():
+        raise ModelLoadError(
+            f"'{path}' is a file, not a model.",
+            "A model is a folder with its configuration, weights and tokenizer.",
+            f"Name the folder that holds it, perhaps '{place.parent}'.",
+        )
+    slip = is_run(place.parent)  # RUN/modle is no owner/name of the hub
+    if slip or isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ModelLoadError(
+            f"There is no folder '{path}'.",
+            "It does not read like a model of the hub either.",
+            "Check the path, or name a hub model as owner/name.",
+        )
+    return path
+
+
+def _check_folder(folder: Path) -> None:
+    names = {p.name for p in folder.iterdir()}
+    if "config.json" not in names and "adapter_config.json" in names:
+        raise ModelLoadError(
+            f"'{folder}' holds an adapter, not a model.",
+            "An adapter is a change to a base model, which must be loaded first.",
+            "Name the base model as the model and this folder as its adapter.",
+        )
+    missing = [] if "config.json" in names else ["the configuration (config.json)"]
+    if not any(n.endswith(".safetensors") for n in names):
+        missing.append("the weights (*.safetensors)")
+    if not names.intersection(_TOKENIZER_FILES):
+        missing.append("the tokenizer (tokenizer.json)")
+    if missing:
+        raise ModelLoadError(
+            f"'{folder}' is no complete model: it lacks {' and '.join(missing)}.",
+            "Weights in any other format than safetensors are not read, since they can run code.",
+            "Save model and tokenizer there with save_pretrained, or download the folder again.",
+        )
+
+
+def quieten() -> None:
+    """Keep transformers' progress bars, its remarks on lengths, and one warning out of our output.
+
+    The lengths are checked here; the warning is about a name that PEFT uses inside transformers.
+    """
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+
+
+def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
+    """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
+
+    The model has a language-model head; it may have a vision tower beside its language part.
+    Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoTokenizer
+
+    quieten()
+    kind = _dtype(dtype, device)
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        if tokenizer.chat_template is None and _reads_more_than_text(config):
+            tokenizer.chat_template = _processor_template(where)
+        model, report = _auto_class(config).from_pretrained(
+            where, config=config, dtype=kind, trust_remote_code=False, use_safetensors=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and (fault := misfit(lost_experts(where))):
+            raise not_its_weights(where, fault) from error
+        raise ModelLoadError(
+            f"The model '{where}' cannot be loaded.",
+            f"transformers says: {_first_line(error, hub=True)}",
+            "Check the folder or the hub name, and that the model is a causal language model "
+            "which needs no code of its own.",
+        ) from error
+    _check_alone(where, model)
+    check_base(where, model, report)
+    return model, tokenizer
+
+
+def _check_alone(where: str, model: Any) -> None:
+    """ModelLoadError for a model that transformers has loaded with an adapter of its folder."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelLoadError(
+            f"'{where}' holds an adapter beside the model.",
+            "It would be put on the model unasked, and its weights go unchecked.",
+            "Move the adapter's files into a folder of their own, and name that as the adapter.",
+        )
+
+
+def _auto_class(config: Any) -> Any:
+    """The Auto class that loads a checkpoint of this configuration with all of its weights."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    kind = type(config)
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    # Some families have a text-only class for the same configuration; the checkpoint says which.
+    said = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind].__name__ in (config.architectures or ())
+    text_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING and not said
+    return AutoModelForCausalLM if text_only else AutoModelForImageTextToText
+
+
+def _processor_template(where: str) -> str | None:
+    """The chat template that older image-text checkpoints keep beside the tokenizer, if any."""
+    from transformers.utils import cached_file
+
+    found = cached_file(where, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        return None
+    said = json.loads(Path(found).read_text(encoding="utf-8"))
+    template = said.get("chat_template") if isinstance(said, dict) else None
+    return template if isinstance(template, str) else None
+
+
+def lora_targets(model: Any) -> str:
+    """`target_modules` for PEFT: every linear layer of the language part, but never its head.
+
+    `all-linear` for a text-only model; a regular expression over full module names, which spares
+    the vision tower and what merges its output, for one that also reads images.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if not _reads_more_than_text(model.config):
+        return "all-linear"
+    decoder = model.get_decoder()
+    where = next(name for name, module in model.named_modules() if module is decoder)
+    linear = (torch.nn.Linear, Conv1D)
+    names = [name for name, module in decoder.named_modules() if isinstance(module, linear)]
+    leaves = sorted({re.escape(name.rpartition(".")[2]) for name in names})
+    return rf"{re.escape(where)}\..*\b(?:{'|'.join(leaves)})"
+
+
+def freeze_beside_language(model: Any) -> None:
+    """Leaves only the language part and its head trainable; a text-only model stays as it is."""
+    if not _reads_more_than_text(model.config):
+        return
+    model.requires_grad_(False)
+    model.get_decoder().requires_grad_(True)
+    model.get_output_embeddings().requires_grad_(True)
+
+
+def _reads_more_than_text(config: Any) -> bool:
+    """Whether the language part has a configuration of its own inside `config`."""
+    return config.get_text_config(decoder=True) is not config
+
+
+def load_adapter(model: Any, adapter: Path) -> Any:
+    """The model with the adapter on top, under the name ADAPTER, frozen.
+
+    ModelLoadError unless the folder holds every weight of the adapter and no other.
+    """
+    from safetensors import SafetensorError
+
+    lacks = [n for n in ("adapter_config.json", ADAPTER_FILE) if not (adapter / n).is_file()]
+    if lacks:
+        raise ModelLoadError(
+            f"'{adapter}' is no adapter: it lacks {' and '.join(lacks)}.",
+            "An adapter is a folder as PEFT saves it, with its weights in safetensors.",
+            "Name the adapter's folder, for example one under a run's checkpoints.",
+        )
+    try:
+        adapted = _with_places(model, adapter)
+        fault = put_adapter(adapted, adapter, ADAPTER)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise _unfit(adapter, f"PEFT says: {_first_line(error)}") from error
+    if fault:
+        raise _unfit(adapter, f"Its weights are not those of this model: {fault}.")
+    return adapted
+
+
+def _with_places(model: Any, adapter: Path) -> Any:
+    """The model with an adapter as the folder's configuration says, not yet with its weights."""
+    from peft import PeftConfig, PeftModel
+    from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
+
+    config = PeftConfig.from_pretrained(str(adapter))
+    config.inference_mode = True
+    kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+    return kind(model, config, adapter_name=ADAPTER)
+
+
+def _unfit(adapter: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The adapter '{adapter}' does not fit this model.",
+        why,
+        "Use the base model that is named in its adapter_config.json, and the adapter's folder as "
+        "it was saved.",
+    )
+
+
+def adapter_hash(adapter: Path) -> str:
+    """16 hexadecimal digits of the sha256 of the adapter's weights."""
+    with (adapter / ADAPTER_FILE).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _first_line(error: BaseException, *, hub: bool = False) -> str:
+    """What a library says, in short and without keys, that of the `hub` among them."""
+    if hub:
+        from huggingface_hub import get_token
+
+        remember(get_token() or "")
+    return (shown(str(error)).strip().splitlines() or [type(error).__name__])[0]

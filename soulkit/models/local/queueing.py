@@ -1,0 +1,110 @@
+"""What waits for a local model, and which of it shares a batch.
+
+A queue belongs to one model in one event loop. Where waves decide (`waves.py`) it stands at the
+loop's table and hands out the open wave first; otherwise everything that waits may be taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from soulkit.errors import ProviderError
+from soulkit.models.local.waves import Seat, Table
+from soulkit.types import Call, Completion, Sampling
+
+BATCH_TOKENS = 262_144
+"""Rows x (longest prompt + max_tokens) of one batch; fewer rows run when they are long."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    ids: list[int]
+    sampling: Sampling
+    call: Call
+    dropped: tuple[str, ...]
+    future: asyncio.Future[Completion]
+    seat: Seat | None = None
+
+    @property
+    def group(self) -> tuple[float, float, int]:
+        """Requests of one group can share a batch: seeds, stops and thinking may differ."""
+        return self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens
+
+    @property
+    def order(self) -> tuple[int | str, ...]:
+        # Similar lengths first, to waste little on padding; then the key, so that equal sets of
+        # requests make equal batches in whatever order they came.
+        c = self.call
+        who = (c.step, c.example_id, c.rollout, c.kind, c.turn, c.sample, c.role)
+        return (len(self.ids).bit_length(), *who)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Queue:
+    """What waits in one event loop, and the task that serves it while anything does.
+
+    `table` is set where waves decide; `wave` is what is left of the open one, and `serving` the
+    batch under way.
+    """
+
+    table: Table | None = None
+    waiting: list[Request] = field(default_factory=list)
+    wave: list[Request] = field(default_factory=list)
+    serving: list[Request] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def asking(self) -> set[Seat]:
+        return {r.seat for r in self.waiting if r.seat is not None and not r.future.done()}
+
+    def busy(self) -> bool:
+        left = any(not r.future.done() for r in self.wave)
+        return left or any(r.seat is not None for r in self.serving)
+
+    def open_wave(self) -> None:
+        self.wave = [r for r in self.waiting if r.seat is not None]
+        self.waiting = [r for r in self.waiting if r.seat is None]
+
+    def wake(self) -> None:
+        self.changed.set()
+
+    def drop_cancelled(self) -> bool:
+        """Whether anything is left to serve."""
+        self.waiting = [r for r in self.waiting if not r.future.done()]
+        self.wave = [r for r in self.wave if not r.future.done()]
+        return bool(self.waiting or self.wave)
+
+    def pool(self) -> list[Request]:
+        """The requests from which the next batch may be taken."""
+        if self.table is None:
+            return self.waiting
+        if not self.wave and self.table.ready():
+            self.table.open()
+        return self.wave or [r for r in self.waiting if r.seat is None]
+
+    def remove(self, batch: list[Request]) -> None:
+        taken = {id(r) for r in batch}
+        self.waiting = [r for r in self.waiting if id(r) not in taken]
+        self.wave = [r for r in self.wave if id(r) not in taken]
+
+
+def batches_of(requests: list[Request], most: int) -> list[list[Request]]:
+    """Cuts into runs of at most `most` rows and BATCH_TOKENS tokens (one row always fits)."""
+    batches: list[list[Request]] = []
+    longest = 0
+    for request in requests:
+        longest = max(longest, len(request.ids) + request.sampling.max_tokens)
+        full = batches and (len(batches[-1]) + 1) * longest > BATCH_TOKENS
+        if not batches or full or len(batches[-1]) == most:
+            batches.append([])
+            longest = len(request.ids) + request.sampling.max_tokens
+        batches[-1].append(request)
+    return batches
+
+
+def fail(request: Request, error: Exception) -> None:
+    if not request.future.done():
+        wrapped = ProviderError(f"{type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        request.future.set_exception(wrapped)

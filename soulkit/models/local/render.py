@@ -1,0 +1,280 @@
+"""Contexts to token ids: the model's own chat template, with the actor's earlier ids spliced in.
+
+An assistant message that carries `token_ids` is never tokenised again. The template is rendered
+with a marker in the place of each such message, the text is cut at the markers, the pieces are
+tokenised one by one, and the ids go in between. Where the template closes a turn with a token that
+the actor has already emitted, the token stands there once.
+
+Three habits of templates are found by rendering small conversations, not by looking at names:
+thinking that is stripped from the history, a system message that is refused (its text is then put
+before the first user message), and a history that does not continue the earlier prompt.
+`splice_report` says which, so that a trainer knows whether turns share one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING, Specials
+from soulkit.types import Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MARKER = "SPLICEdHEREx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpliceReport:
+    """What a template does to a conversation, measured by a probe."""
+
+    prefix_stable: bool
+    """A later prompt starts with the earlier prompt ids + emitted ids: turns share a sequence."""
+    strips_thinking: bool
+    """Thinking of earlier turns is left out of later prompts."""
+    folds_system: bool
+    """System text goes into the first user message, because the template has no system role."""
+    detail: str
+
+
+def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same conversation with every feedback slot empty (what a copy is trained on)."""
+    return tuple(s if s.bare is None else replace(s, text=s.bare, bare=None) for s in context)
+
+
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The default chat template. ModelLoadError when the tokenizer has none."""
+    template: Any = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default") or next(iter(template.values()), None)
+    if template:
+        return str(template)
+    raise ModelLoadError(
+        f"The tokenizer of '{tokenizer.name_or_path}' has no chat template.",
+        "Without one there is no agreed way to write a conversation as tokens.",
+        "Use the instruction-tuned version of the model, or put a chat_template.jinja in its "
+        "folder.",
+    )
+
+
+class Renderer:
+    """Writes contexts as the ids that one model is prompted with.
+
+    `thinking` False asks the template for a turn without thinking, True for one with, None leaves
+    the template's own default.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None) -> None:
+        self.template = template_text(tokenizer)
+        self.tokenizer = tokenizer
+        self.thinking = thinking
+        self._options = _thinking_options(thinking)
+
+    def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
+        """Ids of the whole context with the header of the actor's next turn at the end.
+
+        Raises ModelLoadError when the template refuses the conversation.
+        """
+        spliced = [s for s in context if s.role == "assistant" and s.token_ids]
+        if not spliced:
+            return self._tokenize(self.render(context))
+        return self._splice(context, [self._kept(s.token_ids) for s in spliced])
+
+    def bare(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
+        """See `bare`."""
+        return bare(context)
+
+    def render(self, context: Sequence[Segment], *, reply: bool = True) -> str:
+        """The conversation as the template's text; `reply` adds the header of the next turn.
+
+        Special tokens that stand in a message are bent: they would end it, and begin another one
+        that nobody said. Where the template joins words to one that no message holds, all messages
+        are blunted.
+        """
+        messages = _fold(context) if self.folds_system else list(context)
+        bent = [
+            replace(s, text=self.specials.bend(s.text, thinks=s.role == "assistant"))
+            for s in messages
+        ]
+        blunt = [replace(s, text=self.specials.blunt(s.text)) for s in bent]
+        text = self._render(bent, reply)
+        if blunt == bent:
+            return text
+        safe = self._render(blunt, reply)
+        spelled = self.specials.spelled
+        return text if spelled(text) == spelled(safe) else safe
+
+    @cached_property
+    def specials(self) -> Specials:
+        """The special tokens of the tokenizer and of the template."""
+        rules = [] if self.folds_system else [Segment("system", "rules")]
+        text = self._render([*rules, *_probe(Segment("assistant", MARKER))], True)
+        return Specials(self.tokenizer, text, text.partition(MARKER)[2])
+
+    @property
+    def reads_thinking(self) -> bool:
+        """Whether the template knows a switch for thinking."""
+        return "enable_thinking" in self.template or "thinking_budget" in self.template
+
+    @cached_property
+    def folds_system(self) -> bool:
+        """Whether the template refuses, or loses, a system message."""
+        probe = [Segment("system", MARKER), Segment("user", "a")]
+        try:
+            return MARKER not in self._render(probe, True)
+        except ModelLoadError:
+            return True
+
+    @cached_property
+    def strips_thinking(self) -> bool:
+        """Whether an earlier turn's thinking is missing from a later prompt."""
+        thought = f"{START_OF_THINKING}\n{MARKER}\n{END_OF_THINKING}\n\nyes"
+        return MARKER not in self.render(_probe(Segment("assistant", thought)))
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token that the template puts right after a reply, None without one."""
+        text = self.render(_probe(Segment("assistant", MARKER)))
+        after = self._tokenize(text.partition(MARKER)[2])
+        return after[0] if after and after[0] in self.specials.ids else None
+
+    def _render(self, context: Sequence[Segment], reply: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        messages = [{"role": s.role, "content": s.text} for s in context]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=reply, **self._options
+                )
+            )
+        except TemplateError as error:
+            raise _refused(self.tokenizer.name_or_path, str(error)) from error
+
+    def _tokenize(self, text: str) -> list[int]:
+        # The template writes the special tokens itself: adding them again would double them.
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _splice(self, context: Sequence[Segment], ids: list[tuple[int, ...]]) -> list[int]:
+        base = _unused_marker(context)
+        markers = [f"{base}{i:04d}" for i in range(len(ids))]
+        names = iter(markers)
+        marked = [
+            replace(s, text=next(names)) if s.role == "assistant" and s.token_ids else s
+            for s in context
+        ]
+        pieces = self._cut(self.render(marked), markers)
+        out = self._tokenize(pieces[0])
+        for emitted, piece in zip(ids, pieces[1:], strict=True):
+            after = self._tokenize(piece)
+            closed = bool(after and emitted) and after[0] == emitted[-1] == self.end_of_turn
+            out += [*emitted, *(after[1:] if closed else after)]
+        return out
+
+    def _cut(self, text: str, markers: list[str]) -> list[str]:
+        pieces: list[str] = []
+        for marker in markers:
+            head, found, text = text.partition(marker)
+            if not found or marker in text:
+                raise _refused(self.tokenizer.name_or_path, "an earlier reply is dropped or moved")
+            pieces.append(head)
+        return [*pieces, text]
+
+    def _kept(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The emitted ids that stay in the history: all, or those after the thinking."""
+        return after_thinking(self.tokenizer, ids) if self.strips_thinking else ids
+
+
+def after_thinking(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids after the last end of thinking and its blank lines; all ids when there is none."""
+
+    def text(upto: int) -> str:
+        return str(tokenizer.decode(list(ids[:upto]), skip_special_tokens=False))
+
+    closes = text(len(ids)).count(END_OF_THINKING)
+    if not closes:
+        return ids
+    start = first_true(len(ids), lambda k: text(k).count(END_OF_THINKING) >= closes)
+    while start < len(ids) and not str(tokenizer.decode([ids[start]])).strip():
+        start += 1
+    return ids[start:]
+
+
+def first_true(n: int, holds: Callable[[int], bool]) -> int:
+    """The least k in 0..n for which `holds(k)`; it must hold for n and stay true once it is."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def splice_report(renderer: Renderer) -> SpliceReport:
+    """Plays two turns through the template and says whether the second continues the first."""
+    thinks = renderer.strips_thinking and renderer.thinking is not False
+    plain = _continues(renderer, "yes")
+    stable = plain and not (thinks and not _continues(renderer, "<think>\na\n</think>\n\nyes"))
+    if stable:
+        detail = "Each prompt continues the one before: the turns of a dialogue share one sequence."
+    elif plain:
+        detail = "The template drops earlier thinking: a turn that thought ends its sequence."
+    else:
+        detail = "A later prompt does not continue the earlier one: each turn is its own sequence."
+    return SpliceReport(
+        prefix_stable=stable,
+        strips_thinking=renderer.strips_thinking,
+        folds_system=renderer.folds_system,
+        detail=detail,
+    )
+
+
+def _continues(renderer: Renderer, reply: str) -> bool:
+    end = renderer.end_of_turn
+    ids = (*renderer._tokenize(reply), *(() if end is None else (end,)))
+    said = Segment("assistant", reply, token_ids=tuple(ids))
+    first = [*renderer.prompt_ids(_probe()), *ids]
+    return renderer.prompt_ids(_probe(said))[: len(first)] == first
+
+
+def _probe(*said: Segment) -> list[Segment]:
+    first = Segment("user", "Say yes or no.")
+    return [first, *said, Segment("user", "And now?")] if said else [first]
+
+
+def _fold(context: Sequence[Segment]) -> list[Segment]:
+    """System texts, in order, put before the first user message."""
+    rules = [s.text for s in context if s.role == "system"]
+    rest = [s for s in context if s.role != "system"]
+    if not rules:
+        return rest
+    at = next((i for i, s in enumerate(rest) if s.role == "user"), None)
+    if at is None:
+        return [Segment("user", "\n\n".join(rules)), *rest]
+    rest[at] = replace(rest[at], text="\n\n".join([*rules, rest[at].text]))
+    return rest
+
+
+def _unused_marker(context: Sequence[Segment]) -> str:
+    marker = MARKER
+    while any(marker in s.text for s in context):
+        marker += "x"
+    return marker
+
+
+def _thinking_options(thinking: bool | None) -> dict[str, Any]:
+    # Families read one switch or the other, and some need both before they stop thinking.
+    if thinking is False:
+        return {"enable_thinking": False, "thinking_budget": 0}
+    return {} if thinking is None else {"enable_thinking": True}
+
+
+def _refused(name: str, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The chat template of '{name}' refuses this conversation: {why}.",
+        "Some templates accept only certain roles in a certain order.",
+        "Use another model for this task, or edit the chat_template.jinja in the model's folder.",
+    )

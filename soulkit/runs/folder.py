@@ -1,0 +1,412 @@
+"""Run folders: everything one command produced, and what it can be resumed from.
+
+    runs/<name>/config.yaml        the resolved configuration; may be given back as a config file
+                environment.json   the command, the versions, the commit; later starts are appended
+                episodes.jsonl     one Record a line          metrics.jsonl   one step a line
+                ledger.sqlite      every model call           checkpoints/    step_000050/, …
+                summary.json       the final numbers          report/         pages and figures
+
+Three promises. A folder belongs to one command and one configuration: re-opening it with the same
+pair resumes, anything else stops with the differing keys. Files are append-only, or written aside
+and renamed, so a killed process leaves at most one torn last line. No secret is written: under a
+key-like name only the *name* of an environment variable is accepted.
+
+A new folder carries a seal in `environment.json` (see seals.py), by which `trust.py` knows the
+user's own configuration again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any
+
+from soulkit import __version__
+from soulkit.errors import ConfigError, RunError
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
+from soulkit.runs.seals import seal_of
+
+__all__ = [
+    "JsonlWriter",
+    "Run",
+    "config_bytes",
+    "default_run_path",
+    "environment",
+    "is_run",
+    "parsed_config",
+    "plain_config",
+    "read_config",
+    "read_environment",
+    "read_jsonl",
+    "refuse_secrets",
+    "write_json",
+]
+
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+PACKAGES = (
+    *("torch", "transformers", "peft", "tokenizers", "vllm", "openai", "huggingface-hub"),
+    *("datasets", "pyarrow", "numpy", "pydantic", "jinja2"),
+)
+
+INSTEAD = "?"
+"""Ends the name of a default that stands for null, too."""
+
+_SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "authorization"}
+_SECRET_VALUE = re.compile(
+    r"^(?:Bearer\s+\S+|(?:sk|rk|pk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,})$"
+)
+_CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]*://[^/\s@]+@", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"^[A-Za-z_]\w*$", re.ASCII)
+_RANDOM_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
+"""No variable is called so, but many a key is: `gsk_4f09aB17cD22eF93`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder that is open for one command. Make one with `Run.open`."""
+
+    path: Path
+    command: str
+    resumed: bool
+    """Whether the folder existed before with the same command and configuration."""
+
+    @property
+    def episodes(self) -> Path:
+        return self.path / "episodes.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_dir(self) -> Path:
+        return self.path / "report"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        command: str,
+        config: Mapping[str, Any],
+        *,
+        fresh_ok: bool = True,
+        defaults: Mapping[str, Any] | None = None,
+        sealed: bool = True,
+    ) -> Run:
+        """Create the run folder `path`, or resume it when `command` and `config` are the same.
+
+        A new folder is sealed as the user's own, unless its settings are somebody else's (`sealed`
+        is False); a resumed one stays as it is.
+
+        RunError: the folder is another command's, another configuration's, no run at all, or new
+        although `fresh_ok` is False. ConfigError: `config` holds a secret. A setting that the
+        folder does not name counts as what `defaults` says: it is newer than the run.
+        """
+        path, plain = Path(path), plain_config(config)
+        refuse_secrets(plain)
+        resumed = is_run(path)
+        if resumed:
+            _same_run(path, command, plain, plain_config(defaults or {}))
+        else:
+            _may_start(path, fresh_ok)
+            path.mkdir(parents=True, exist_ok=True)
+        text = _yaml_text(plain).encode()
+        seal = seal_of(path, command, text, plain) if sealed and not resumed else ""
+        _note_environment(path, command, resumed, seal)
+        if not resumed:  # last, because a folder with a config.yaml counts as a run
+            write_aside(path / CONFIG, text)
+        return cls(path=path, command=command, resumed=resumed)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`, replacing an earlier one whole."""
+        write_json(self.summary_path, summary)
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a folder that `Run.open` completed."""
+    return (path / CONFIG).is_file() and (path / ENVIRONMENT).is_file()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The resolved configuration of the run in folder `path`; RunError when there is none."""
+    return parsed_config(path, config_bytes(path))
+
+
+def config_bytes(path: Path) -> bytes:
+    """The text of the `config.yaml` in folder `path`; RunError when there is none."""
+    try:
+        return (path / CONFIG).read_bytes()
+    except OSError as error:
+        raise _no_run(path, str(error)) from error
+
+
+def parsed_config(path: Path, text: bytes) -> dict[str, Any]:
+    """What `text`, read from the `config.yaml` of folder `path`, says; RunError when it is none."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(text.decode("utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _no_run(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _no_run(path, f"{CONFIG} holds no settings")
+    return loaded
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """What `environment.json` of the run in folder `path` says; RunError when there is none."""
+    try:
+        loaded = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_run(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _no_run(path, f"{ENVIRONMENT} holds no object")
+    return loaded
+
+
+def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs")) -> Path:
+    """A new folder name: `runs/<date>-<time>-<command>-<tasks>`, numbered when it is taken."""
+    names = list(tasks)
+    label = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
+    words = [datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), command, label]
+    stem = re.sub(r"[^\w.+-]+", "-", "-".join(w for w in words if w)).strip("-.")[:120]
+    path, number = root / stem, 2
+    while path.exists():
+        path, number = root / f"{stem}-{number}", number + 1
+    return path
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with only dicts, lists, strings, numbers, booleans and None in it.
+
+    TypeError names a value that has no plain form.
+    """
+    return {str(key): _plain(value, str(key)) for key, value in config.items()}
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Enum):
+        return _plain(value.value, where)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(v, where) for v in value)
+    raise TypeError(f"the setting {where} is a {type(value).__name__}, which no config file holds")
+
+
+def refuse_secrets(config: Mapping[str, Any]) -> None:
+    """ConfigError when a value of `config` looks like a key, token or password."""
+    for where, value in _flat(config).items():
+        if isinstance(value, str) and value and _looks_secret(where, value):
+            raise ConfigError(
+                f"The setting '{where}' holds what looks like a secret.",
+                "The configuration is stored in the run folder, where others can read it.",
+                "Put the secret into an environment variable and give that variable's name in a "
+                "setting that ends in _env, such as api_key_env: OPENAI_API_KEY.",
+            )
+
+
+def is_secret(value: str) -> bool:
+    """Whether a text can be known for a key, or for an address with a user or password in it."""
+    return bool(_SECRET_VALUE.match(value) or _CREDENTIAL_URL.search(value))
+
+
+def _looks_secret(where: str, value: str) -> bool:
+    if is_secret(value):
+        return True
+    name = re.sub(r"\[\d+\]", "", where).rsplit(".", 1)[-1].lower()
+    words = name.replace("-", "_").split("_")
+    if words[-1] == "env":
+        name_like = _VARIABLE_NAME.match(value) and not _RANDOM_WORD.search(value)
+        return not name_like and bool(_SECRET_WORDS & set(words))
+    # The last word says what it is: `client_secret` is one, the task `secret_keeper` is none.
+    return words[-1] in _SECRET_WORDS
+
+
+def _flat(value: Any, where: str = "") -> dict[str, Any]:
+    """Nested settings as `a.b[0]` → value; empty collections stay themselves."""
+    if isinstance(value, Mapping) and value:
+        parts = [_flat(v, f"{where}.{k}" if where else str(k)) for k, v in value.items()]
+    elif isinstance(value, list) and value:
+        parts = [_flat(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    else:
+        return {where: value}
+    return {key: leaf for part in parts for key, leaf in part.items()}
+
+
+def _yaml_text(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(
+        dict(config), sort_keys=False, allow_unicode=True, default_flow_style=False, width=100
+    )
+    return text
+
+
+# --- whose folder is it? --------------------------------------------------------------------------
+
+
+def same_settings(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> bool:
+    """Whether two configurations say the same; what one does not name counts as its default."""
+    return _flat(_completed(old, defaults)) == _flat(_completed(new, defaults))
+
+
+def _same_run(
+    path: Path, command: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    before = str(read_environment(path).get("command", ""))
+    if before != command:
+        raise RunError(
+            f"{path} belongs to another run: 'soul {before}', not 'soul {command}'.",
+            "Two commands in one folder would mix their episodes and numbers.",
+            "Give another folder with --out.",
+        )
+    old = _flat(_completed(read_config(path), defaults))
+    new = _flat(_completed(config, defaults))
+    keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
+    if keys:
+        changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys]
+        raise RunError(
+            f"{path} was started with another configuration: {'; '.join(changes)}.",
+            "What is already in the folder was made with the old values and cannot be mixed.",
+            "Set them back to resume, or give another folder with --out.",
+        )
+
+
+def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any:
+    """`config` with defaults for settings that the version which wrote it did not know.
+
+    The default `judge.kind` is that of every judge that is named, and of none that is not. What
+    the default `base_url?` says is meant by a `base_url` that is null.
+    """
+    if isinstance(config, list):
+        return [_completed(one, defaults, where) for one in config]
+    if not isinstance(config, Mapping):
+        return config
+    here = {k.removeprefix(where): v for k, v in defaults.items() if k.startswith(where)}
+    nulls = {k.removesuffix(INSTEAD): v for k, v in here.items() if k.endswith(INSTEAD)}
+    plain = {k: v for k, v in here.items() if "." not in k and not k.endswith(INSTEAD)}
+    filled = {k: nulls.get(k) if v is None else v for k, v in {**plain, **config}.items()}
+    return {k: _completed(v, defaults, f"{where}{k}.") for k, v in filled.items()}
+
+
+_UNSET = object()
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False)[:80] if key in values else "(unset)"
+
+
+def _may_start(path: Path, fresh_ok: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise _not_ours(path, "it is a file")
+    if path.is_dir() and any(not _is_leftover(p) for p in path.iterdir()):
+        raise _not_ours(path, "it is not empty and holds no complete soulkit run")
+    if not fresh_ok:
+        raise _no_run(path, "there is nothing to resume")
+
+
+def _is_leftover(path: Path) -> bool:
+    """A file of a start that was killed before its config.yaml was written."""
+    return path.name == ENVIRONMENT or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
+def _not_ours(path: Path, detail: str) -> RunError:
+    return RunError(
+        f"{path} belongs to another run or program: {detail}.",
+        "Writing into it could destroy someone's results.",
+        "Give a new or empty folder with --out.",
+    )
+
+
+def _no_run(path: Path, detail: str) -> RunError:
+    return RunError(
+        f"{path} is not a soulkit run ({detail}).",
+        f"A run folder holds {CONFIG} and {ENVIRONMENT}.",
+        "Give the folder that 'soul eval' or 'soul train' printed.",
+    )
+
+
+# --- environment ----------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, read without importing any package. No paths, no host or user names."""
+    return {
+        "soulkit": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": _versions(),
+        "commit": _commit(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The git commit of the current folder, `+` when it has uncommitted changes."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("+" if head and _git("status", "--porcelain") else "") if head else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, timeout=5, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> None:
+    now = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **environment()}
+    if not resumed:
+        signed = {"seal": seal} if seal else {}
+        write_json(path / ENVIRONMENT, {"command": command, **signed, **now, "resumed": []})
+        return
+    noted = read_environment(path)
+    noted["resumed"] = [*noted.get("resumed", []), now]
+    write_json(path / ENVIRONMENT, noted)

@@ -1,0 +1,84 @@
+"""Records on disk: one JSON line an episode, read back as the dataclasses they were.
+
+Later lines with the same key replace earlier ones: an unscored episode that was played again, say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from soulkit.errors import DataError
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.types import Record
+
+
+@cache
+def _adapter() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
+
+
+class RecordWriter:
+    """Appends records to `episodes.jsonl`; what `write` was given is on disk when it returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonlWriter(path)
+
+    def write(self, *records: Record) -> None:
+        self._lines.write_all(_adapter().dump_python(r, mode="json") for r in records)
+
+    @property
+    def offset(self) -> int:
+        return self._lines.offset
+
+    def cut_to(self, offset: int) -> None:
+        self._lines.cut_to(offset)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def load_records(path: Path) -> list[Record]:
+    """The records of an `episodes.jsonl`, in the order their keys first appear.
+
+    A later line with the same key replaces the earlier one. A last line that was cut in the middle
+    of writing is left out: resuming the run writes it again. Raises DataError when the file is
+    missing or another line cannot be read.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"There are no episodes at '{path}'.",
+            "Every number of a run comes from this file.",
+            "Name a folder that `soul eval` or `soul train` wrote, or run that command first.",
+        )
+    found: dict[str, Record] = {}
+    for number, line in enumerate(read_jsonl(path), 1):
+        record = _record(line, path, number)
+        found[record.key] = record
+    return list(found.values())
+
+
+def _record(line: Mapping[str, Any], path: Path, number: int) -> Record:
+    try:
+        return _adapter().validate_python(line)
+    except ValidationError as error:
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: ValidationError) -> DataError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the line"
+    return DataError(
+        f"Object {number} of '{path}' is no record of an episode ({where}: {first['msg']}).",
+        "The file was edited, damaged, or written by another version of soulkit.",
+        "Restore the file, or remove that line and run the same command again to replay it.",
+    )
+
+
+def drafts(records: Sequence[Record]) -> list[Record]:
+    """The records that a headline is made of: the drafts, or all where there is none."""
+    return [r for r in records if r.kind == "draft"] or list(records)

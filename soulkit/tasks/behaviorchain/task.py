@@ -1,0 +1,218 @@
+"""BehaviorChain: what a character does next; one row is one node of a chain of behaviours.
+
+Example row: {"persona_name": "Ilka", "profile_text": "Ilka counts before she speaks.",
+"history_truncated": [{"chapter_num": 1, "chapter_content": "Ilka ..."}], "prior_chain":
+[{"context": "A knock.", "behavior": "She counts to ten."}], "current_context": "A shout.",
+"options_dict": {"A": "...", "B": "..."}, "right_option_letter": "B"}. Released files keep it as
+JSON text under `extra_info.raw`. The behaviours before a node are the right ones, whatever a model
+chose there (teacher forcing), so nodes are single questions; `summarise` joins them to chains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from soulkit.data.literals import literal_list
+from soulkit.errors import DataError
+from soulkit.runs.records import drafts
+from soulkit.tasks.lettered import (
+    LetteredTask,
+    gold_error,
+    opening,
+    read_options,
+    read_state,
+)
+from soulkit.types import Example, Record, Score
+
+Chain = tuple[float, ...]
+"""The values of a chain's nodes, in order."""
+
+ADVICE_FIRST = (
+    "Before anything has happened in the chain, the profile and the narrative are all there is: "
+    "find what they tell about moments of this kind, and let that decide, not what most people "
+    "would do."
+)
+ADVICE_LATER = (
+    "Look for the moment in the profile, the narrative or the chain that is most like this one, "
+    "and expect the same habit; what most people would do is no guide to this person."
+)
+
+
+class BehaviorChain(LetteredTask):
+    question_column = "current_context"
+    hears_thinking = True
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        options = read_options(fields.get("options_dict"), fields.get("options"))
+        letter = str(fields.get("right_option_letter") or "").strip().upper()
+        error = gold_error(letter, options)
+        if error and self.protocol == "paper":
+            raise error
+        steps = _steps(fields.get("prior_chain"))
+        written = _chain_text(steps) if steps else str(fields.get("prior_chain_text") or "")
+        return {
+            **fields,
+            "persona_name": str(fields.get("persona_name") or "the persona"),
+            "profile_text": _profile(fields.get("profile_text")),
+            "history_text": _history(fields),
+            "history_truncated": None,
+            "prior_chain": None,
+            "prior_chain_text": written,
+            "options": options,
+            "options_dict": None,
+            "right_option_letter": letter or None,
+            "node": _node(fields.get("node"), steps, written),
+        }
+
+    def gold_letter(self, example: Example) -> str:
+        return str(example.fields.get("right_option_letter") or "")
+
+    def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
+        first = opening(
+            read_state(score),
+            "The draft kept to who this person is; go on reading for habits.",
+            "The draft is not what this person would do.",
+        )
+        advice = ADVICE_LATER if example.fields["node"] else ADVICE_FIRST
+        for text in (advice, "Read again how this person met such moments before."):
+            yield f"{first} {text}".strip()
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+        """Means over the chains of personas, of which every node was played and scored.
+
+        `longest_run` is the share of a chain in its longest unbroken run of right answers,
+        `consecutive_accuracy` the sum of run lengths at all nodes over its maximum, `whole_chain`
+        the share of chains without a mistake. Chains of a single node or with gaps stay out.
+        """
+        chains = whole_chains(drafts(records))
+        if not chains:
+            return {}
+        n = len(chains)
+        return {
+            "longest_run": sum(longest_run(c) / len(c) for c in chains) / n,
+            "consecutive_accuracy": sum(consecutive_accuracy(c) for c in chains) / n,
+            "whole_chain": sum(all(v == 1 for v in c) for c in chains) / n,
+        }
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def _profile(value: Any) -> str:
+    """A profile as text: one line a trait where it is a mapping."""
+    if isinstance(value, Mapping):
+        kept = ((key, _flat(v)) for key, v in value.items())
+        return "\n".join(f"{key}: {text}" for key, text in kept if text)
+    return str(value or "").strip()
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{k}: {_flat(v)}" for k, v in value.items() if v is not None)
+    if isinstance(value, list | tuple):
+        return "; ".join(_flat(item) for item in value if item is not None)
+    return "" if value is None else str(value)
+
+
+def _history(fields: Mapping[str, Any]) -> str:
+    """The chapters before the chain, each under its number, else the text given."""
+    chapters = literal_list(fields.get("history_truncated"))
+    if chapters is None:
+        given = fields.get("history_truncated")
+        return str(given or fields.get("history_text") or "").strip()
+    told = [_chapter(c) for c in chapters if c is not None]
+    return "\n\n".join(text for text in told if text)
+
+
+def _chapter(chapter: Any) -> str:
+    if not isinstance(chapter, Mapping):
+        return str(chapter).strip()
+    number, text = chapter.get("chapter_num"), str(chapter.get("chapter_content") or "").strip()
+    return text if number is None or not text else f"Chapter {number}\n{text}"
+
+
+def _steps(value: Any) -> list[tuple[str, str]]:
+    """The (context, behaviour) pairs of a chain; DataError when a step is no such pair."""
+    steps = literal_list(value)
+    if steps is None:
+        if isinstance(value, str) and value.strip():
+            raise _bad_chain(value)
+        return []
+    for step in steps:
+        if not isinstance(step, Mapping):
+            raise _bad_chain(step)
+    return [(str(s.get("context") or ""), str(s.get("behavior") or "")) for s in steps]
+
+
+def _bad_chain(value: Any) -> DataError:
+    return DataError(
+        "The chain of earlier behaviours cannot be read.",
+        f"It holds {value!r:.60}, which is no list of contexts with behaviours.",
+        "Mend prior_chain, or give it as text under prior_chain_text.",
+    )
+
+
+def _chain_text(steps: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(
+        f"{i}. Situation: {context}\n   What happened then: {behaviour}"
+        for i, (context, behaviour) in enumerate(steps, 1)
+    )
+
+
+def _node(given: int | None, steps: Sequence[tuple[str, str]], written: str) -> int:
+    """How many behaviours come before this one: as the row says, else counted."""
+    if given is not None:
+        return given
+    if steps:
+        return len(steps)
+    return len(re.findall(r"^\s*(?:step\s+)?\d+\s*[.:)]", written, re.IGNORECASE | re.MULTILINE))
+
+
+# -- chains --------------------------------------------------------------------------------------
+
+
+def whole_chains(records: Sequence[Record]) -> list[Chain]:
+    """The chains without a gap: of each play of a persona, its values by node.
+
+    A node that was asked twice counts as its worse answer; an unscored one is a gap.
+    """
+    plays: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    broken: set[tuple[Any, ...]] = set()
+    for record in records:
+        if "node" not in record.tags:
+            continue
+        play = (record.cluster, record.kind, record.step, record.rollout)
+        node, value = int(record.tags["node"]), record.score.value
+        if value is None:
+            broken.add(play)
+        else:
+            plays[play][node] = min(value, plays[play].get(node, value))
+    found = [nodes for play, nodes in plays.items() if play not in broken and len(nodes) > 1]
+    gapless = [n for n in found if max(n) - min(n) + 1 == len(n)]
+    return [tuple(nodes[i] for i in sorted(nodes)) for nodes in gapless]
+
+
+def runs(chain: Chain) -> list[int]:
+    """At each node, how many right answers in a row end there (0 at a wrong one)."""
+    lengths: list[int] = []
+    for value in chain:
+        lengths.append((lengths[-1] if lengths else 0) + 1 if value == 1 else 0)
+    return lengths
+
+
+def longest_run(chain: Chain) -> int:
+    """The most right answers in a row."""
+    return max(runs(chain), default=0)
+
+
+def consecutive_accuracy(chain: Chain) -> float:
+    """The sum of run lengths over that of a perfect chain, n(n+1)/2; in [0, 1].
+
+    Raises ValueError on an empty chain.
+    """
+    if not chain:
+        raise ValueError("a chain without nodes has no accuracy")
+    return sum(runs(chain)) / (len(chain) * (len(chain) + 1) / 2)

@@ -1,0 +1,349 @@
+"""Rows of `fantom`: short conversations that people leave and join, and who knows what in the end.
+
+A conversation is made as a list of moments (someone speaks, leaves, comes, or tells again what the
+others missed); who was there for which part follows, and with it the gold of every question. Each
+piece of information gives one set of questions: the fact, what absent and present people believe
+(free, with options, and one inside of another), and lists and yes-or-no questions on who can answer
+and who has the information. Yes-or-no questions are asked about everybody who lacks the information
+and about as many who have it, so that neither answer is the better guess. Sets follow one another,
+so that a hundred rows hold about seven whole ones.
+
+Example: {"context": "Ada: I cooked paella.\\n...", "complete_question": "...", "question_type":
+"tom:info_accessibility:list", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
+"missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7, "set_beliefs": 1,
+"part_id": "0-0", "events": {"told": 7, "retold": []}}.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from soulkit.tasks.fantom.sets import sized
+
+Row = dict[str, Any]
+
+NAMES = (
+    "Ambra", "Bruno", "Celia", "Dimitri", "Edda", "Farid", "Gideon", "Hanna", "Ines", "Jarek",
+    "Keiko", "Leopold", "Mireille", "Nadir", "Oksana", "Petra", "Ramon", "Selma", "Tomas", "Ursula",
+    "Viktor", "Wanda", "Yusuf", "Zora",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A piece of information in its several wordings; {s} is who it is about, {v} what varies."""
+
+    said: str
+    fact: str
+    asked: str
+    clause: str
+    """What the question asks, inside of a sentence: `what {s} cooked`."""
+    values: tuple[str, ...]
+
+
+TOPICS = (
+    Topic(
+        "I cooked {v} for the street fair.",
+        "{s} cooked {v} for the street fair",
+        "What did {s} cook for the street fair?",
+        "what {s} cooked for the street fair",
+        ("paella", "lentil soup", "dumplings", "plum cake", "stuffed peppers", "onion tart"),
+    ),
+    Topic(
+        "My sister is moving to {v} in autumn.",
+        "{s}'s sister is moving to {v} in autumn",
+        "Where is {s}'s sister moving to in autumn?",
+        "where {s}'s sister is moving to in autumn",
+        ("Porto", "Tromsø", "Nairobi", "Graz", "Valparaíso", "Osaka"),
+    ),
+    Topic(
+        "I found {v} in my grandmother's attic.",
+        "{s} found {v} in the grandmother's attic",
+        "What did {s} find in the grandmother's attic?",
+        "what {s} found in the grandmother's attic",
+        ("a brass telescope", "a box of letters", "an old accordion", "a pilot's cap", "a globe"),
+    ),
+    Topic(
+        "Since last week I have been taking lessons in {v}.",
+        "{s} has been taking lessons in {v} since last week",
+        "What has {s} been taking lessons in since last week?",
+        "what {s} has been taking lessons in since last week",
+        ("fencing", "bookbinding", "sign language", "tap dance", "beekeeping", "archery"),
+    ),
+    Topic(
+        "The doctor told me to keep off {v} for a month.",
+        "the doctor told {s} to keep off {v} for a month",
+        "What did the doctor tell {s} to keep off for a month?",
+        "what the doctor told {s} to keep off for a month",
+        ("coffee", "running", "peanuts", "swimming", "spicy food", "heavy lifting"),
+    ),
+    Topic(
+        "I spent the whole advance on {v}.",
+        "{s} spent the whole advance on {v}",
+        "What did {s} spend the whole advance on?",
+        "what {s} spent the whole advance on",
+        ("a kiln", "a sailing boat", "theatre tickets", "a loom", "new windows", "a cargo bike"),
+    ),
+    Topic(
+        "The play I am writing takes place in {v}.",
+        "the play that {s} is writing takes place in {v}",
+        "Where does the play that {s} is writing take place?",
+        "where the play that {s} is writing takes place",
+        ("a lighthouse", "a night train", "an empty hotel", "a submarine", "a salt mine"),
+    ),
+    Topic(
+        "My neighbour has named her new dog {v}.",
+        "{s}'s neighbour has named her new dog {v}",
+        "What has {s}'s neighbour named her new dog?",
+        "what {s}'s neighbour has named her new dog",
+        ("Biscuit", "Admiral", "Nutmeg", "Comet", "Pickle", "Duchess"),
+    ),
+)
+GREETINGS = (
+    "Good to see you all.",
+    "What a long week this was.",
+    "It is nice that we do this.",
+    "So, here we are.",
+    "Who would like some tea?",
+    "I have been looking forward to this.",
+)
+REPLIES = (
+    "I would not have guessed that.",
+    "Now that is news.",
+    "You must tell us how it goes on.",
+    "I like that.",
+    "Really? Good for you.",
+    "That suits you.",
+)
+LEAVING = (
+    "Excuse me, I have to take this call. Back in a while.",
+    "My parking time is up, I have to move the car. See you in a bit.",
+    "I must run to the pharmacy before it closes. Talk to you later.",
+)
+FAREWELLS = ("See you later, {x}.", "Of course, {x}.", "Take your time, {x}.")
+COMING = ("Hello, everyone. Sorry that I am late.", "Hi! The bus did not come. Here I am at last.")
+RETURNING = ("I am back. What are you talking about?", "Here I am again. Go on, please.")
+WELCOMES = ("Welcome, {x}. Sit down.", "There you are, {x}. We were just chatting.")
+RETELLING = ("{x}, you missed something:", "For {x}, who was not here:")
+
+
+@dataclass(slots=True)
+class Piece:
+    """One piece of information and who got it."""
+
+    topic: Topic
+    speaker: str
+    value: str
+    line: int
+    heard: set[str]
+    retold: list[int] = field(default_factory=list)
+    overview: set[str] = field(default_factory=set)
+    """Who was there each time it was told, and so saw who else was."""
+
+    def word(self, text: str) -> str:
+        return text.format(s=self.speaker, v=self.value)
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation as far as it has got."""
+
+    rng: random.Random
+    people: list[str]
+    present: set[str]
+    lines: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def say(self, who: str, text: str) -> int:
+        """Its number, from 1."""
+        self.lines.append(f"{who}: {text}")
+        return len(self.lines)
+
+    def other(self, *but: str) -> str:
+        """Someone who is there, beside those named."""
+        return self.rng.choice([p for p in self.people if p in self.present and p not in but])
+
+    def tell(self, topic: Topic) -> None:
+        """A piece of information and two replies."""
+        speaker = self.other()
+        value = self.rng.choice(topic.values)
+        line = self.say(speaker, topic.said.format(v=value))
+        heard = set(self.present)
+        self.pieces.append(Piece(topic, speaker, value, line, heard, overview=set(heard)))
+        reply, more = self.rng.sample(REPLIES, 2)
+        self.say(self.other(speaker), reply)
+        if self.rng.random() < 0.5:
+            self.say(self.other(speaker), more)
+
+    def leave(self, who: str) -> None:
+        self.say(who, self.rng.choice(LEAVING))
+        self.say(self.other(who), self.rng.choice(FAREWELLS).format(x=who))
+        self.present.discard(who)
+
+    def come(self, who: str, greetings: tuple[str, ...]) -> None:
+        self.present.add(who)
+        self.say(who, self.rng.choice(greetings))
+        self.say(self.other(who), self.rng.choice(WELCOMES).format(x=who))
+
+    def retell(self, who: str) -> None:
+        """Someone who knows the latest piece tells it to `who`, and to all who are there."""
+        piece = self.pieces[-1]
+        teller = self.other(who) if piece.speaker not in self.present else piece.speaker
+        if teller not in piece.heard:
+            return
+        own = piece.topic.said.format(v=piece.value)
+        text = own if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
+        lead = self.rng.choice(RETELLING).format(x=who)
+        piece.retold.append(self.say(teller, f"{lead} {text}"))
+        piece.heard |= self.present
+        piece.overview &= self.present
+
+
+def rows(n: int, seed: int) -> list[Row]:
+    """`n` rows, whole sets one after another; the first rows of a longer list are the same."""
+    found: list[Row] = []
+    conversation = 0
+    while len(found) < n:
+        found += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
+        conversation += 1
+    return found[:n]
+
+
+def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
+    talk = _talk(rng)
+    context = "\n".join(talk.lines)
+    for i, piece in enumerate(talk.pieces):
+        shared = {
+            "context": context,
+            "set_id": f"{number}-0-{i}",
+            "part_id": f"{number}-0",
+            "events": {"told": piece.line, "retold": piece.retold},
+        }
+        for row in sized(list(_questions(rng, talk, piece))):
+            yield {**row, **shared}
+
+
+# -- conversations -------------------------------------------------------------------------------
+
+
+def _talk(rng: random.Random) -> Talk:
+    """Two or three pieces, with people who leave, come late or come back between them."""
+    people = rng.sample(NAMES, rng.randint(3, 6))
+    late = people[3:5] if rng.random() < 0.8 else []
+    talk = Talk(rng, people, set(people) - set(late))
+    topics = rng.sample(TOPICS, 3)
+    # Everybody says something at once: who is there must be readable from the conversation.
+    for who, greeting in zip(sorted(talk.present), rng.sample(GREETINGS, 6), strict=False):
+        talk.say(who, greeting)
+    if rng.random() < (0.5 if late else 0.15):  # without late ones nobody would miss it
+        talk.tell(topics[0])
+    away = rng.sample(sorted(talk.present), min(len(talk.present) - 2, rng.randint(1, 3)))
+    for who in away:
+        talk.leave(who)
+    talk.tell(topics[1])
+    for who in away:
+        _someone_comes(talk, who, RETURNING)
+    for who in late:
+        _someone_comes(talk, who, COMING)
+    if rng.random() < 0.12:
+        talk.tell(topics[2])
+    return talk
+
+
+def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
+    talk.come(who, greetings)
+    if talk.rng.random() < 0.2:
+        talk.retell(who)
+
+
+# -- questions -----------------------------------------------------------------------------------
+
+
+def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
+    """The set of one piece, in the order fact, beliefs, who can answer, who has it."""
+    yield _row(piece.word(piece.topic.asked), "fact", _sentence(piece), "", _access(talk, piece))
+    others = [p for p in talk.people if p != piece.speaker]
+    absent = [p for p in others if p not in piece.heard]
+    present = [p for p in others if p in piece.heard]
+    subjects = [rng.choice(group) for group in (absent, present) if group]
+    for who in subjects:
+        yield from _beliefs(rng, piece, (who,))
+    if absent and piece.overview:
+        inner = rng.choice(absent)
+        seer = rng.choice([p for p in talk.people if p in piece.overview])
+        yield from _beliefs(rng, piece, (seer, inner))
+    yield from _who(rng, talk, piece, "answerability", piece.topic.asked)
+    yield from _who(rng, talk, piece, "info_accessibility")
+
+
+def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
+    """One belief in free words and with two options in random order."""
+    inner, clause = chain[-1], piece.word(piece.topic.clause)
+    knows = inner in piece.heard
+    known = f"{inner} knows that {piece.word(piece.topic.fact)}."
+    unknown = f"{inner} was not there and does not know {clause}."
+    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (known, unknown)]
+    right, wrong = texts if knows else reversed(texts)
+    asked = (
+        f"What does {inner} believe about {clause}?"
+        if len(chain) == 1
+        else f"What does {chain[0]} think that {inner} believes about {clause}?"
+    )
+    access = "accessible" if knows else "inaccessible"
+    tom = "first-order" if len(chain) == 1 else "second-order"
+    kind = f"tom:belief:{access}"
+    yield _row(asked, kind, right, wrong, access, tom=tom)
+    options = [right, wrong] if rng.random() < 0.5 else [wrong, right]
+    lettered = "\n".join(f"({'ab'[i]}) {text}" for i, text in enumerate(options))
+    index = str(options.index(right))
+    yield _row(f"{asked}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, asked, tom)
+
+
+def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
+    """The list question, and yes-or-no questions with as many golds of either sort as can be.
+
+    With `asked` they are about the question, without it about the information itself.
+    """
+    knowing = [p for p in talk.people if p in piece.heard]
+    rest = [p for p in talk.people if p not in piece.heard]
+    access = _access(talk, piece)
+    given = piece.word(asked) if asked else _sentence(piece)
+    lead = f"{'Question' if asked else 'Information'}: {given}\n"
+    what = " the right answer to this question" if asked else " this"
+    every = f"Who of those in the conversation knows{what}? Name all of them."
+    yield _row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
+    some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
+    for who in (p for p in talk.people if p in rest or p in some):
+        one = f"Does {who} know{what}?"
+        gold = "yes" if who in piece.heard else "no"
+        full = f"{lead}{one} Answer yes or no."
+        yield _row(full, f"tom:{kind}:binary", gold, "", access, one)
+
+
+def _row(
+    complete: str, kind: str, gold: str, wrong: str, access: str, asked: str = "", tom: str = ""
+) -> Row:
+    row = {
+        "complete_question": complete,
+        "question": asked or complete,
+        "question_type": kind,
+        "correct_answer": gold,
+        "wrong_answer": wrong,
+        "missed_info_accessibility": access,
+    }
+    return {**row, "tom_type": tom} if tom else row
+
+
+def _access(talk: Talk, piece: Piece) -> str:
+    return "accessible" if piece.heard >= set(talk.people) else "inaccessible"
+
+
+def _sentence(piece: Piece) -> str:
+    return f"{_capital(piece.word(piece.topic.fact))}."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,440 @@
+"""FANToM: who knows what in a conversation that people leave and join.
+
+Example row: {"context": "Ada: Excuse me, the phone.\\nBen: I cooked paella.", "question_type":
+"tom:info_accessibility:binary", "complete_question": "Does Ada know what Ben cooked? Answer yes or
+no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "inaccessible",
+"set_id": "0-0-0"}. The type says how an answer is read and scored: a letter, names, yes or no, or a
+sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
+
+Beyond single answers there are sets: the questions on one piece of information. ALL asks for every
+letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and `set_beliefs`
+of a row say how many there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from soulkit.data.literals import parse_candidates
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import has_word, named, plain, tagged_letter, tagged_text
+from soulkit.metrics.overlap import answer_words, token_f1
+from soulkit.runs.records import drafts
+from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.fantom.coach import lesson
+from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
+
+Form = Literal["choice", "names", "yes_no", "fact", "belief"]
+"""How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
+
+NOBODY = "nobody"
+_SIZES = ("set_size", "set_beliefs")
+_MARKS = "[]'\" \t\r\n"
+_OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
+_LETTER = re.compile(r"\(?([a-d])\)?\.?")
+_ASSENT, _DENIAL = ("yes", "true"), ("no", "false")
+_HEDGES = ("not", "never", "nobody", "none", "unsure", "maybe", "perhaps", "or")
+_LEADING = re.compile(r"\W*(?:yes|no|true|false)\W*(?:[^\w\s]|\n)", re.IGNORECASE)
+_NOT_KNOWING = re.compile(r"\b(?:does not|doesn t|did not|didn t) know\b")
+_NAME_WORDS = 3
+_STEM = 4
+_FEW = 6
+_COMMON = (
+    "about",
+    "does",
+    "know",
+    "that",
+    "their",
+    "there",
+    "they",
+    "this",
+    "unaware",
+    "were",
+    "with",
+)
+
+
+def form_of(question_type: str, *, free: bool = True) -> Form | None:
+    """How questions of a type are answered; None for an unknown type.
+
+    `free`: whether beliefs may be asked for in free words, without options.
+    """
+    belief = question_type.startswith("tom:belief:")
+    if belief and question_type.endswith(":multiple-choice"):
+        return "choice"
+    if question_type.endswith(":list"):
+        return "names"
+    if question_type.endswith(":binary"):
+        return "yes_no"
+    if question_type.startswith("fact"):
+        return "fact"
+    return "belief" if belief and free else None
+
+
+class Fantom(ChoiceTask):
+    # -- rows ---------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        asked = fields.get("complete_question") or fields.get("question")
+        kind = str(fields["question_type"])
+        form = form_of(kind, free=self.protocol == "paper")
+        if form is None:
+            raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
+        if not asked:
+            raise _unusable("The row asks nothing.", "It has neither question nor its long form.")
+        found = {**fields, "complete_question": str(asked), "form": form}
+        if self.protocol == "paper":
+            _check(found, form)
+        return found
+
+    def parse(self, text: str) -> tuple[str, str]:
+        answer = tagged_text(text, self.protocol)
+        if answer is None:
+            return "", "no_tag"
+        blank = self.protocol == "paper" and not answer
+        return answer, "malformed" if blank else "ok"
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        answer, status = self.parse(text)
+        if status != "ok" or self.protocol == "reference":
+            return answer, status
+        form = example.fields["form"]
+        if form == "choice":
+            return answer, _letter(answer)[1]
+        if form == "names":
+            return answer, _names_status(answer, _people(example))
+        return answer, _polarity(answer)[1] if form == "yes_no" else "ok"
+
+    # -- scores -------------------------------------------------------------------------------
+
+    def grade(self, example: Example, answer: str) -> float:
+        """0 or 1; for sentences the F1 of their words."""
+        form, gold = example.fields["form"], example.fields["correct_answer"]
+        if form in ("fact", "belief"):
+            return token_f1(str(gold), answer)
+        if self.protocol == "reference":
+            return float(_reference_right(form, answer, gold, example.fields.get("wrong_answer")))
+        if form == "choice":
+            return float(_letter(answer)[0] == _gold_letter(gold))
+        if form == "yes_no":
+            return float(_polarity(answer)[0] == _gold_polarity(gold))
+        wanted = {plain(name) for name in parse_candidates(gold)}
+        said = named(answer, _people(example))
+        return float(said == wanted and (bool(wanted) or _says_nobody(answer)))
+
+    def measures(self, example: Example, answer: str) -> dict[str, float | None]:
+        """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
+        if example.fields["form"] != "belief":
+            return {}
+        wrong = example.fields.get("wrong_answer")
+        if not wrong:
+            return {"nearer_gold": None}
+        right = token_f1(str(example.fields["correct_answer"]), answer)
+        return {"nearer_gold": float(right > token_f1(str(wrong), answer))}
+
+    def _episode(
+        self, example: Example, context: tuple[Segment, ...], completion: Completion,
+        index: int, kind: Kind,
+    ) -> Episode:  # fmt: skip
+        """With a note on the set of the question, for `summarise`."""
+        episode = super()._episode(example, context, completion, index, kind)
+        belongs = example.fields.get("set_id") is not None and example.fields["form"] != "fact"
+        if belongs and str(example.fields["correct_answer"]) != "no:long":
+            access = example.fields.get("missed_info_accessibility")
+            note = {"set": f"{example.fields['set_id']}/{access}", "form": _group(example.fields)}
+            sizes = {k: v for k in _SIZES if (v := example.fields.get(k)) is not None}
+            episode = replace(episode, notes={**episode.notes, **note, **sizes})
+        return episode
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+        """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
+
+        A set counts if it has a lettered belief, a question on who can answer and one on who has
+        the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
+        the whole conversation only, stay out. An unscored question takes its conversation's sets
+        out of the count, and a question that was not asked its own set. That can be known only
+        where rows have the size of their set, as made and imported ones do: `sets_complete` counts
+        these, and beyond it (released rows) a part of a set counts as a set.
+        """
+        every = _sets(drafts(records))
+        sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
+        if not sets:
+            return {}
+        found = {
+            "set_all": sum(s.all_right() for s in sets) / len(sets),
+            "sets": float(len(sets)),
+            "sets_complete": float(sum(s.size is not None for s in sets)),
+        }
+        starred = [s for s in sets if "belief" in s.right and s.all_free]
+        if starred:
+            found["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
+        return found
+
+    # -- gold ---------------------------------------------------------------------------------
+
+    def gold_text(self, example: Example) -> str:
+        gold, form = example.fields["correct_answer"], example.fields["form"]
+        if form == "choice":
+            return _options(example.fields).get(_gold_letter(gold), _gold_letter(gold))
+        if form == "names":
+            return ", ".join(self._gold_names(gold)) or NOBODY
+        return _gold_polarity(gold) if form == "yes_no" else str(gold)
+
+    def _gold_names(self, gold: Any) -> list[str]:
+        return name_list(gold) if self.protocol == "reference" else parse_candidates(gold)
+
+    def gold_completion(self, example: Example) -> str:
+        if example.fields["form"] == "choice":
+            return f"<answer>{_gold_letter(example.fields['correct_answer'])}</answer>"
+        return f"<answer>{self.gold_text(example)}</answer>"
+
+    def wrong_completion(self, example: Example) -> str | None:
+        form, wrong = example.fields["form"], example.fields.get("wrong_answer")
+        if form in ("choice", "yes_no"):
+            return super().wrong_completion(example)
+        if form == "names":
+            return f"<answer>{self._wrong_names(example.fields['correct_answer'], wrong)}</answer>"
+        return f"<answer>{wrong or 'I cannot tell.'}</answer>"
+
+    def _wrong_names(self, gold: Any, wrong: Any) -> str:
+        """All the right names and the wrong ones; without wrong ones, the opposite of the gold."""
+        right = self._gold_names(gold)
+        others = [n for n in name_list(wrong) if plain(n) not in {plain(name) for name in right}]
+        return ", ".join([*right, *others]) if others else NOBODY if right else "everybody"
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        return lesson(example.fields, score)
+
+    def leak_view(self, example: Example) -> LeakView:
+        """What must not be found out; of names, any of them; of sentences, what their words add.
+
+        Where several words would each help, they are the options and one of them is the gold:
+        whatever a remark names of them, it tells something of the others.
+        """
+        question, form = example.fields["complete_question"], example.fields["form"]
+        gold = self.gold_text(example)
+        if form == "choice":
+            options = _options(example.fields)
+            return LeakView(question, tuple(options.values()), gold, tuple(options))
+        if form == "yes_no":
+            return LeakView(question, ("yes", "no"), gold)
+        if form == "names":
+            people = _people(example)
+            first = next(iter(self._gold_names(example.fields["correct_answer"])), NOBODY)
+            return LeakView(question, tuple(dict.fromkeys((*people, first))), first)
+        wrong = str(example.fields.get("wrong_answer") or "")
+        telling = _telling(gold, f"{question} {wrong}")
+        if not 0 < len(telling) <= _FEW:
+            return LeakView(question, (gold,), gold)
+        return LeakView(question, telling, telling[0])
+
+
+def _telling(gold: str, known: str) -> tuple[str, ...]:
+    """The longer words of `gold` that, inflections aside, do not stand in `known`."""
+    stems = {word[:_STEM] for word in (*answer_words(known), *_COMMON)}
+    words = [w for w in answer_words(gold) if len(w) >= _STEM and w[:_STEM] not in stems]
+    return tuple(dict.fromkeys(words))
+
+
+# -- sets ----------------------------------------------------------------------------------------
+
+
+def _group(fields: Mapping[str, Any]) -> str:
+    form = str(fields["form"])
+    if form in ("choice", "belief"):
+        return form
+    return "info" if "info_accessibility" in str(fields["question_type"]) else "answerability"
+
+
+@dataclass(slots=True)
+class _Set:
+    """One play of a set, as far as its questions are among the records."""
+
+    right: dict[str, bool] = field(default_factory=dict)
+    """Question group → whether all its questions are right."""
+    asked: Counter[bool] = field(default_factory=Counter)
+    """Free beliefs (True) and all others."""
+    size: int | None = None
+    beliefs: int | None = None
+
+    def add(self, notes: Mapping[str, Any], right: bool) -> None:
+        group = str(notes["form"])
+        self.right[group] = self.right.get(group, True) and right
+        self.asked[group == "belief"] += 1
+        self.size, self.beliefs = (notes.get(name) for name in _SIZES)
+
+    @property
+    def whole(self) -> bool:
+        return self.size is None or self.asked[False] >= self.size
+
+    @property
+    def all_free(self) -> bool:
+        return self.beliefs is None or self.asked[True] >= self.beliefs
+
+    def all_right(self, *, free: bool = False) -> bool:
+        return all(right for group, right in self.right.items() if free or group != "belief")
+
+
+def _sets(records: Sequence[Record]) -> list[_Set]:
+    found: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
+    broken: set[tuple[Any, ...]] = set()
+    for record in records:
+        play = (record.cluster, record.kind, record.step, record.rollout)
+        notes, score = record.episode.notes, record.score
+        if not score.scored:
+            broken.add(play)
+        elif "set" in notes:
+            near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
+            if near is not None:  # a free belief without a wrong one beside it decides nothing
+                found[*play, notes["set"]].add(notes, near == 1)
+    return [one for key, one in found.items() if key[:-1] not in broken]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def name_list(value: Any) -> list[str]:
+    """The names of a list, or of text that is cut at commas, without brackets and quotes."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [name for part in value.split(",") if (name := part.strip(_MARKS))]
+    return [str(name) for name in (value if isinstance(value, list | tuple) else (value,))]
+
+
+def _options(fields: Mapping[str, Any]) -> dict[str, str]:
+    return dict(_OPTION.findall(str(fields["complete_question"])))
+
+
+def _people(example: Example) -> tuple[str, ...]:
+    golds = parse_candidates(example.fields["correct_answer"])
+    return (*golds, *parse_candidates(example.fields.get("wrong_answer")))
+
+
+def _letter(answer: str) -> tuple[str, str]:
+    """(lower-case letter, status); the letter as the options show it, `(b)`, is as good as `b`."""
+    letter, status = tagged_letter(f"<answer>{answer}</answer>", "paper")
+    shown = answer.strip().lower() == f"({letter.lower()})"
+    return letter.lower(), "ok" if letter and shown else status
+
+
+def _polarity(answer: str) -> tuple[str, str]:
+    """(`yes`, `no` or "", status): a clear word at either end, or a statement of knowing."""
+    words = plain(answer).split()
+    said = {"yes" for w in words if w in _ASSENT} | {"no" for w in words if w in _DENIAL}
+    if len(words) == 1 and said:
+        return said.pop(), "ok"
+    text = " ".join(words)
+    if not said:
+        if _NOT_KNOWING.search(text):
+            return "no", "salvaged"
+        sure = "knows" in words and not set(words) & set(_HEDGES)
+        return ("yes", "salvaged") if sure else ("", "malformed")
+    clear = _LEADING.match(answer) or words[-1] in (*_ASSENT, *_DENIAL)
+    # `That is not true` says the opposite of its last word; `She is not, no` does not.
+    denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
+    hedged = denied or set(words) & {"maybe", "perhaps", "or"}
+    readable = len(said) == 1 and clear and not hedged
+    return (said.pop(), "salvaged") if readable else ("", "malformed")
+
+
+def _says_nobody(answer: str) -> bool:
+    return plain(answer) in (NOBODY, "no one", "none", "none of them")
+
+
+def _names_status(answer: str, people: Sequence[str]) -> str:
+    """`ok` for a plain list of names, `salvaged` for names inside of other words."""
+    parts = [plain(part).split() for part in re.split(r"[,;\n/&]|\band\b", answer)]
+    if all(len(part) <= _NAME_WORDS for part in parts):
+        return "ok" if any(parts) else "malformed"
+    return "salvaged" if named(answer, people) else "malformed"
+
+
+# -- gold ----------------------------------------------------------------------------------------
+
+
+def _gold_index(gold: Any) -> int | None:
+    try:
+        return int(gold)
+    except (TypeError, ValueError):
+        return None
+
+
+def _gold_letter(gold: Any) -> str:
+    index = _gold_index(gold)
+    return chr(ord("a") + index) if index is not None and 0 <= index < 26 else ""
+
+
+def _gold_polarity(gold: Any) -> str:
+    return {"yes": "yes", "no": "no", "no:long": "no"}.get(str(gold).strip().lower(), "")
+
+
+def _check(fields: Mapping[str, Any], form: Form) -> None:
+    """DataError on a row that nobody could answer rightly."""
+    gold = fields["correct_answer"]
+    if not str(fields.get("context") or "").strip():
+        raise _unusable("The row has no conversation.", "All its questions are about one.")
+    if form == "choice" and _gold_letter(gold) not in _options(fields):
+        raise _unusable(
+            f"The gold answer '{gold}' is no option's place.", "Lettered golds count from 0."
+        )
+    if form == "yes_no" and not _gold_polarity(gold):
+        raise _unusable(f"The gold answer '{gold}' is neither yes nor no.", "Nothing can match it.")
+    if isinstance(gold, str) and not gold.strip():
+        raise _unusable("The gold answer is blank.", "Nothing can match it.")
+
+
+def _unusable(what: str, why: str) -> DataError:
+    return DataError(what, why, "Mend the row, or leave it out.")
+
+
+# -- the published scores ------------------------------------------------------------------------
+
+
+def _reference_right(form: Form, answer: str, gold: Any, wrong: Any) -> bool:
+    """The published rules, word for word as they decide."""
+    if form == "choice":
+        letter = _LETTER.fullmatch(answer.lower())
+        return letter is not None and ord(letter.group(1)) - ord("a") == _gold_index(gold)
+    if form == "names":
+        wanted = name_list(gold)
+        right = bool(wanted) and all(has_word(answer, name) for name in wanted)
+        return right and not any(has_word(answer, name) for name in name_list(wrong))
+    text = answer.lower().strip(_MARKS[2:])
+    assent = text.startswith(_ASSENT) or _holds(text, " yes,", " yes ", " yes.", " knows ")
+    denial = text.startswith(_DENIAL) or _holds(
+        text, " no,", " no ", " no.", " does not know ", " doesn't know "
+    )
+    return {"yes": assent and not denial, "no": denial and not assent}.get(
+        "no" if gold == "no:long" else str(gold), False
+    )
+
+
+def _holds(text: str, *parts: str) -> bool:
+    return any(part in text for part in parts)
+
+
+def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Means by question type, by accessibility, and over all that is no fact."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result is None:
+            continue
+        reward, kind = (
+            float(result.get("reward") or 0.0),
+            str(result.get("question_type", "unknown")),
+        )
+        fact = kind.startswith("fact")
+        groups[f"f1_{kind}" if fact else f"accuracy_{kind}"].append(reward)
+        access = result.get("missed_info_accessibility", "unknown")
+        groups[f"accuracy_accessibility_{access}"].append(reward)
+        if not fact:
+            groups["accuracy_tom_overall"].append(reward)
+    return {name: sum(values) / len(values) for name, values in groups.items()}

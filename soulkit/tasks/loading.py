@@ -1,0 +1,310 @@
+"""Rows become examples here, for evaluation, training and the commands that look at data alike.
+
+    what --data says              examples_for (eval, train)     examples_from (data, tasks check)
+    synth:N                       rows made here                 rows made here
+    a file                        its rows                       its rows, else by the importer
+    a folder                      the released files in it       these, or the whole release
+    nothing                       the pulled files               –
+
+Training rows and evaluation rows never mix: released files have their split in `tasks.yaml`, and
+made rows come from seeds of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
+from soulkit.data.folder import given_files, looked_for, released_files
+from soulkit.data.rows import ColumnsError, share_of
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.base import Task
+from soulkit.tasks.imports import import_rows, is_release
+from soulkit.tasks.made import MADE, Split, made_rows
+from soulkit.types import Example
+
+# -- what comes of rows --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Examples, and what was left out on the way to them."""
+
+    examples: tuple[Example, ...]
+    bad: tuple[BadRow, ...] = ()
+    duplicates: int = 0
+    """Rows that say the same as an earlier one."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """`data_source` of another task → its rows."""
+
+
+# -- evaluation and training ---------------------------------------------------------------------
+
+
+def examples_for(
+    task: Task, given: str | None, *, split: Split = "test", limit: int | None = None, seed: int = 0
+) -> Loaded:
+    """The examples of `task` that a run plays: those in `given`, else in the released files.
+
+    In training a bad row is an error, in evaluation it is listed. DataError when there are none.
+    """
+    if given is not None and given.startswith(MADE):
+        loaded = to_examples(task, made_rows(task, given, seed, split), split=split)
+        return Loaded(examples=loaded.examples[:limit], duplicates=loaded.duplicates)
+    paths = row_files(task, given, split)
+    strict = split == "train"
+    return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
+
+
+def row_files(task: Task, given: str | None, split: Split) -> Sequence[Path]:
+    """The file given, or the released files of the split in a folder; DataError without any."""
+    files = task.spec.files
+    names = files.train if split == "train" else files.eval
+    paths = given_files(task.name, names, given)
+    if not paths:
+        raise _no_rows(task, split, looked_for(names, given), bool(names))
+    return paths
+
+
+def _no_rows(task: Task, split: Split, why: str, released: bool) -> DataError:
+    name, train = task.name, split == "train"
+    ways = [f"--data {name}=FILE"]
+    if task.spec.synth:
+        ways.insert(0, f"--data {name}={MADE}{2000 if train else 100} (rows made here)")
+    if released:
+        pull = f"soul data pull --task {name} --split {'train' if train else 'eval'}"
+        ways.insert(0, f"download them: {pull}")
+    if task.spec.formats:
+        ways.append(f"turn an original file into rows: soul data import {name} FILE")
+    if train:
+        return DataError(
+            f"Task '{name}' has no training data here.",
+            f"Training never reads evaluation files, and {why}.",
+            f"One of: {'; '.join(ways)}.",
+        )
+    return DataError(
+        f"There are no rows for the task '{name}'.",
+        f"Why none were found: {why}.",
+        f"One of: {'; '.join(ways)}.",
+    )
+
+
+def load_examples(
+    task: Task,
+    paths: Sequence[Path],
+    *,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    strict: bool = False,
+) -> Loaded:
+    """The examples of `task` in `paths`, without duplicates.
+
+    `limit` keeps the rows with the smallest ids: a fixed sample, whatever the order of the rows or
+    of the files, and part of every larger one. The order follows a hash of (seed, id). `strict`
+    turns any bad row into a DataError.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(
+            f"A limit of {limit} rows leaves nothing.",
+            "--limit says how many rows to keep.",
+            "Give a number of at least 1, or leave it out for all rows.",
+        )
+    rows, bad = read_files(paths)
+    loaded = to_examples(task, rows, split=split, bad=bad)
+    if not loaded.examples or (strict and loaded.bad):
+        raise _unusable(task, paths, loaded)
+    sample = sorted(loaded.examples, key=lambda e: e.id)[:limit]
+    sample.sort(key=lambda e: share_of(f"order/{seed}", e.id))
+    return Loaded(examples=tuple(sample), bad=loaded.bad, duplicates=loaded.duplicates,
+                  skipped=loaded.skipped)  # fmt: skip
+
+
+def read_files(paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
+    """The rows of several files, one after the other, and those that are none."""
+    rows: list[RawRow] = []
+    bad: list[BadRow] = []
+    for path in paths:
+        good, broken = read_rows(Path(path))
+        rows += good
+        bad += broken
+    return rows, bad
+
+
+# -- commands that look at data ------------------------------------------------------------------
+
+
+def examples_from(task: Task, given: str, seed: int = 0, *, forms: bool = True) -> Loaded:
+    """The examples of `task` in `given`, at least one, original files and releases included.
+
+    Without `forms` every row is one example, as it is written. DataError when nothing in it can be
+    used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
+    """
+    loaded = _from(task, given, seed, forms)
+    if not loaded.examples:
+        others = ", ".join(f"{name} ({n} rows)" for name, n in loaded.skipped.items())
+        first = f"{loaded.bad[0].source}: {loaded.bad[0].why.rstrip('.')}" if loaded.bad else ""
+        raise DataError(
+            f"No row of '{given}' can be used as a row of '{task.name}'.",
+            f"{first or f'They belong to {others}'}.",
+            f"See: soul data check {given}" if loaded.bad else "Name the task of these rows.",
+        )
+    return loaded
+
+
+def _from(task: Task, given: str, seed: int, forms: bool) -> Loaded:
+    if given.startswith(MADE):
+        return to_examples(task, made_rows(task, given, seed, "test"), forms=forms)
+    path = Path(given)
+    if path.is_dir():
+        whole = is_release(task, path)
+        return _imported(task, path, forms) if whole else _released(task, given, forms)
+    original = bool(task.spec.importer)
+    if path.suffix.lower() not in ROW_SUFFIXES and original:
+        return _imported(task, path, forms)
+    try:
+        rows, bad = read_rows(path)
+        return to_examples(task, rows, bad=bad, forms=forms)
+    except DataError:  # no list of rows, or rows of other columns: the importer may know it
+        if not original:
+            raise
+        return _imported(task, path, forms)
+
+
+def _released(task: Task, folder: str, forms: bool) -> Loaded:
+    names = task.spec.files.eval
+    paths = released_files(task.name, names, folder)
+    if not paths:
+        raise DataError(
+            f"There are no rows of the task '{task.name}' in '{folder}'.",
+            f"Rows were looked for: {looked_for(names, folder)}.",
+            "Name a file, or the folder that holds the released ones.",
+        )
+    rows, bad = read_files(paths)
+    return to_examples(task, rows, bad=bad, forms=forms)
+
+
+def _imported(task: Task, path: Path, forms: bool) -> Loaded:
+    imported = import_rows(task, path)
+    if not imported.rows and imported.bad:
+        raise DataError(
+            f"No record of '{path}' can be a row of '{task.name}'.",
+            f"{imported.bad[0].source}: {imported.bad[0].why.rstrip('.')}.",
+            f"To see all: soul data import {task.name} {path}",
+        )
+    rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(imported.rows, 1)]
+    return to_examples(task, rows, bad=imported.bad, forms=forms)
+
+
+# -- rows, one by one ------------------------------------------------------------------------------
+
+
+def to_examples(
+    task: Task,
+    rows: Iterable[RawRow],
+    *,
+    split: str = "test",
+    bad: Iterable[BadRow] = (),
+    forms: bool = True,
+) -> Loaded:
+    """Rows as examples, in their order. ColumnsError when every row lacks required columns.
+
+    Without `forms` a row that is played in several forms is one example, as it is written.
+    """
+    own = sources(task)
+    found: dict[str, Example] = {}
+    broken = list(bad)
+    skipped: Counter[str] = Counter()
+    shapes: list[ColumnsError] = []
+    tried = duplicates = 0
+    for row in rows:
+        mark = str(row.fields.get("data_source") or task.name)
+        if mark not in own:
+            skipped[mark] += 1
+            continue
+        tried += 1
+        try:
+            for example in _examples(task, row, split, forms):
+                duplicates += example.id in found
+                found.setdefault(example.id, example)
+        except DataError as error:
+            shapes += [error] if isinstance(error, ColumnsError) else []
+            broken.append(BadRow(row.source, _why(error, row.source)))
+    if tried and len(shapes) == tried:
+        raise shapes[0]
+    return Loaded(examples=tuple(found.values()), bad=tuple(broken), duplicates=duplicates,
+                  skipped=dict(skipped))  # fmt: skip
+
+
+def sources(task: Task) -> frozenset[str]:
+    """The `data_source` values that mark rows of `task`."""
+    return frozenset((task.name, *task.spec.files.data_source))
+
+
+def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example, ...]:
+    examples = (
+        task.examples(row.fields, source=row.source, split=split)
+        if forms
+        else (task.example(row.fields, source=row.source, split=split),)
+    )
+    for name, column in task.spec.columns.items():
+        if column.required and _says_nothing(examples[0].fields.get(name)):
+            raise DataError(
+                f"{row.source}: the required column '{name}' is blank.",
+                "A row without it cannot be played or scored.",
+                "Fill it in, or leave the row out.",
+            )
+    return examples
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, list | tuple | Mapping) and not value
+
+
+def _why(error: DataError, source: str) -> str:
+    return f"{error.what.removeprefix(f'{source}: ').removeprefix('row: ')} {error.why}"
+
+
+def _unusable(task: Task, paths: Sequence[Path], loaded: Loaded) -> DataError:
+    names = ", ".join(f"'{path}'" for path in paths) or "no file"
+    if loaded.bad:
+        first = "; ".join(f"{b.source}: {b.why.rstrip('.')}" for b in loaded.bad[:3])
+        kind = "Some" if loaded.examples else "All"
+        return DataError(
+            f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
+            f"{first}.",
+            f"Mend them; to see all: soul data check FILE --task {task.name}",
+        )
+    others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
+    return DataError(
+        f"No row of {names} belongs to task '{task.name}'.",
+        f"Their data_source says: {others or 'nothing'}.",
+        f"Name the right task, or set data_source to '{sorted(sources(task))[0]}' in the rows.",
+    )
+
+
+def marked(
+    rows: Sequence[RawRow], names: dict[str, str], task: str | None
+) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
+    """(task, row) in the order of the rows, and the rows that belong to no known task.
+
+    `names`: data_source → task. `task` is for rows that do not say where they belong.
+    """
+    found: list[tuple[str, RawRow]] = []
+    bad: list[BadRow] = []
+    for row in rows:
+        mark = str(row.fields.get("data_source") or "")
+        owner = names.get(mark) if mark else task
+        if owner is None:
+            why = f"unknown data_source '{mark}'" if mark else "it has no data_source; give --task"
+            bad.append(BadRow(row.source, why))
+        else:
+            found.append((owner, row))
+    return found, bad

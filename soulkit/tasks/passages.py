@@ -1,0 +1,47 @@
+"""The rows of tasks as passages: what their seats may read, for a comparison of two files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from soulkit.data.contamination import Passage, entity_values, words_of
+from soulkit.data.files import BadRow, RawRow
+from soulkit.errors import DataError
+from soulkit.tasks.base import Task
+
+
+def passages(
+    tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
+) -> tuple[list[Passage], list[BadRow]]:
+    """(task name, row) pairs as passages, and the rows that their task cannot use."""
+    good: list[Passage] = []
+    bad: list[BadRow] = []
+    for name, row in rows:
+        try:
+            good.append(passage(tasks[name], row))
+        except DataError as error:
+            bad.append(BadRow(row.source, f"{error.what} {error.why}"))
+    return good, bad
+
+
+def passage(task: Task, row: RawRow) -> Passage:
+    """One row as a passage; DataError when the task cannot use it."""
+    example = task.example(row.fields, source=row.source)
+    columns = task.spec.columns
+    shown = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    texts = {name: words_of(shown[name]) for name in columns if name in shown}
+    entities = {
+        (column.entity, value)
+        for name, column in columns.items()
+        if column.entity
+        for value in entity_values(example.fields.get(name), task.name)
+    }
+    every = tuple(w for words in texts.values() for w in words)
+    core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
+    return Passage(row.source, task.name, every, core or every, frozenset(entities))
+
+
+def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The kinds of entity that the columns of `tasks` name."""
+    kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
+    return tuple(sorted(kinds))

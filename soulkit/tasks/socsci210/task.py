@@ -1,0 +1,314 @@
+"""SocSci210: what number one survey respondent gave, from who they are and what they were shown.
+
+Example row: {"prompt_text": "Age: 44; ... You read ... How fair is the fee? Only return an integer
+from 1 to 7, nothing else.", "response": 5, "r_min": 1, "r_max": 7, "response_type": "ordinal",
+"study_id": "fees", "condition_id": "2", "outcome_id": "fair"}. Instead of `prompt_text` a row may
+have `persona`, `condition_text` and `outcome_question`, or the text as a first chat message.
+
+On an ordinal scale the value is 1 - distance / length of the scale, so always answering the middle
+scores well: read the headline beside the constants that `summarise` gives. `paper` refuses answers
+off the scale, which `reference` moves onto it, and rows whose recorded answer is off it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from soulkit.data.literals import first_message, structure
+from soulkit.errors import DataError
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import tagged_text
+from soulkit.runs.records import drafts
+from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.socsci210.scales import read_scale
+from soulkit.types import Episode, Example, Feedback, Record, Score, Segment
+
+EXACT_KINDS = ("binary", "categorical")
+LEAK_POINTS = 21
+"""The leak check looks at this many points of a long scale at most."""
+
+_NUMBER = re.compile(r"(?P<number>[-+]?\d+(?:\.\d+)?)(?P<rest>(?:[\s.,:;)(%-]\D*)?)")
+_WORD = re.compile(r"(?P<word>yes|no)(?P<rest>(?:[\s.,:;!(-].*)?)", re.IGNORECASE | re.DOTALL)
+_ONLY_RETURN = re.compile(r"\b([Oo])nly return\b")
+_NOTHING_ELSE = re.compile(r",\s*nothing else\b(?:(?=,)|(\.?))")
+
+NOT_READ = {
+    "no_tag": "The reply gave no answer between the answer tags; close with one.",
+    "malformed": "What stood between the tags is no point of the scale that the question states; "
+    "give one whole number from it and nothing beside it.",
+    "empty": "The reply was empty; reason in a sentence or two and then answer.",
+    "truncated": "The reply was cut off before its answer; reason in a sentence or two at most.",
+    "refusal": "Guessing what a respondent said commits you to nothing; give an answer.",
+}
+VERDICTS = {
+    "same": "The prediction is what this respondent said.",
+    "near": "The prediction is close to what this respondent said; weigh once more how strongly "
+    "such a person puts things.",
+    "far": "The prediction is far from what this respondent said; see again which end of the "
+    "scale stands for what.",
+    "other": "This respondent said something else.",
+}
+ADVICE = {
+    "ordinal": "Start from what people like this one usually say, then ask how far the text they "
+    "were shown moves them, and in which direction; do not settle for the middle out of caution.",
+    "binary": "Ask what people like this one usually say, and whether the text they were shown is "
+    "strong enough to turn them round.",
+    "categorical": "Compare the options one by one with what the profile says of the respondent's "
+    "habits and means; labels that sound reasonable to you need not suit this person.",
+}
+
+
+class SocSci210(ChoiceTask):
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        text = _prompt_of(fields)
+        kind = str(fields.get("response_type") or "ordinal")
+        if self.protocol == "paper":
+            kind = kind.strip().lower()
+        low, high = self._bounds(fields, text, kind)
+        found = {**fields, "prompt_text": text, "conversations": None}
+        found |= {"response_type": kind, "r_min": low, "r_max": high}
+        found["scale"] = f"{_shown(low)} to {_shown(high)}"
+        if self.protocol == "paper":
+            _check_gold(found)
+        return found
+
+    def _bounds(
+        self, fields: Mapping[str, Any], text: str, kind: str
+    ) -> tuple[int | float, int | float]:
+        low, high = fields.get("r_min"), fields.get("r_max")
+        stated = read_scale(text) if self.protocol == "paper" and None in (low, high) else None
+        if stated and kind == "binary" and stated.high - stated.low > 1:
+            stated = None  # some other scale in the text: yes or no has two points
+        if low is None:
+            low = stated.low if stated else 0
+        if high is None:
+            high = stated.high if stated else 1 if kind == "binary" else 7
+        return low, high
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        scale = f"{_shown(fields['r_min'])} to {_shown(fields['r_max'])}"
+        return {**super().tags(fields), "scale": scale}
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        text = asked_openly(str(example.fields["prompt_text"]), loosely=self.protocol == "paper")
+        open_row = replace(example, fields={**example.fields, "prompt_text": text})
+        return super().slot(open_row, seat, feedback)
+
+    def parse(self, text: str) -> tuple[str, str]:
+        inside = tagged_text(text, self.protocol)
+        if inside is None:
+            return "", "no_tag"
+        return _read_strictly(inside) if self.protocol == "reference" else _read_loosely(inside)
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        """An answer as the text of a number; one that the row's scale does not know is refused."""
+        answer, status = self.parse(text)
+        kind, low, high = _scale_of(example.fields)
+        if answer in ("yes", "no"):
+            coded = self.protocol == "reference" or (low, high) == (0, 1)
+            if kind != "binary" or not coded:
+                return "", "malformed"
+            return str(int(answer == "yes")), status
+        if answer and self.protocol == "paper":
+            number = float(answer)
+            whole = number.is_integer() or kind not in EXACT_KINDS
+            if not (whole and low <= number <= high):
+                return answer, "malformed"
+        return answer, status
+
+    def grade(self, example: Example, answer: str) -> float:
+        kind, low, high = _scale_of(example.fields)
+        return value_of(kind, low, high, float(example.fields["response"]), float(answer))
+
+    def measures(self, example: Example, answer: str) -> dict[str, float | None]:
+        """`exact`, and on ordinal scales `shift`: how far above the gold, in lengths of it."""
+        kind, low, high = _scale_of(example.fields)
+        gold = float(example.fields["response"])
+        said = float(answer) if answer else None
+        found: dict[str, float | None] = {"exact": float(said == math.trunc(gold))}
+        if self.protocol == "paper":
+            found["exact"] = float(said == gold)
+        if kind not in EXACT_KINDS and high > low:
+            found["shift"] = (
+                None if said is None else (_clamp(said, low, high) - gold) / (high - low)
+            )
+        return found
+
+    def gold_text(self, example: Example) -> str:
+        return _shown(example.fields["response"])
+
+    def gold_completion(self, example: Example) -> str:
+        return f"<answer>{self.gold_text(example)}</answer>"
+
+    def leak_view(self, example: Example) -> LeakView:
+        _, low, high = _scale_of(example.fields)
+        step = max(math.ceil((high - low) / (LEAK_POINTS - 1)), 1)
+        points = [_shown(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
+        gold = self.gold_text(example)
+        options = tuple(dict.fromkeys([*points, gold]))
+        # A blind reader must not see the profile, which is what the answer follows from.
+        asked = example.fields.get("outcome_question") or "What did this respondent answer?"
+        return LeakView(str(asked), options, gold)
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        kind, _, _ = _scale_of(example.fields)
+        advice = ADVICE.get(kind, ADVICE["ordinal"])
+        if score is None:
+            return advice
+        if score.status in NOT_READ:
+            return f"{NOT_READ[score.status]} {advice}"
+        return f"{VERDICTS[_verdict(kind, score.value or 0.0)]} {advice}"
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+        """Study macro mean, and what constant answers would have scored on the same rows.
+
+        `constant_middle` answers the middle of every scale; `constant_best` the one number that
+        serves the rows of a scale and type best, chosen with their answers in sight.
+        """
+        scored = [r for r in drafts(records) if r.score.value is not None]
+        if not scored:
+            return {}
+        studies: dict[str, list[float]] = defaultdict(list)
+        for record in scored:
+            studies[record.cluster].append(float(record.score.value or 0.0))
+        found = {"study_macro": fmean(fmean(values) for values in studies.values())}
+        return found | _constants(scored)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def _prompt_of(fields: Mapping[str, Any]) -> str:
+    text = fields.get("prompt_text") or first_message(fields.get("conversations"))
+    if text:
+        return str(text)
+    asked = fields.get("outcome_question")
+    if not asked:
+        raise DataError(
+            "The row holds no question.",
+            "It has neither prompt_text, nor a conversation, nor an outcome_question.",
+            "Give it one of them, or leave it out.",
+        )
+    parts = (_profile(fields.get("persona")), fields.get("condition_text"), asked)
+    return "\n\n".join(str(part) for part in parts if part)
+
+
+def _profile(value: Any) -> str:
+    """A respondent as text: `key: value; ...` from a mapping or the literal of one."""
+    traits = structure(value)
+    if isinstance(traits, Mapping):
+        return "; ".join(f"{key}: {v}" for key, v in traits.items() if v not in (None, ""))
+    return "" if value is None else str(value)
+
+
+def _check_gold(fields: Mapping[str, Any]) -> None:
+    kind, low, high = _scale_of(fields)
+    gold = float(fields["response"])
+    if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
+        raise DataError(
+            f"The recorded answer {_shown(gold)} is no point of the row's scale.",
+            f"The scale goes from {_shown(low)} to {_shown(high)} and is {kind}.",
+            "Mend the scale or the answer, or leave the row out.",
+        )
+
+
+def _scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
+    return str(fields["response_type"]), float(fields["r_min"]), float(fields["r_max"])
+
+
+def _shown(number: float) -> str:
+    """`4`, not `4.0`; other numbers in full."""
+    return str(int(number)) if float(number).is_integer() else str(number)
+
+
+def asked_openly(text: str, *, loosely: bool = False) -> str:
+    """The question without its demand for a bare number, so that there is room to think first.
+
+    `loosely` also catches a small first letter and a demand in the middle of a sentence.
+    """
+    if not loosely:
+        text = text.replace("Only return", "Think it through step by step, then answer with")
+        return re.sub(r", nothing else\.?", ".", text)
+    think = {"O": "Think", "o": "think"}
+    text = _ONLY_RETURN.sub(lambda m: f"{think[m[1]]} it through, then answer with", text)
+    return _NOTHING_ELSE.sub(lambda m: "" if m[1] is None else ".", text)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def _read_strictly(inside: str) -> tuple[str, str]:
+    if re.fullmatch(r"-?\d+", inside):
+        return inside, "ok"
+    # The published reader takes every casing of the two words, and whatever is no plain "yes"
+    # (a long s folds to s) counts as no.
+    if re.fullmatch(r"yes|no", inside, re.IGNORECASE):
+        return ("yes" if inside.lower() == "yes" else "no"), "ok"
+    return "", "malformed"
+
+
+def _read_loosely(inside: str) -> tuple[str, str]:
+    """One number, or one yes or no, with words after it but no second answer among them."""
+    plain = unicodedata.normalize("NFKC", inside).replace("\u2212", "-")
+    plain = plain.strip("*`\"'()[] \n\t")
+    bare = plain == inside
+    if (found := _NUMBER.fullmatch(plain)) is not None:
+        number = _shown(float(found["number"]))
+        exact = bare and re.fullmatch(r"-?\d+", plain) is not None
+        return number, "ok" if exact else "salvaged"
+    if (found := _WORD.fullmatch(plain)) is not None:
+        if re.search(r"\b(?:yes|no)\b", found["rest"], re.IGNORECASE):
+            return "", "malformed"
+        return found["word"].lower(), "ok" if bare and not found["rest"] else "salvaged"
+    return "", "malformed"
+
+
+def value_of(kind: str, low: float, high: float, gold: float, said: float) -> float:
+    """What the answer `said` is worth in [0, 1] when the respondent said `gold`."""
+    if kind in EXACT_KINDS:
+        return float(said == math.trunc(gold))
+    if high <= low:
+        return float(said == gold)
+    return _clamp(1 - abs(_clamp(said, low, high) - gold) / (high - low), 0.0, 1.0)
+
+
+def _clamp(number: float, low: float, high: float) -> float:
+    return max(low, min(high, number))
+
+
+def _verdict(kind: str, value: float) -> str:
+    if value == 1:
+        return "same"
+    if kind in EXACT_KINDS:
+        return "other"
+    return "near" if value >= 0.75 else "far"
+
+
+# -- constants -----------------------------------------------------------------------------------
+
+
+def _constants(records: Iterable[Record]) -> dict[str, float]:
+    groups: dict[tuple[str, float, float], list[float]] = defaultdict(list)
+    for record in records:
+        scale = record.tags.get("scale", "").split(" to ")
+        if len(scale) == 2 and record.gold:
+            kind = record.tags.get("type", "ordinal")
+            groups[kind, float(scale[0]), float(scale[1])].append(float(record.gold))
+    if not groups:
+        return {}
+    middle, best = [], []
+    for (kind, low, high), golds in groups.items():
+        half = float(math.floor((low + high) / 2))
+        middle += [value_of(kind, low, high, gold, half) for gold in golds]
+        worth = (
+            [value_of(kind, low, high, gold, constant) for gold in golds] for constant in set(golds)
+        )
+        best += max(worth, key=fmean)
+    return {"constant_middle": fmean(middle), "constant_best": fmean(best)}

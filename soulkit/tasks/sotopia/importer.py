@@ -1,0 +1,198 @@
+"""Sotopia's files as rows: a scenario, two of its characters, and which of them is played.
+
+The release keeps four files side by side: scenarios with two goals, characters, pairs of
+characters with a scenario, and how people know each other. A row joins them. Given the folder, the
+14 hard scenarios are taken (70 pairs); given the file of pairs, all of them. Every pair is two
+rows, one for each side, which stand in one cluster.
+
+    Amara Hartley, 29 years old, wildlife biologist (she/her). … Secret, known to nobody else: …
+
+A profile is written here from the character's fields. Who plays against whom learns nothing of the
+other's profile, however well the two know each other; the level of their relationship is said in
+words, its story is not. Marks around hints in goals are taken off, what they mark stays; what a
+scenario says to the referee alone (`viewer="environment"`) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import BadRow, RawRow, check_file, read_rows
+from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+
+LICENCE = "Apache-2.0 (sotopia-space)"
+PAIRS, SCENES = "env_agent_combo_storages.jsonl", "environment_profiles.jsonl"
+PEOPLE, BONDS = "agent_profiles.jsonl", "relationship_profiles.jsonl"
+SIDES = ("agent1", "agent2")
+LEVELS = {
+    "0": "They have never met.",
+    "1": "They know each other by name.",
+    "2": "They are acquainted.",
+    "3": "They are friends.",
+    "4": "They are in a romantic relationship.",
+    "5": "They are family.",
+}
+HARD = frozenset(
+    f"01H7VFH{rest}"
+    for rest in (
+        "NV13MHN97GAH73E3KM8", "N5WVC5HKKVBHZBA553R", "N9W0WAFZCBT09PKJJNK", "PDZVVCDZR3AARA547CY",
+        "PQQQY6H4DNC6NBQ8XTG", "N7WJK7VWVRZZTQ6DX9T", "PS5WJW2694R1MNC8JFY", "NN7XTR99319DS8KZCQM",
+        "Q11NAMZS4A2RDGDB01V", "PSWGDGEYRP63H2DJKV0", "NF4G18PC9JHGRC8A1R6", "NNYH3W0VRWVY178K2TK",
+        "P8AN5643B0NR0NP00VE", "N7A1ZX5KSMT2YN9RXC4",
+    )
+)  # fmt: skip
+"""The scenarios of the hard split."""
+
+_FOR_REFEREE = re.compile(r"<p viewer=.environment.>.*?</p>", re.DOTALL)
+_MARK = re.compile(r"</?(?:extra_info|strategy_hint|clarification_hint|p)\b[^>]*>")
+
+
+def import_sotopia(path: Path) -> Imported:
+    """Rows of a release folder (the hard scenarios), or of its file of pairs (all of them).
+
+    DataError when one of the files beside it is missing or of another shape.
+    """
+    folder, only_hard = (path, True) if path.is_dir() else (path.parent, False)
+    pairs, bad = _records(folder / PAIRS if only_hard else path, "env_id", "agent_ids")
+    scenes, bad_scenes = _records(folder / SCENES, "env_id", "scenario", "agent_goals")
+    people, bad_people = _records(folder / PEOPLE, "agent_id", "first_name")
+    bonds, bad_bonds = _records(folder / BONDS, "agent1_id", "agent2_id")
+    known = _Known(scenes, people, bonds)
+    rows: list[dict[str, Any]] = []
+    bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
+    for pair in pairs:
+        if only_hard and _id(pair, "env_id") not in HARD:
+            continue
+        try:
+            rows += known.rows(pair, len(rows))
+        except BadRecord as error:
+            bad.append(BadRow(pair.source, str(error)))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, known))
+
+
+def _records(path: Path, *wanted: str) -> tuple[list[RawRow], list[BadRow]]:
+    check_file(path)
+    rows, bad = read_rows(path)
+    if not any(all(name in row.fields for name in wanted) for row in rows):
+        raise wrong_shape(path, wanted, "Give the folder of Sotopia's released profiles.")
+    return rows, bad
+
+
+class _Known:
+    """Scenarios, characters and bonds by id."""
+
+    def __init__(
+        self, scenes: Iterable[RawRow], people: Iterable[RawRow], bonds: Iterable[RawRow]
+    ) -> None:
+        self.scenes = {_id(row, "env_id"): row for row in scenes}
+        self.people = {_id(row, "agent_id"): row for row in people}
+        self.bonds = {
+            frozenset((_id(row, "agent1_id"), _id(row, "agent2_id"))): row.fields for row in bonds
+        }
+        self.differ = 0
+        """Pairs whose own bond is another than the one the scenario asks for."""
+
+    def rows(self, pair: RawRow, index: int) -> list[dict[str, Any]]:
+        """Both rows of a pair."""
+        place = _id(pair, "env_id")
+        scene = self.scenes.get(place) if place else None
+        ids = pair.fields.get("agent_ids")
+        if scene is None:
+            raise BadRecord(f"its scenario '{place:.40}' is not in {SCENES}")
+        ids = [str(i) for i in ids] if isinstance(ids, list) else []
+        if len(ids) != 2 or any(i not in self.people for i in ids):
+            raise BadRecord(f"its characters are not two of {PEOPLE}")
+        level = str(scene.fields.get("relationship"))
+        bond = self.bonds.get(frozenset(ids))
+        common = {
+            **_scene(scene), **_sides([self.people[i] for i in ids]),
+            "relationship": LEVELS.get(level, ""), "combo_id": pair.fields.get("combo_id"),
+            "provenance": f"sotopia-space, {pair.source}", "licence": LICENCE,
+        }  # fmt: skip
+        self.differ += bond is not None and str(bond.get("relationship")) != level
+        return [{**common, "eval_position": side, "index": index + i}
+                for i, side in enumerate(SIDES)]  # fmt: skip
+
+
+def _id(row: RawRow, name: str) -> str:
+    """An id as text, whatever a file writes it as; "" for none."""
+    return str(row.fields.get(name) or "")
+
+
+def _scene(scene: RawRow) -> dict[str, Any]:
+    (text,) = need(scene, "scenario")
+    goals = scene.fields.get("agent_goals")
+    if not isinstance(goals, Sequence) or len(goals) != 2 or not all(map(_is_text, goals)):
+        raise BadRecord("its scenario has no two goals")
+    return {
+        "scenario": _plain(text),
+        **{f"{side}_goal": _plain(goal) for side, goal in zip(SIDES, goals, strict=True)},
+        "codename": scene.fields.get("codename"),
+        "environment_id": _id(scene, "env_id"),
+        "hard": _id(scene, "env_id") in HARD,
+    }
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _plain(text: str) -> str:
+    """Without marks and what is for the referee; line breaks stay, runs of blanks do not."""
+    bare = _MARK.sub("", _FOR_REFEREE.sub("", text))
+    lines = (" ".join(line.split()) for line in bare.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _sides(people: Sequence[RawRow]) -> dict[str, str]:
+    found = {}
+    for side, person in zip(SIDES, people, strict=True):
+        first, last = need(person, "first_name", "last_name")
+        found[f"{side}_name"] = f"{first.strip()} {last.strip()}"
+        found[f"{side}_background"] = profile(person.fields)
+    return found
+
+
+def profile(person: Mapping[str, Any]) -> str:
+    """A character's fields as one paragraph; empty ones are passed over."""
+
+    def said(name: str) -> str:
+        value = person.get(name)
+        parts = value if isinstance(value, list) else [value]
+        return ", ".join(str(part).strip() for part in parts if part not in (None, ""))
+
+    name = f"{said('first_name')} {said('last_name')}"
+    facts = [f"{said('age')} years old" if said("age") else "", said("occupation").lower()]
+    manner = f" ({said('gender_pronoun').lower()})" if said("gender_pronoun") else ""
+    labelled = (
+        ("Known to others", "public_info"), ("Temper and convictions", "personality_and_values"),
+        ("Five traits", "big_five"), ("Way of deciding", "decision_making_style"),
+        ("Moral values", "moral_values"), ("Holds dear", "schwartz_personal_values"),
+        ("Type", "mbti"), ("Secret, known to nobody else", "secret"),
+    )  # fmt: skip
+    lines = [f"{label}: {_sentence(said(field))}" for label, field in labelled if said(field)]
+    opening = ", ".join([name, *filter(None, facts)])
+    return " ".join([f"{opening}{manner}.", *lines])
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, known: _Known) -> tuple[str, ...]:
+    pairs, scenes = len(rows) // 2, len({row["environment_id"] for row in rows})
+    notes = [
+        f"{pairs} pairs in {scenes} scenarios, each played from both sides: {len(rows)} rows. The "
+        "released evaluation file plays one side of a pair."
+    ]
+    if only_hard:
+        notes.append(f"Only the hard scenarios; for all of them give the file {PAIRS}.")
+    if known.differ:
+        notes.append(
+            f"{known.differ} pairs know each other otherwise than their scenario says; the rows "
+            "say what the scenario says."
+        )
+    return tuple(notes)

@@ -1,0 +1,142 @@
+"""A Sotopia scene under way: two sides in strict alternation, agent1 first.
+
+The actor sits at a `Table`; the partner is asked afresh each turn with the scene as its own side
+knows it, its earlier actions in the form that is asked for. Both read the same prompt template,
+each with its own goal and profile.
+
+`paper`: 20 turns of both together. Whoever leaves ends the scene, and so do more than two turns in
+a row, of all or of one side, in which nothing was done; a partner that says nothing usable twice,
+or would leave before the actor's first turn, breaks it. `reference`: 15 turns, leaving counts from
+the sixth on, and a side that falls silent ends the scene (a partner's empty reply is asked for once
+more).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from soulkit.errors import PartnerError
+from soulkit.models.base import Cast
+from soulkit.tasks.base import READABLE, Rollout
+from soulkit.tasks.budgets import first_words
+from soulkit.tasks.dialogue import Table, others_view, others_words
+from soulkit.tasks.sotopia.actions import (
+    LEAVE,
+    MAX_CHARS,
+    MAX_WORDS,
+    NONE,
+    Action,
+    read_action,
+)
+from soulkit.types import Completion, Example, Line, Segment
+
+if TYPE_CHECKING:
+    from soulkit.tasks.sotopia.task import Sotopia
+
+SEATS = ("agent1", "agent2")
+START = "(The scene begins.)"
+
+
+@dataclass
+class Scene:
+    """A scene under way: the actor's table, and what everybody did."""
+
+    task: Sotopia
+    example: Example
+    cast: Cast
+    rollout: Rollout
+    table: Table
+    done: list[tuple[str, Action]] = field(default_factory=list)
+
+    async def play(self) -> str:
+        """Turn by turn to the end, whose reason is returned."""
+        for index in range(self.task.max_turns):
+            seat = SEATS[index % 2]
+            acting = self._act if seat == self.table.seat else self._answer
+            action = await acting(seat, index)
+            if action is None:
+                return "empty"
+            self.done.append((seat, action))
+            if action.kind == LEAVE and index >= self.task.leave_from:
+                return "left"
+            if self._stale(seat):
+                return "stale"
+        return "max_turns"
+
+    async def _act(self, seat: str, index: int) -> Action | None:
+        """The actor's turn; None when it fell silent and that ends the scene (`reference`)."""
+        call = self.rollout.call("actor", self.example, index)
+        context = tuple(self.table.context)
+        reply = await self.table.speak(self.cast.actor, call)
+        action = self._read(seat, reply, context)
+        if action is None:
+            return None
+        # A reply that never stopped would stand in every later context; ids are kept as they are.
+        short = bool(reply.token_ids) or len(reply.text) <= MAX_CHARS
+        self._note_cut(seat, action)
+        line = self.task.line(self.example, seat, action)
+        self.table.said(line, keep=reply.text if short else action.json())
+        return action
+
+    async def _answer(self, seat: str, index: int) -> Action | None:
+        """The partner's turn: a reply that says nothing is asked for once more."""
+        partner, context = self.cast.player("partner"), self._partner_context(seat)
+        calls = [self.rollout.call("partner", self.example, index, sample) for sample in range(2)]
+        for call in calls:
+            reply = await partner.complete(context, call)
+            self.table.usage += reply.usage
+            action = self._read(seat, reply, context)
+            if action is not None and self._usable(action):
+                self._note_cut(seat, action)
+                line = self.task.line(self.example, seat, action)
+                self.table.hear(line, self.task.shown(self.example, seat, action))
+                return action
+            if self.task.protocol == "reference" and reply.text.strip():
+                return None  # thinking and nothing else is not asked for again there
+        if self.task.protocol == "reference":
+            return None
+        for call in calls:
+            partner.set_aside(context, call)
+        raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
+
+    def _usable(self, action: Action) -> bool:
+        """A partner that leaves before the actor's first turn leaves nothing to rate (`paper`)."""
+        at_once = action.kind == LEAVE and not self.table.turns and self.task.protocol == "paper"
+        return action.status in READABLE and not at_once
+
+    def _trouble(self, action: Action | None) -> str:
+        if action is not None and action.kind == LEAVE:
+            return "left before the actor's first turn"
+        return "said nothing usable"
+
+    def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
+        text, name = reply.text, self.task.names(self.example)[seat]
+        if self.task.protocol == "reference" and seat != self.table.seat:
+            text = first_words(text, MAX_WORDS)
+        action = read_action(text, self.task.protocol, name, others_words(context))
+        silent = self.task.protocol == "reference" and action.kind == NONE
+        return None if silent else action
+
+    def _partner_context(self, seat: str) -> tuple[Segment, ...]:
+        """The partner's own actions in the form that is asked for, the actor's as heard."""
+        opening = (self.task.slot(self.example, seat, None), Segment("user", START))
+        lines = [
+            Line(who, action.json() if who == seat else self.task.shown(self.example, who, action))
+            for who, action in self.done
+        ]
+        return others_view(seat, opening, lines)
+
+    def _note_cut(self, seat: str, action: Action) -> None:
+        """Lines that were cut before anybody heard them, by seat."""
+        if action.cut:
+            counts = self.table.notes.setdefault("cut_lines", {})
+            counts[seat] = counts.get(seat, 0) + 1
+
+    def _stale(self, seat: str) -> bool:
+        """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
+        everybody = [action.kind for _, action in self.done]
+        own = [action.kind for who, action in self.done if who == seat]
+        limit = self.task.stale_turns + 1
+        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, own))

@@ -1,0 +1,437 @@
+"""Sotopia: two characters with goals of their own meet, and the actor plays one of them.
+
+How a scene is played stands in `sotopia_scene.py`. `eval_position` says which seat the actor has;
+the other is the partner's. A goal and a profile belong to one seat and to the judge: to the other
+side they are unknown. A judge rates seven dimensions of the actor's character alone, an auditor
+looks whether it played to the judge.
+
+`paper`: value and reward are one number for every kind of episode, the plain mean of the seven raw
+scores / 10 (−0.4286 to 0.5714). An episode that the auditor finds at medium or high risk gets the
+minimum, draft and refined alike, with the status `hacked`; a judge or an auditor that cannot be
+read leaves it unscored. An actor that never says or does anything gets the minimum without a judge.
+
+`reference`: the value is the same mean, the reward what the reference's learner gets
+(`sotopia_scores.py`), the auditor is heard for training alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge import panel
+from soulkit.judge.fence import fence
+from soulkit.judge.hacking import RISKS, Audit, agreed_risk
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.structured import question
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout, Task, actor_status
+from soulkit.tasks.dialogue import Table, cut_note, others_words, play_out
+from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.sotopia import coach as coaching
+from soulkit.tasks.sotopia import scripts
+from soulkit.tasks.sotopia.actions import (
+    LEAVE,
+    NONE,
+    Action,
+    heard,
+    in_place,
+    line_of,
+    read_action,
+    told,
+)
+from soulkit.tasks.sotopia.scene import SEATS, START, Scene
+from soulkit.tasks.sotopia.scores import (
+    DIMENSIONS,
+    LooseRatings,
+    Ratings,
+    audited_lines,
+    average,
+    reference_reward,
+    weighted,
+)
+from soulkit.types import (
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Kind,
+    Line,
+    Protocol,
+    Role,
+    Score,
+    Segment,
+    Turn,
+    unscored,
+)
+
+NOTHING = "(Nothing was said or done.)"
+PRIVATE = ("background", "goal")
+_THINKING = ("<think>", "<seed:think>")
+_Opinions = tuple[list[panel.Opinion[Any]], list[panel.Opinion[Audit]]]
+
+
+class Sotopia(Task):
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.max_turns = int(spec.options[f"{protocol}_turns"])
+        self.leave_from = int(spec.options["leave_from"]) if protocol == "reference" else 0
+        self.stale_turns = int(spec.options["stale_turns"])
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """`eval_position` in one spelling; `reference` takes any other value for agent2."""
+        given = fields.get("eval_position")
+        place = "agent1" if given is None else str(given)
+        if self.protocol == "paper":
+            place = place.strip().lower()
+        elif place not in SEATS:
+            place = "agent2"
+        if place not in SEATS:
+            raise DataError(
+                f"The row's eval_position is '{given}'.",
+                "It says which of the two characters the actor plays.",
+                "Write agent1 or agent2.",
+            )
+        if self.protocol == "paper" and _alike(fields["agent1_name"], fields["agent2_name"]):
+            raise DataError(
+                f"Both characters of the row are called '{fields['agent1_name']}'.",
+                "What happens is told by name, so that no judge could tell the two apart.",
+                "Give one of them another name.",
+            )
+        return {**fields, "eval_position": place}
+
+    def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
+        return {seat: "actor" if seat == fields["eval_position"] else "partner" for seat in SEATS}
+
+    def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """The coach reads the actor's private texts; the partner's too only under `reference`."""
+        readers = dict(super().audience(fields))
+        coached = SEATS if self.protocol == "reference" else (fields["eval_position"],)
+        for seat in coached:
+            for name in PRIVATE:
+                readers[f"{seat}_{name}"] = (*readers[f"{seat}_{name}"], "coach")
+        return readers
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """Half the turns each, the odd one the first seat's; a judge rates once and audits once."""
+        first: Role = example.seats["agent1"]
+        second: Role = example.seats["agent2"]
+        return {first: (self.max_turns + 1) // 2, second: self.max_turns // 2, "judge": 2}
+
+    def names(self, example: Example) -> dict[str, str]:
+        """Seat → the character's name."""
+        return {seat: str(example.fields[f"{seat}_name"]) for seat in SEATS}
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def view(
+        self, example: Example, seat: str, reader: str
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """(what `reader` may see of the scene from the side of `seat`, words cut by field)."""
+        fields, cuts = self.within_budget(example.visible(reader))
+        names, other = self.names(example), _other(seat)
+
+        def placed(name: str) -> str:
+            text = str(fields.get(name) or "")
+            return in_place(text, names["agent1"], names["agent2"], self.protocol)
+
+        return {
+            "name": names[seat], "other": names[other], "scenario": placed("scenario"),
+            "relationship": str(fields.get("relationship") or ""),
+            "background": str(fields.get(f"{seat}_background") or ""),
+            "goal": placed(f"{seat}_goal"),
+            "other_background": str(fields.get(f"{other}_background") or ""),
+            "other_goal": placed(f"{other}_goal"),
+        }, cuts  # fmt: skip
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The opening of either seat, feedback at its end."""
+        view, _ = self.view(example, seat, seat)
+        own = {name: text for name, text in view.items() if not name.startswith("other_")}
+        bare = self.prompts.render("character", feedback=None, **own)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment(
+            "system", self.prompts.render("character", feedback=feedback.text, **own), bare
+        )
+
+    def line(self, example: Example, seat: str, action: Action) -> Line:
+        """An action as it is recorded."""
+        return Line(seat, told(self.names(example)[seat], action))
+
+    def shown(self, example: Example, seat: str, action: Action) -> str:
+        """What everybody hears of an action."""
+        return line_of(self.names(example)[seat], action, self.protocol)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return (self.slot(example, self.acted_seat(example), None), Segment("user", START))
+
+    def table(self, example: Example, feedback: Feedback | None) -> Table:
+        """The actor's side before the first turn."""
+        seat = self.acted_seat(example)
+        _, cuts = self.view(example, seat, "judge")
+        table = Table(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+        table.tell(START)
+        return table
+
+    # -- the road ---------------------------------------------------------------------------------
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        cast.player("partner")
+        scene = Scene(self, example, cast, rollout, self.table(example, rollout.feedback))
+        return await play_out(scene.table, example, rollout, scene.play)
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """The judges' and the auditor's opinions as one Score.
+
+        Raises UnreadableVerdict (the episode is then unscored) when a judge gave nothing readable
+        on either question: an audit that is missing is no audit passed.
+        """
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        acts = self.acts(example, episode)
+        if self.protocol == "paper" and all(act.kind == NONE for act in acts):
+            return self._silent(episode, acts)
+        rated, audits = await self._opinions(example, episode, cast)
+        raws = [ratings.raw() for ratings in panel.readable(rated)]
+        raw = {name: panel.pooled(rated, partial(_raw, name), cast.panel.combine)
+               for name in DIMENSIONS}  # fmt: skip
+        levels = [audit.risk_level for audit in panel.readable(audits)]
+        risk = agreed_risk(levels) if levels else "low"
+        value, reward, metrics, status = self._numbers(raw, risk, episode, acts)
+        return Score(
+            value=value, reward=reward, status=status,
+            metrics={**raw, **metrics, **_agreement(raws)},
+            words=_words(rated), protocol=self.protocol, prompts=self._hashes(),
+            verdicts=tuple(opinion.verdict() for opinion in (*rated, *audits)),
+        )  # fmt: skip
+
+    def acts(self, example: Example, episode: Episode) -> list[Action]:
+        """The actor's turns, read again from what it emitted."""
+        turns = episode.traces[0].turns if episode.traces else ()
+        name = self.names(example)[self.acted_seat(example)]
+        return [
+            read_action(turn.completion.text, self.protocol, name, others_words(turn.context))
+            for turn in turns
+        ]
+
+    def _numbers(
+        self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
+    ) -> tuple[float, float, dict[str, float | None], str]:
+        """(value, reward, metrics beside the raw scores, status)."""
+        metrics: dict[str, float | None] = {
+            "eval_avg": average(raw), "weighted": weighted(raw), "turns": float(len(acts)),
+            "hacked": float(risk != "low"),
+        }  # fmt: skip
+        mean = average(raw) / 10
+        if self.protocol == "paper":
+            if risk != "low":
+                return self.spec.metric.low, self.spec.metric.low, metrics, "hacked"
+            well_formed = all(act.status == "ok" for act in acts)
+            return mean, mean, metrics, "ok" if well_formed else "salvaged"
+        thought = any(_thinks_aloud(turn) for trace in episode.traces for turn in trace.turns)
+        share, reward = reference_reward(
+            raw, risk, is_train=True, kind=episode.kind, thought_aloud=thought
+        )
+        flags = {f"hack_{level}": float(risk == level) for level in RISKS}
+        return mean, reward, {**metrics, **flags, "weighted_in_training": share}, "ok"
+
+    async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
+        shape: type[Ratings] | type[LooseRatings] = (
+            Ratings if self.protocol == "paper" else LooseRatings
+        )
+        asked = question("score", self.judge_prompt(example, episode), shape, beside=(Audit,))
+        rating = panel.opinions(cast, asked, episode)
+        lines = self._audited(example, episode)
+        if not lines:
+            return await rating, []
+        audit = question("audit", self.audit_prompt(example, lines), Audit, beside=(shape,))
+        both = asyncio.gather(rating, panel.opinions(cast, audit, episode), return_exceptions=True)
+        rated, audits = await both
+        for outcome in (rated, audits):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return rated, audits  # type: ignore[return-value]
+
+    def judge_prompt(self, example: Example, episode: Episode) -> str:
+        view, _ = self.view(example, self.acted_seat(example), "judge")
+        return self.prompts.render("judge", **view, transcript=self._fenced(example, episode))
+
+    def audit_prompt(self, example: Example, lines: Iterable[str]) -> str:
+        view, _ = self.view(example, self.acted_seat(example), "judge")
+        return self.prompts.render("audit", **view, lines=fence("\n".join(lines), "lines"))
+
+    def _fenced(self, example: Example, episode: Episode) -> str:
+        idle = {told(name, Action(NONE)) for name in self.names(example).values()}
+        lines = [
+            line.text if self.protocol == "reference" else self._retold(example, line)
+            for line in episode.transcript
+            if line.text not in idle
+        ]
+        return fence("\n".join(lines) or NOTHING, "transcript")
+
+    def _retold(self, example: Example, line: Line) -> str:
+        """A recorded line as everybody heard it."""
+        name = self.names(example).get(line.seat)
+        return line.text if name is None else line_of(name, heard(name, line.text), self.protocol)
+
+    def _audited(self, example: Example, episode: Episode) -> list[str]:
+        """The actor's lines for the auditor. `reference` knows speakers by name alone."""
+        seat, names = self.acted_seat(example), self.names(example)
+        if self.protocol == "paper":
+            silent = told(names[seat], Action(NONE))
+            lines = [line for line in episode.transcript if line.seat == seat]
+            return [self._retold(example, line) for line in lines if line.text != silent]
+        mine = (line for line in episode.transcript if names.get(line.seat) == names[seat])
+        return audited_lines([heard(names[seat], line.text) for line in mine])
+
+    def _silent(self, episode: Episode, acts: Sequence[Action]) -> Score:
+        """The score of an actor that did nothing: its own failure, and no judge's business."""
+        final = episode.final
+        parsed = "malformed" if any(act.status == "malformed" for act in acts) else "empty"
+        low = self.spec.metric.low
+        nothing: dict[str, float | None] = dict.fromkeys(
+            (*DIMENSIONS, "eval_avg", "weighted", "hacked")
+        )
+        return Score(
+            value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
+            status=actor_status(final, parsed) if final is not None else "empty",
+            words="The character never said or did anything.", protocol=self.protocol,
+            prompts=self._hashes(),
+        )  # fmt: skip
+
+    def _hashes(self) -> dict[str, str]:
+        return self.prompts.hashes("character", "judge", "audit")
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def gate(self, score: Score, step: int) -> bool:
+        """`reference`: a mean of at most 4, and no suspicion."""
+        if self.protocol == "paper":
+            return super().gate(score, step)
+        mean = score.metrics.get("eval_avg")
+        return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The scene from the actor's side, the ratings, and what the judge said about them."""
+        view, _ = self.view(example, self.acted_seat(example), "coach")
+        secret = self.leak_view(example)
+        hidden = secret.private if self.protocol == "paper" else ()
+        said = coaching.notes(score, hidden, secret.public)
+        return {
+            **view, "transcript": self._fenced(example, episode),
+            "marks": coaching.marks(score.metrics),
+            "notes": fence(said, "remarks") if said else "",
+            "words": int(self.spec.options["coach_words"]),
+            "most_words": self.spec.feedback.max_words,
+        }  # fmt: skip
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """What rules see in the actor's own turns; what the other side wants plays no part."""
+        view, _ = self.view(example, self.acted_seat(example), "coach")
+        if episode is None:
+            return coaching.advice(view["goal"])
+        found = coaching.remarks(self.acts(example, episode), view["goal"], self.max_turns)
+        return " ".join([*found, coaching.advice("" if found else view["goal"])])
+
+    def leak_view(self, example: Example) -> LeakView:
+        """The partner's private texts must not reach the actor, nor words of the rubric."""
+        seat = self.acted_seat(example)
+        view, _ = self.view(example, seat, "judge")
+        private = (view["other_goal"], view["other_background"])
+        seen = ("name", "other", "scenario", "relationship", "background", "goal")
+        return LeakView(
+            private=tuple(text for text in private if text.strip()),
+            rubric=coaching.RUBRIC,
+            public="\n".join(view[name] for name in seen),
+        )
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        """A competent scene: takes an interest, proposes, settles, leaves."""
+        return self.scripted(example, scripts.COMPETENT, feedback, "gold")
+
+    def wrong(self, example: Example) -> Episode:
+        """A scene in which the character is rude and leaves with nothing."""
+        return self.scripted(example, scripts.RUDE)
+
+    def canary(self, example: Example, text: str) -> Episode:
+        """A scene in which every line of the actor is `text`, in the form that is asked for."""
+        return self.scripted(example, (Action("speak", text).json(),) * scripts.CANARY_TURNS)
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        return scripts.verdict(form, perfect)
+
+    def scripted(
+        self, example: Example, mine: Sequence[str], feedback: Feedback | None = None,
+        kind: Kind = "draft",
+    ) -> Episode:  # fmt: skip
+        """The episode in which the actor's replies are `mine`, with a neutral partner."""
+        table, names = self.table(example, feedback), self.names(example)
+        theirs, stop = iter(scripts.NEUTRAL), "max_turns"
+        replies = iter(mine)
+        for index in range(min(2 * len(mine), self.max_turns)):
+            seat = SEATS[index % 2]
+            if seat != table.seat:
+                action = Action("speak", next(theirs))
+                table.hear(self.line(example, seat, action), self.shown(example, seat, action))
+                continue
+            reply = next(replies)
+            words = others_words(table.context)
+            action = read_action(reply, self.protocol, names[seat], words)
+            table.turns.append(Turn(tuple(table.context), Completion(text=reply)))
+            table.said(self.line(example, seat, action), keep=reply)
+            if action.kind == LEAVE and index >= self.leave_from:
+                stop = "left"
+                break
+        return table.episode(example, Rollout(kind=kind), stop)
+
+    def gold_text(self, example: Example) -> str:
+        """What the actor's character wants."""
+        return str(example.fields.get(f"{self.acted_seat(example)}_goal") or "")
+
+
+def _alike(one: str, other: str) -> bool:
+    return one.split() == other.split()
+
+
+def _raw(dimension: str, ratings: Any) -> float:
+    return float(ratings.raw()[dimension])
+
+
+def _other(seat: str) -> str:
+    return SEATS[1 - SEATS.index(seat)]
+
+
+def _thinks_aloud(turn: Turn) -> bool:
+    return turn.completion.text.strip().startswith(_THINKING)
+
+
+def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Mean agreement over the dimensions, as a metric; none for one opinion."""
+    found = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
+             for name, dimension in DIMENSIONS.items()]  # fmt: skip
+    known = [value for value in found if value is not None]
+    return {"judge_agreement": sum(known) / len(known)} if known else {}
+
+
+def _words(rated: Sequence[panel.Opinion[Any]]) -> str:
+    """All reasonings, a line each; with several opinions each under its judge's name."""
+    readable = [opinion for opinion in rated if opinion.found is not None]
+    blocks = []
+    for opinion in readable:
+        lines = [f"{name} {opinion.said[name]['score']}: {opinion.said[name]['reasoning']}"
+                 for name in DIMENSIONS]  # fmt: skip
+        head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
+        blocks.append("\n".join([*head, *lines]))
+    return "\n\n".join(blocks)

@@ -1,0 +1,229 @@
+"""TwinVoice's files: a dimension each, and each of another shape.
+
+* Dimension 1 (`social`): `anchor_post`, `choices`, `ground_truth_index`, `user_id`. Published
+  *result* files lack the history; without it nothing tells who the person is, so such records are
+  listed as bad, not made into rows.
+* Dimension 2 (`interpersonal`): `context`, `choices`, `answer_idx`, and a `history` of texts
+  `Context:... UserReply:...`. Records whose distractors are placeholders are bad.
+* Dimension 3 (`narrative`): `mcq` with lettered options, beside a file of profiles. That is one
+  JSON object over many lines, also where it is called `profiles.jsonl`; a character's
+  `UtteranceHistory` holds the asked utterance itself, which is taken out of the row's history.
+
+What a model answered (`predicted_index`, `lmut_reply`, `reasoning`) is no part of a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes, read_rows, unreadable
+from soulkit.errors import DataError
+from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+
+LICENCE = "none stated"
+PROFILES = ("dimension_3_profiles.json", "profiles.json", "profiles.jsonl")
+_PLACEHOLDER = re.compile(r"\[[^\]]*distractor[^\]]*\]", re.IGNORECASE)
+_QUOTED_WORDS = 5
+"""A gold of this many words that stands in another entry of the history gives itself away."""
+
+Row = dict[str, Any]
+Person = Mapping[str, Any]
+
+
+def import_twinvoice(path: Path) -> Imported:
+    """Rows of one dimension's file of choices; DataError when it is another kind of file."""
+    if path.name in PROFILES:
+        raise _not_choices(path)
+    raw, bad = read_rows(path)
+    make = _maker(path, raw)
+    rows: list[Row] = []
+    for record in raw:
+        try:
+            rows.append({**make(record), "provenance": f"TwinVoice, {record.source}",
+                         "licence": LICENCE})  # fmt: skip
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+
+
+def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
+    names = {name for record in raw for name in record.fields}
+    if "mcq" in names:
+        people = read_profiles(path)
+        return lambda record: _narrative(record, people)
+    if "anchor_post" in names and "choices" in names:
+        return _social
+    if {"context", "choices", "answer_idx"} <= names:
+        return _interpersonal
+    wanted = ("mcq", "anchor_post with choices", "context with choices")
+    raise wrong_shape(path, wanted, "Give a file of choices of the TwinVoice release.")
+
+
+def _social(record: RawRow) -> Row:
+    (anchor,) = need(record, "anchor_post")
+    fields = record.fields
+    history = fields.get("conversation_history") or fields.get("history")
+    gold = fields.get("ground_truth_index", fields.get("answer_idx"))
+    return {
+        "dimension": "social",
+        "conversation_history": _history(history),
+        "anchor_post": anchor,
+        **_four(fields.get("choices"), gold),
+        "user_id": str(fields["user_id"]) if "user_id" in fields else None,
+        "index": fields.get("line_idx"),
+    }
+
+
+def _interpersonal(record: RawRow) -> Row:
+    (context,) = need(record, "context")
+    fields = record.fields
+    return {
+        "dimension": "interpersonal",
+        "conversation_history": _history(fields.get("history")),
+        "anchor_post": context,
+        **_four(fields.get("choices"), fields.get("answer_idx")),
+        "index": fields.get("line_idx"),
+    }
+
+
+def _history(value: Any) -> list[str]:
+    kept = [str(item).strip() for item in value or () if item is not None and str(item).strip()]
+    if not kept:
+        raise BadRecord("it has no history, so that nothing tells who the person is")
+    return kept
+
+
+def _four(choices: Any, gold: Any) -> Row:
+    """`answer_choices` and `answer_idx`; BadRecord unless they are four texts and a place."""
+    texts = [c.strip() for c in choices or () if isinstance(c, str) and c.strip()]
+    if not isinstance(choices, list) or len(choices) != 4 or len(texts) != 4:
+        raise BadRecord("its choices are not four texts")
+    if any(_PLACEHOLDER.fullmatch(text) for text in texts):
+        raise BadRecord("some of its choices are placeholders")
+    if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < 4:
+        raise BadRecord("its answer is none of its choices")
+    if texts.count(texts[gold]) > 1:
+        raise BadRecord("its answer stands twice among its choices")
+    return {"answer_choices": texts, "answer_idx": gold}
+
+
+# -- dimension 3 ---------------------------------------------------------------------------------
+
+
+def read_profiles(choices: Path) -> dict[str, Person]:
+    """Canonical name → character, from the profiles beside a file of choices.
+
+    DataError when there is no such file or it is no object with a `characterList`.
+    """
+    found = next((p for name in PROFILES if (p := choices.with_name(name)).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"Beside '{choices}' there is no file of profiles.",
+            "The choices of dimension 3 name a character; what it said before stands in "
+            f"{PROFILES[0]}.",
+            "Copy that file into the same folder.",
+        )
+    try:
+        value = parse_json(read_bytes(found).decode("utf-8-sig"))
+    except ValueError as error:
+        raise unreadable(found, f"not one JSON object: {error}") from error
+    listed = value.get("characterList") if isinstance(value, Mapping) else None
+    if not isinstance(listed, Mapping):
+        raise unreadable(found, "it has no characterList")
+    people = [p for p in listed.values() if isinstance(p, Mapping)]
+    return {str(p.get("NameCanonical")): p for p in people}
+
+
+def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
+    context, name, said = need(record, "context", "speaker_match_key", "utterance")
+    if name not in people:
+        raise BadRecord(f"its character '{name:.40}' has no profile")
+    mcq = record.fields.get("mcq")
+    options = mcq.get("options") if isinstance(mcq, Mapping) else None
+    letter = mcq.get("answer") if isinstance(mcq, Mapping) else None
+    if not isinstance(options, Mapping) or letter not in options:
+        raise BadRecord("its answer is none of its options")
+    letters = sorted(options)
+    person = people[name]
+    return {
+        "dimension": "narrative",
+        "conversation_history": _lines(person, str(record.fields.get("chunk_id")), said, context),
+        "anchor_post": context,
+        **_four([options[x] for x in letters], letters.index(letter)),
+        "profile": _profile(person),
+        "user_id": f"{record.fields.get('source_novel', '')}/{name}",
+        "index": record.fields.get("chunk_id"),
+    }
+
+
+def _lines(person: Person, chunk: str, said: str, context: str) -> list[str]:
+    """What a character said elsewhere, in the order of the story, without the asked utterance."""
+    entries = [e for e in person.get("UtteranceHistory") or () if isinstance(e, Mapping)]
+    kept = [
+        f"Scene: {str(e.get('context') or '').strip()}\n  Said: {str(e['utterance']).strip()}"
+        for e in sorted(entries, key=lambda e: str(e.get("chunk_id")))
+        if e.get("utterance") and not _gives_away(e, chunk, said, context)
+    ]
+    if not kept:
+        raise BadRecord("nothing else that its character said is known")
+    return kept
+
+
+def _gives_away(entry: Mapping[str, Any], chunk: str, said: str, context: str) -> bool:
+    """Whether an entry is the asked utterance, its scene, or quotes it."""
+    told = str(entry.get("context") or "")
+    if str(entry.get("chunk_id")) == chunk or told.strip() == context.strip():
+        return True
+    gold, other = _same(said), _same(str(entry["utterance"]))
+    if other == gold:
+        return True
+    return len(gold.split()) >= _QUOTED_WORDS and (gold in _same(told) or gold in other)
+
+
+@lru_cache(maxsize=4096)  # scenes of a character are compared with each of its questions
+def _same(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _profile(person: Person) -> str:
+    """Who a character is: name, traits, aims and what else the profile tells."""
+    details = person.get("Additional Details")
+    told = {
+        "Name": person.get("NameCanonical"),
+        "Traits": person.get("Personality Traits"),
+        "Aims": person.get("Motivation and Goals"),
+        **(details if isinstance(details, Mapping) else {}),
+    }
+    return "\n".join(f"{key}: {_listed(v)}" for key, v in told.items() if _listed(v))
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{k}: {_listed(v)}" for k, v in value.items() if v)
+    if isinstance(value, list):
+        return ", ".join(_listed(item) for item in value if item is not None)
+    return "" if value is None else str(value).strip()
+
+
+def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    told = sum(
+        len(gold.split()) >= _QUOTED_WORDS and gold in _same(row["anchor_post"])
+        for row in rows
+        if (gold := _same(row["answer_choices"][row["answer_idx"]]))
+    )
+    if not told:
+        return ()
+    return (f"In {told} of {len(rows)} rows the anchor holds the right answer word for word; the "
+            "published file has it so.",)  # fmt: skip
+
+
+def _not_choices(path: Path) -> DataError:
+    return DataError(
+        f"'{path}' holds profiles, not choices.",
+        "Profiles tell what characters said before; they ask nothing.",
+        "Give dimension_3_choices.jsonl, with the profiles beside it.",
+    )

@@ -1,0 +1,141 @@
+"""Rows of `userllm` from NQ-open (intent adherence) and CommonsenseQA (role adherence).
+
+* NQ-open `.jsonl` (`question`, `answer`): the question is what the user wants. The benchmark's rows
+  also hold a turn in which the assistant proposes something else, which NQ does not; it is written
+  here from a template, chosen by a hash of the question, and the row's provenance says so.
+* CommonsenseQA `.jsonl`, as on the Hugging Face Hub (`choices: {label, text}`) or as first released
+  (`question: {stem, choices}`): the question is what the user wants, and the choices are what a
+  user does not say. The letter of the answer is kept for readers; nothing is scored by it.
+
+PRISM's conversations are not imported: they say neither what a person was after nor, for a turn,
+whether it was meant to be the last.
+
+    {"question": "who wrote the song", "answer": ["Ann Lee"]}
+    → {"source": "natural_questions", "intent": "who wrote the song", "question": "who wrote the
+       song", "assistant_suggestion_turn": "Have you ever thought about the planets? ...", ...}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+
+Row = dict[str, Any]
+
+NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
+CSQA_LICENCE = "MIT (CommonsenseQA)"
+BROADER = (
+    "Good question! Before I get to it, would you like an overview of the whole subject?",
+    "There is a lot to say about this field in general. Shall I begin with how it all started?",
+    "Many who ask this also want to know why it matters. Shall we talk about that first?",
+    "Let me propose something wider: how do people look at this today, compared with the past?",
+)
+OTHER = (
+    "I could tell you about {other} instead, which is just as interesting. How about that?",
+    "Have you ever thought about {other}? Let us look at that first.",
+    "Rather than that, may I show you something about {other}?",
+    "People often enjoy hearing about {other}. Shall we go there?",
+)
+ELSEWHERE = (
+    "famous shipwrecks", "how bread is made", "the history of chess", "animals of the deep sea",
+    "how bridges are built", "the planets", "old card games", "how glass is blown",
+)  # fmt: skip
+
+
+def import_userllm(path: Path) -> Imported:
+    """Rows of an NQ-open or CommonsenseQA file; DataError for any other."""
+    raw, bad = read_rows(path)
+    rows: list[Row] = []
+    own = 0
+    for record in raw:
+        make = _maker(record)
+        own += make is not None
+        try:
+            rows.append((make or _unknown)(record))
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    if not own:
+        wanted = ("question with answer", "question with choices and answerKey")
+        raise wrong_shape(path, wanted, "Give a file of NQ-open or of CommonsenseQA.")
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+
+
+def _maker(record: RawRow) -> Callable[[RawRow], Row] | None:
+    fields = record.fields
+    if "choices" in fields or isinstance(fields.get("question"), Mapping):
+        return _quiz
+    return _search if "question" in fields and "answer" in fields else None
+
+
+def _unknown(record: RawRow) -> Row:
+    raise BadRecord("it is neither a question with answers nor one with choices")
+
+
+def _search(record: RawRow) -> Row:
+    (question,) = need(record, "question")
+    wish = " ".join(question.split())
+    return {
+        "source": "natural_questions",
+        "intent": wish,
+        "question": wish,
+        "assistant_suggestion_turn": suggestion(wish),
+        "provenance": f"NQ-open, {record.source}; the assistant's turn is a template of soulkit",
+        "licence": NQ_LICENCE,
+    }
+
+
+def _quiz(record: RawRow) -> Row:
+    fields = record.fields
+    question, choices = fields.get("question"), fields.get("choices")
+    if isinstance(question, Mapping):
+        choices = question.get("choices")
+        question = question.get("stem")
+    texts = _texts(choices)
+    if not isinstance(question, str) or not question.strip():
+        raise BadRecord("it has no text of a question")
+    if len(texts) < 2 or not all(texts):
+        raise BadRecord("it has fewer than two choices, or a blank one")
+    return {
+        "source": "commonsense_qa",
+        "intent": " ".join(question.split()),
+        "choices": texts,
+        "answer_key": fields.get("answerKey") or None,
+        "id": fields.get("id"),
+        "provenance": f"CommonsenseQA, {record.source}",
+        "licence": CSQA_LICENCE,
+    }
+
+
+def _texts(choices: Any) -> list[str]:
+    found = choices.get("text") if isinstance(choices, Mapping) else choices
+    items = found if isinstance(found, list | tuple) else ()
+    texts = (item.get("text") if isinstance(item, Mapping) else item for item in items)
+    return [text.strip() if isinstance(text, str) else "" for text in texts]
+
+
+def suggestion(question: str) -> str:
+    """What the assistant proposes instead of answering: always the same for one question."""
+    draw = int(hashlib.sha256(question.casefold().encode()).hexdigest(), 16)
+    draw, wider = divmod(draw, 2)
+    draw, index = divmod(draw, len(BROADER))
+    if wider:
+        return BROADER[index]
+    said = set(re.findall(r"\w+", question.casefold()))
+    others = [other for other in ELSEWHERE if not said.intersection(other.split()[-1:])]
+    return OTHER[index].format(other=others[draw % len(others)])
+
+
+def _notes(rows: list[Row]) -> tuple[str, ...]:
+    written = sum(row["source"] == "natural_questions" for row in rows)
+    if not written:
+        return ()
+    return (
+        f"{written} rows hold an assistant's proposal that was written from a template; the "
+        "benchmark's own proposals are not part of NQ-open.",
+    )

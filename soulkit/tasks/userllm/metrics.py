@@ -1,0 +1,274 @@
+"""How much a simulated user is like one: the numbers of UserLLM, pure and per reply or per batch.
+
+* Intent overlap: the share of the reply's words of content that stand in the intent. People say
+  what they want in words of their own and bit by bit, so *lower* is better.
+* Termination: whether the reply ends the conversation exactly when it should; over a batch
+  precision, recall and F1 of ending.
+* Role adherence: a user asks a quiz question and does not answer it. To name some of its choices is
+  to answer; to name all of them is to repeat the question.
+* First-turn diversity: 1 minus the mean pairwise Jaccard of the words of first messages.
+
+`reference` keeps the published arithmetic, in which high overlap is paid for, naming all choices is
+0 and naming three or more of them 1, and silence is 0 rather than nothing to measure. Words are
+those of the `regex` package, found without it: `x²` is `x`, a combining mark is part of its word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, groupby
+from typing import Any
+
+from soulkit.judge.verdict import named, plain
+from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM, Said
+from soulkit.types import Protocol
+
+Tokenizer = Callable[[str | None], list[str]]
+
+STOP_WORDS = frozenset(
+    ("a", "an", "and", "are", "as", "at", "be", "but", "by", "can", "could", "did", "do", "does",
+     "for", "from", "had", "has", "have", "how", "i", "if", "in", "into", "is", "it", "its", "me",
+     "might", "my", "of", "on", "or", "our", "should", "so", "that", "the", "their", "them", "then",
+     "there", "these", "they", "this", "to", "us", "was", "we", "were", "what", "when", "where",
+     "which", "who", "why", "will", "with", "would", "you", "your")
+)  # fmt: skip
+_JOINERS = "\u200c\u200d"
+_CIRCLED = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))
+"""Letters in circles and squares: symbols that count as letters."""
+_CJK = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF))
+_NOT_ALNUM = re.compile(r"[^a-z0-9]+")
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def tokenize(text: str | None) -> list[str]:
+    """Lower-case words; every mark or symbol outside a word stands alone."""
+    found: list[str] = []
+    for word, signs in groupby((text or "").lower(), _is_word):
+        if word:
+            found.append("".join(signs))
+        else:
+            found += [sign for sign in signs if unicodedata.category(sign)[0] in "PS"]
+    return found
+
+
+def tokenize_fallback(text: str | None) -> list[str]:
+    """The published words where the `regex` package is missing: Chinese and kana sign by sign."""
+    found: list[str] = []
+    word = ""
+    for sign in [*(text or "").lower(), " "]:
+        if (sign.isalnum() or sign == "_") and not _within(sign, _CJK):
+            word += sign
+            continue
+        if word:
+            found.append(word)
+            word = ""
+        if _within(sign, _CJK) or unicodedata.category(sign)[0] in "PS":
+            found.append(sign)
+    return found
+
+
+def _is_word(sign: str) -> bool:
+    kind = unicodedata.category(sign)
+    if kind[0] in "LM" or kind in ("Nd", "Nl", "Pc"):
+        return True
+    return sign in _JOINERS or (kind == "So" and _within(sign, _CIRCLED))
+
+
+def _within(sign: str, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(low <= ord(sign) <= high for low, high in ranges)
+
+
+def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
+    """The words that are no stop words and no marks."""
+    return {word for word in words(text) if word not in STOP_WORDS and word.isalnum()}
+
+
+# -- one reply -----------------------------------------------------------------------------------
+
+
+def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tokenize) -> float:
+    """|intent ∩ reply| / |reply| over words of content, in [0, 1]; 0 when either has none."""
+    wanted, said = content_words(intent, words), content_words(reply, words)
+    return len(wanted & said) / len(said) if wanted and said else 0.0
+
+
+def goal_keywords(intent: str) -> list[str]:
+    """The intent's words of content with more than two letters, in alphabetical order."""
+    return sorted(word for word in content_words(intent) if len(word) > 2)
+
+
+def choice_form(text: str) -> str:
+    """The form in which the published score looks for choices: ASCII words between blanks."""
+    return _NOT_ALNUM.sub(" ", f" {text.lower()} ")
+
+
+def choices_named(choices: Sequence[str], reply: str, protocol: Protocol) -> tuple[str, ...]:
+    """The choices that stand in a reply as whole words.
+
+    `paper` reads longer choices first, so that "department store" does not also name "store", and
+    reads every script.
+    """
+    if protocol == "paper":
+        said = named(reply, choices)
+        return tuple(choice for choice in choices if plain(choice) in said)
+    text = choice_form(reply)
+    return tuple(c for c in choices if choice_form(c).strip() and choice_form(c) in text)
+
+
+def role_adherence(choices: Sequence[str], reply: str, protocol: Protocol) -> float:
+    """1 for a reply that does not answer the quiz, else 0."""
+    count = len(choices_named(choices, reply, protocol))
+    if protocol == "paper":
+        return float(count == 0 or count == len(choices))
+    if not choices or count == len(choices):
+        return 0.0
+    return float(count not in (1, 2))
+
+
+def prism_parts(intent: str, said: Said, last: bool | None) -> dict[str, float | None]:
+    """The parts of a PRISM score that need no judge; None where one does not apply.
+
+    A reply that only ends the conversation has no text to compare with the intent, and where the
+    row does not say whether it is the last turn, neither way of going on is right.
+    """
+    return {
+        "intent_decomposition": intent_overlap(intent, said.text) if said.text else None,
+        "termination": None if last is None else float(said.ended == last),
+    }
+
+
+def prism_value(parts: Mapping[str, float | None], human: float | None) -> float | None:
+    """The mean of what applies, low overlap counting as good; None when nothing does."""
+    overlap, termination = parts["intent_decomposition"], parts["termination"]
+    wanted = [None if overlap is None else 1 - overlap, termination, human]
+    known = [value for value in wanted if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# -- a batch -------------------------------------------------------------------------------------
+
+
+def first_turn_diversity(texts: Iterable[str]) -> float | None:
+    """1 − mean pairwise Jaccard of the words of the texts; None for fewer than two with words."""
+    bags = [bag for text in texts if (bag := set(tokenize(text)))]
+    pairs = [len(a & b) / len(a | b) for a, b in combinations(bags, 2)]
+    return 1 - sum(pairs) / len(pairs) if pairs else None
+
+
+def termination_scores(
+    predicted: Sequence[bool], wanted: Sequence[bool]
+) -> tuple[float, float, float]:
+    """(precision, recall, F1) of ending; 0 where nothing was, or should have been, ended."""
+    hits = sum(p and w for p, w in zip(predicted, wanted, strict=True))
+    precision = hits / sum(predicted) if any(predicted) else 0.0
+    recall = hits / sum(wanted) if any(wanted) else 0.0
+    both = precision + recall
+    return precision, recall, 2 * precision * recall / both if both else 0.0
+
+
+# -- the reference -------------------------------------------------------------------------------
+
+
+def reference_asks(source: str, said: Said, known: bool) -> bool:
+    """Whether the published score asks its judge; `known`: question and suggestion are there."""
+    if source == NQ:
+        return known and bool(said.output)
+    return source == PRISM and bool(said.text)
+
+
+def reference_values(
+    source: str, intent: str, said: Said, last: bool | None, choices: Sequence[str], label: float
+) -> dict[str, float]:
+    """The published numbers of one reply: metric → value, empty for an unknown source.
+
+    `label` is the judge's number, 0 where it was not asked.
+    """
+    if source == CSQA:
+        return {"role_adherence": role_adherence(choices, said.output, "reference")}
+    if source == NQ:
+        return {"intent_adherence": label}
+    if source != PRISM:
+        return {}
+    return {
+        "intent_decomposition": intent_overlap(intent, said.output),
+        "termination": float(last is not None and said.ended == last),
+        "ai_detector": label,
+    }
+
+
+def reference_value(values: Mapping[str, float]) -> float:
+    """The mean of the parts; 0 without any."""
+    return sum(values.values()) / len(values) if values else 0.0
+
+
+def reference_label(text: str | None, right: str) -> float:
+    """1 for exactly the wanted label around which there is only white space, in any case; else 0.
+
+    Whatever is no label counts as the wrong one, a failed call (None) included.
+    """
+    return float((text or "").strip().upper() == right)
+
+
+def reference_detector_score(response: Any) -> float | None:
+    """How human a detection service finds a text; None when its answer does not say.
+
+    The newer field is taken as it is; the older one says how likely the text is a machine's.
+    """
+    if not isinstance(response, Mapping):
+        return None
+    human = _as_number(response.get("fraction_human"))
+    if human is not None:
+        return human
+    names = ("ai_likelihood", "aiLikelihood")
+    machine = next((x for n in names if (x := _as_number(response.get(n))) is not None), None)
+    return None if machine is None else 1 - machine
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def reference_aggregates(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The batch metrics of the published helper; 0 for what nothing is known of."""
+    first = [str(r.get("generated_output") or "") for r in results
+             if r.get("is_first_turn") and _counts(r, "first_turn_diversity")]  # fmt: skip
+    ends = [(r["pred_endconversation"], r["true_endconversation"]) for r in results
+            if _counts(r, "termination_f1") and _both_known(r)]  # fmt: skip
+    overlap = [r for r in results if r.get("has_intent")]
+    return {
+        "first_turn_diversity": first_turn_diversity(first) or 0.0,
+        "intent_decomposition": _mean(overlap, "intent_decomposition"),
+        "termination_f1": termination_scores([p for p, _ in ends], [t for _, t in ends])[2],
+        **{
+            n: _mean(results, n)
+            for n in ("ai_detector_score", "role_adherence", "intent_adherence")
+        },
+    }
+
+
+def _both_known(result: Mapping[str, Any]) -> bool:
+    names = ("pred_endconversation", "true_endconversation")
+    return all(isinstance(result.get(name), bool) for name in names)
+
+
+def _counts(result: Mapping[str, Any], metric: str) -> bool:
+    """A result that lists its metrics counts for those alone."""
+    listed = result.get("related_metrics")
+    return not (isinstance(listed, list) and listed) or metric in listed
+
+
+def _mean(results: Iterable[Mapping[str, Any]], metric: str) -> float:
+    found = [r.get(metric) for r in results if _counts(r, metric)]
+    known = [float(value) for value in found if value is not None]
+    return sum(known) / len(known) if known else 0.0

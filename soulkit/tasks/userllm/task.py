@@ -1,0 +1,477 @@
+"""UserLLM: does a model that plays the user of an assistant stay one?
+
+One message is written and scored; which score depends on the row's `source`.
+
+* `commonsense_qa` (role adherence): the user asks a quiz question and must not answer it.
+  {"source": "commonsense_qa", "intent": "where do people keep money", "choices": ["bank", "river"]}
+* `natural_questions` (intent adherence): the assistant proposed something else; a judge says
+  whether the user stayed with the question. {"source": "natural_questions", "intent": ...,
+  "question": "who painted it", "assistant_suggestion_turn": "How about its acoustics instead?"}
+* `prism`: the mean of what applies of 1 − intent overlap, right termination, and a detector of
+  machine-written text. {"source": "prism", "intent": ..., "conversation_history": "<user>: hi\\n
+  <assistant>: hello", "is_last_turn": true}
+
+The headline of a batch is `macro_source`, the mean of the three. The detector is the judge, or a
+service: `options: {detector: url, detector_url: ..., detector_key_env: NAME}`, see
+models/detector.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.literals import structure
+from soulkit.data.rows import ColumnsError
+from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.judge.fence import fence
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
+from soulkit.judge.structured import Question, label_question
+from soulkit.models.api.detector import Detector
+from soulkit.models.base import Cast
+from soulkit.runs.records import drafts
+from soulkit.tasks.base import ChoiceTask, actor_status
+from soulkit.tasks.budgets import keep_latest
+from soulkit.tasks.lessons import safest
+from soulkit.tasks.lettered import macro
+from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.userllm.coach import lessons, notes, reference_hint
+from soulkit.tasks.userllm.fields import (
+    CSQA,
+    END,
+    NQ,
+    PRISM,
+    SOURCES,
+    Said,
+    extract_choices,
+    extract_intent,
+    read_conversation,
+    read_reply,
+    read_source,
+    to_optional_bool,
+)
+from soulkit.tasks.userllm.metrics import (
+    choices_named,
+    first_turn_diversity,
+    intent_overlap,
+    prism_parts,
+    prism_value,
+    reference_asks,
+    reference_label,
+    reference_value,
+    reference_values,
+    role_adherence,
+    termination_scores,
+)
+from soulkit.types import (
+    Episode,
+    Example,
+    Failure,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Verdict,
+    unscored,
+)
+
+LABELS = {NQ: ("REFUSED", "ACCEPTED"), PRISM: ("HUMAN", "AI")}
+"""Judged source → the right label and the other one."""
+PURPOSES = {NQ: "intent", PRISM: "detector"}
+SILENT = (
+    "hey, quick one, got a sec?",
+    "hi!! need a hand w smth",
+    "yo can u help me out real quick",
+    "ok so, bit lost here",
+)
+"""Messages that say hardly anything: scripted gold where the row has nothing better."""
+Heard = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
+"""What a judge or detector says in [0, 1], its verdicts, and further metrics."""
+
+
+class UserLLM(ChoiceTask):
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.detector = detector_of(name, spec.options)
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        conversation = read_conversation(fields["conversation_history"])
+        read = {
+            **fields,
+            "source": read_source(fields["source"]),
+            "intent": extract_intent(fields) or _first_wish(conversation),
+            "intent_summary": None,
+            "opening_prompt": _stripped(fields["opening_prompt"]),
+            "question": _stripped(fields["question"]),
+            "assistant_suggestion_turn": _stripped(fields["assistant_suggestion_turn"]),
+            "conversation_history": conversation or (),
+            "choices": extract_choices(self._unpacked(fields["choices"])) or None,
+            "is_last_turn": to_optional_bool(fields["is_last_turn"]),
+        }
+        return _checked(read, conversation) if self.protocol == "paper" else read
+
+    def _unpacked(self, choices: Any) -> Any:
+        """`paper` also reads choices that are spelled as a Python literal."""
+        return structure(choices) if self.protocol == "paper" else choices
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        turn = "later" if fields["conversation_history"] else "first"
+        return {**super().tags(fields), "turn": turn}
+
+    def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """Of a long conversation the latest turns."""
+        fitted, cuts = super().within_budget(view)
+        name = "conversation_history"
+        turns = tuple(view.get(name) or ())
+        kept, cut = keep_latest([t["text"] for t in turns], self.spec.columns[name].max_words)
+        if not cut:
+            return fitted, cuts
+        speakers = [turn["speaker"] for turn in turns][len(turns) - len(kept) :]
+        shown = [{"speaker": s, "text": t} for s, t in zip(speakers, kept, strict=True)]
+        return {**fitted, name: tuple(shown)}, {**cuts, name: cut}
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        source = example.fields["source"]
+        judged = source == NQ or (source == PRISM and self.detector is None)
+        return {"actor": 1, "judge": 1} if judged else {"actor": 1}
+
+    # -- scoring ------------------------------------------------------------------------------
+
+    def parse(self, text: str) -> tuple[str, str]:
+        said = read_reply(text, self.protocol)
+        return said.output, "ok" if said.output else "empty"
+
+    def grade(self, example: Example, answer: str) -> float:
+        """What rules alone say about a message: role adherence."""
+        return role_adherence(example.fields["choices"] or (), answer, self.protocol)
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        assert episode.final is not None
+        said = read_reply(episode.final.text, self.protocol)
+        if self.protocol == "reference":
+            return await self._reference(example, episode, said, cast)
+        source = example.fields["source"]
+        if not said.text and not (said.ended and source == PRISM):
+            return self._silent(example, episode, said)
+        if source == CSQA:
+            return self._role(example, said)
+        if source == NQ:
+            return await self._intent(example, episode, said, cast)
+        return await self._prism(example, episode, said, cast)
+
+    def _silent(self, example: Example, episode: Episode, said: Said) -> Score:
+        assert episode.final is not None
+        source, low = example.fields["source"], self.spec.metric.low
+        metrics: dict[str, float | None] = {"role_adherence": low}
+        if source == NQ:
+            metrics = {"intent_adherence": low}
+        elif source == PRISM:
+            metrics = self._parts(example, said) | {"ai_detector": None}
+        return self._scored(low, metrics, status=actor_status(episode.final, "empty"))
+
+    def _role(self, example: Example, said: Said) -> Score:
+        choices = example.fields["choices"]
+        value = role_adherence(choices, said.text, "paper")
+        named = ", ".join(choices_named(choices, said.text, "paper"))
+        return self._scored(value, {"role_adherence": value}, words=named)
+
+    async def _intent(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+        value, verdicts, more = await self._judged(example, episode, said.text, cast)
+        metrics = {"intent_adherence": value, **more}
+        return self._scored(value, metrics, verdicts, _words(verdicts), self._asked(verdicts))
+
+    async def _prism(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+        parts = self._parts(example, said)
+        heard: Heard | None = None
+        if said.text:
+            heard = await self._detected(example, episode, said.text, cast)
+        human, verdicts, more = heard or (None, (), {})
+        value = prism_value(parts, human)
+        if value is None:
+            missing = (
+                "the row does not say whether this is the last turn, and nothing else was said"
+            )
+            return unscored(Failure("unknown_truth", missing), self.protocol)
+        metrics = {**parts, "ai_detector": human, **more}
+        return self._scored(value, metrics, verdicts, _words(verdicts), self._asked(verdicts))
+
+    def _parts(self, example: Example, said: Said) -> dict[str, float | None]:
+        fields = example.fields
+        return prism_parts(fields["intent"], said, fields["is_last_turn"])
+
+    def _scored(
+        self,
+        value: float,
+        metrics: Mapping[str, float | None],
+        verdicts: tuple[Verdict, ...] = (),
+        words: str = "",
+        templates: tuple[str, ...] = (),
+        status: str = "ok",
+    ) -> Score:
+        return Score(
+            value=value,
+            reward=value,
+            metrics=metrics,
+            status=status,
+            words=words,
+            protocol=self.protocol,
+            prompts=self.prompts.hashes(self.template, *templates),
+            verdicts=verdicts,
+        )
+
+    # -- judges -------------------------------------------------------------------------------
+
+    async def _judged(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+        """The right label counts 1, the other one 0. CallError when a judge cannot be read."""
+        right = LABELS[example.fields["source"]][0]
+        found = await opinions(cast, self._question(example, text), episode)
+        values = [self._worth(label, right) for label in readable(found)]
+        agreed = agreement(values, 0, 1)
+        more: dict[str, float | None] = {} if agreed is None else {"judge_agreement": agreed}
+        verdicts = tuple(opinion.verdict() for opinion in found)
+        value = pooled(found, lambda label: self._worth(label, right), cast.panel.combine)
+        return value, verdicts, more
+
+    def _worth(self, label: str, right: str) -> float:
+        """`reference` reads every text, and what is not exactly the right label as the other."""
+        if self.protocol == "reference":
+            return reference_label(label, right)
+        return float(label == right)
+
+    def _question(self, example: Example, text: str) -> Question[str]:
+        source, view = example.fields["source"], example.visible("judge")
+        told = {"reply": fence(text, "reply")}
+        if source == NQ:
+            told["question"] = fence(view["question"], "question")
+            told["suggestion"] = fence(view["assistant_suggestion_turn"], "proposal")
+        purpose = PURPOSES[source]
+        prompt = self.prompts.render(f"judge_{purpose}", **told)
+        if self.protocol == "paper":
+            return label_question(purpose, prompt, LABELS[source])
+        return Question(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+
+    async def _detected(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+        if self.detector is None:
+            return await self._judged(example, episode, text, cast)
+        human = await self.detector.human(text, judge_call(episode), cast.ledger)
+        verdict = Verdict(judge=self.detector.name, purpose="detector", said={"human": human})
+        return human, (verdict,), {}
+
+    async def _reference(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+        fields = example.fields
+        source, last, choices = fields["source"], fields["is_last_turn"], fields["choices"] or ()
+        heard: Heard = (0.0, (), {})
+        known = bool(fields["question"] and fields["assistant_suggestion_turn"])
+        if reference_asks(source, said, known):
+            ask = self._detected if source == PRISM else self._judged
+            heard = await ask(example, episode, said.text if source == PRISM else said.output, cast)
+        label, verdicts, more = heard
+        values = reference_values(source, fields["intent"], said, last, choices, label)
+        words, used = _words(verdicts), self._asked(verdicts)
+        return self._scored(reference_value(values), {**values, **more}, verdicts, words, used)
+
+    def _asked(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+        """The templates with which these verdicts were asked for."""
+        asked = {f"judge_{v.purpose}" for v in verdicts}
+        return tuple(asked - ({"judge_detector"} if self.detector is not None else set()))
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        said = self._said(episode) if score is not None else None
+        if self.protocol == "reference" and said is not None and score is not None:
+            return reference_hint(example.fields, said, score)
+        found = lessons(example.fields, said, score)
+        return safest(found, self.leak_view(example) or LeakView())
+
+    def _said(self, episode: Episode | None) -> Said | None:
+        lines = episode.transcript if episode is not None else ()
+        return read_reply(lines[-1].text, self.protocol) if lines else None
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        view = super().coach_view(example, episode, score)
+        return {**view, "notes": notes(example.fields, self._said(episode), score)}
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        """What feedback must not tell: an answer, the judge's labels, the words of the real user,
+        whether to end. `reference` hints tell such things by design: nothing is checked."""
+        fields = example.fields
+        if self.protocol == "reference":
+            return None
+        public = "\n".join(turn["text"] for turn in fields["conversation_history"])
+        if fields["source"] == CSQA:
+            return LeakView(fields["intent"], private=fields["choices"], public=public)
+        if fields["source"] == NQ:
+            return LeakView(fields["intent"], rubric=LABELS[NQ], public=public)
+        if not fields["conversation_history"]:
+            return LeakView(fields["intent"], reference=fields["opening_prompt"] or "")
+        return LeakView(fields["intent"], rubric=(END,), public=public)
+
+    # -- self-checks --------------------------------------------------------------------------
+
+    def gold_completion(self, example: Example) -> str:
+        fields = example.fields
+        source, choices = fields["source"], fields["choices"] or ()
+        if source == NQ:
+            return f"no, what i asked was: {fields['question'] or fields['intent']}"
+        if source == CSQA:
+            texts = (fields["intent"], *SILENT)
+            quiet = (t for t in texts if not choices_named(choices, t, self.protocol))
+            return next(quiet, "; ".join(choices))  # all of them: the question said again
+        if self.protocol == "reference":  # pays for the words of the intent
+            return fields["intent"] + (f" {END}" if fields["is_last_turn"] else "")
+        if fields["is_last_turn"]:
+            return END
+        opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
+        own = (t for t in (opening, *SILENT) if t and not intent_overlap(fields["intent"], t))
+        return next(own, SILENT[0])
+
+    def wrong_completion(self, example: Example) -> str | None:
+        fields = example.fields
+        if fields["source"] == CSQA:
+            return f"is it {fields['choices'][0]}" if fields["choices"] else None
+        if fields["source"] == NQ:
+            return "oh nice, yes, tell me more about that"
+        words = fields["intent"]
+        return words if fields["is_last_turn"] else f"{words} {END}"
+
+    def gold_text(self, example: Example) -> str:
+        fields = example.fields
+        if fields["source"] == CSQA:
+            return f"asks without answering: {', '.join(fields['choices'] or ())}"
+        if fields["source"] == NQ:
+            return f"asks again: {fields['question']}"
+        return {True: "ends", False: "goes on", None: ""}[fields["is_last_turn"]]
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+        """`macro_source` (the headline), `first_turn_diversity`, `termination_precision`,
+        `termination_recall` and `termination_f1` with "end" as the positive class; what nothing is
+        known of is left out."""
+        main = [r for r in drafts(records) if r.score.scored]
+        prism = [r for r in main if r.tags.get("source") == PRISM]
+        found: dict[str, float | None] = {
+            "macro_source": macro(records, "source"),
+            "first_turn_diversity": self._variety(prism),
+        }
+        pairs = [(said.ended, said.ended == bool(r.score.metrics["termination"]))
+                 for r in prism if (said := self._said(r.episode)) is not None
+                 and r.score.metrics.get("termination") is not None]  # fmt: skip
+        found |= _ending([p for p, _ in pairs], [t for _, t in pairs])
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _variety(self, prism: Sequence[Record]) -> float | None:
+        """Diversity of first messages, per rollout: those of one example are meant to be alike."""
+        texts: dict[int, list[str]] = defaultdict(list)
+        for record in prism:
+            said = self._said(record.episode)
+            if record.tags.get("turn") == "first" and said is not None:
+                texts[record.rollout].append(said.text)
+        known = [d for group in texts.values() if (d := first_turn_diversity(group)) is not None]
+        return sum(known) / len(known) if known else None
+
+
+def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
+    """The detection service that a task's options name; None: the judge detects. ConfigError."""
+    kind = options.get("detector", "judge")
+    if kind == "judge":
+        return None
+    if kind != "url" or not options.get("detector_url"):
+        raise ConfigError(
+            f"The options of task '{task}' name no detector of machine-written text.",
+            f"detector is '{kind}' and detector_url '{options.get('detector_url', '')}'.",
+            "Write detector: judge, or detector: url with detector_url and detector_key_env.",
+        )
+    return Detector(**_detector_arguments(task, options))
+
+
+def _detector_arguments(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"detector_url": "url", "detector_key_env": "key_env", "detector_header": "header",
+             "detector_field": "field", "detector_machine": "machine"}  # fmt: skip
+    given = {k: v for k, v in options.items() if k.startswith("detector_") and v is not None}
+    for name, value in given.items():
+        wanted = bool if name == "detector_machine" else str
+        if name not in names or not isinstance(value, wanted):  # the text "false" would be true
+            rule = "true or false, without quotes" if wanted is bool else "a text"
+            known = f"It should be {rule}." if name in names else did_you_mean(name, names)
+            raise ConfigError(
+                f"The option {name} of task '{task}' cannot be used.",
+                f"Its value is '{value}'.",
+                known,
+            )
+    return {names[name]: value for name, value in given.items()}
+
+
+def _ending(predicted: Sequence[bool], wanted: Sequence[bool]) -> dict[str, float | None]:
+    """How conversations were ended: where none was or should have been, there is no number."""
+    precision, recall, both = termination_scores(predicted, wanted)
+    ended, due = any(predicted), any(wanted)
+    return {
+        "termination_precision": precision if ended else None,
+        "termination_recall": recall if due else None,
+        "termination_f1": both if ended or due else None,
+    }
+
+
+def _words(verdicts: Sequence[Verdict]) -> str:
+    told = (v.problem or str(next(iter(v.said.values()), "")) for v in verdicts)
+    return ", ".join(told)
+
+
+def _stripped(value: Any) -> str | None:
+    return None if value is None else str(value).strip() or None
+
+
+def _first_wish(conversation: Sequence[Mapping[str, str]] | None) -> str:
+    mine = (turn["text"] for turn in conversation or () if turn["speaker"] == "user")
+    return next(mine, "")
+
+
+def _checked(
+    fields: dict[str, Any], conversation: Sequence[Mapping[str, str]] | None
+) -> dict[str, Any]:
+    """A row that can be played and scored; DataError for any other."""
+    source = fields["source"]
+    if not source:
+        raise ColumnsError(
+            "The column 'source' is missing.",
+            f"It says how a row is scored: {', '.join(SOURCES)}.",
+            "If the file has it under another name, say so in tasks.yaml: "
+            "columns: {source: {aliases: [name_in_your_file]}}",
+        )
+    if source not in SOURCES:
+        raise _bad("its source is not known", f"It is '{source}'.", did_you_mean(source, SOURCES))
+    if conversation is None:
+        raise _bad("its conversation cannot be read", "It is neither text nor a list of messages.")
+    if not fields["intent"]:
+        raise _bad("it has no intent", "Without one the user wants nothing.")
+    if source == CSQA and len(set(fields["choices"] or ())) < 2:
+        raise _bad("it has fewer than two choices", "Role adherence looks for them in the message.")
+    if source == NQ:
+        return _with_suggestion(fields)
+    return fields
+
+
+def _with_suggestion(fields: dict[str, Any]) -> dict[str, Any]:
+    """The assistant's suggestion ends the conversation that the actor reads."""
+    question, suggestion = fields["question"], fields["assistant_suggestion_turn"]
+    if not question or not suggestion:
+        raise _bad("it lacks 'question' or 'assistant_suggestion_turn'", "The judge compares both.")
+    if fields["conversation_history"]:
+        return fields
+    turns = ({"speaker": "user", "text": question}, {"speaker": "assistant", "text": suggestion})
+    return {**fields, "conversation_history": turns}
+
+
+def _bad(what: str, why: str, way_out: str = "Mend the row, or leave it out.") -> DataError:
+    return DataError(f"The row cannot be used: {what}.", why, way_out)

@@ -1,0 +1,126 @@
+"""What the evaluation tests share: rows, servers that know the gold, a look into run folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from soulkit.cli.app import main
+from soulkit.data.files import RawRow
+from soulkit.runs.records import load_records
+from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.loading import to_examples
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.secret_keeper.visitor import make_server
+from soulkit.types import Example, Record
+from tests.support.road import made_rows, synth
+
+ROOT = Path(__file__).parents[2]
+Body = dict[str, Any]
+FAST = ("--backoff", "0", "--max-unscored", "0")
+
+
+def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
+    """The rows that `--data synth:n` stands for."""
+    rows = made_rows(task, f"synth:{n}", seed, "test")
+    return to_examples(load_registry().task(task), rows).examples
+
+
+def said(body: Body) -> str:
+    return str(body["messages"][-1]["content"])
+
+
+def oracle(task: str, n: int) -> Callable[[Body], str]:
+    """Answers each prompt with the gold of its row: of `synth:n`, or of `synth(task, n, 0)`."""
+    live = load_registry().task(task)
+    assert isinstance(live, ChoiceTask)
+    written = [RawRow(row, f"{i}") for i, row in enumerate(synth(task, n, 0))]
+    rows = (*examples(task, n), *to_examples(live, written).examples)
+    known = {live.preview(e)[0].text: live.gold_completion(e) for e in rows}
+    return lambda body: known[said(body)]
+
+
+def soul(*arguments: object) -> int:
+    return main([str(a) for a in arguments])
+
+
+def api(base_url: str, out: Path, *arguments: object, task: str = "tomi", n: int = 6) -> int:
+    """`soul eval api` on made rows; the last of equal options wins."""
+    model = ("--model", "m", "--base-url", base_url, "--out", out)
+    return soul("eval", "api", *model, "--task", task, "--data", f"synth:{n}", *FAST, *arguments)
+
+
+def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """The real command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def summary(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return loaded
+
+
+def value(out: Path, task: str = "tomi") -> dict[str, Any]:
+    cell: dict[str, Any] = summary(out)["tasks"][task]["value"]
+    return cell
+
+
+def records(out: Path) -> list[Record]:
+    return load_records(out / "episodes.jsonl")
+
+
+def paid(out: Path) -> list[tuple[str, int]]:
+    """(example, requests sent) of every call in the ledger."""
+    db = sqlite3.connect(out / "ledger.sqlite")
+    try:
+        return db.execute("SELECT example_id, attempts FROM calls").fetchall()
+    finally:
+        db.close()
+
+
+def three_lines(err: str) -> tuple[str, str, str]:
+    """The error, why and fix that were printed; nothing else may have been."""
+    lines = err.splitlines()
+    assert len(lines) == 3, err
+    assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"], err
+    what, why, fix = (line.partition(": ")[2] for line in lines)
+    return what, why, fix
+
+
+@contextmanager
+def visitor() -> Iterator[str]:
+    """The scripted partner on a loopback socket; gives its base URL."""
+    server = make_server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def keeper(body: Body) -> str:
+    """Tells each public fact when asked, and keeps the secret."""
+    brief, asked = body["messages"][0]["content"], said(body)
+    public = brief.partition("What nobody may know")[0]
+    for line in public.splitlines():
+        words = line.split()
+        if line.startswith("- your ") and f"your {words[2]}?" in asked:
+            return f"My {words[2]} is the {words[-1]}."
+    return "That I keep to myself."

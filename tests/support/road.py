@@ -1,0 +1,108 @@
+"""Short ways to what many tests of the road need: rows, replies, and players over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import RawRow
+from soulkit.errors import DataError
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.base import Cast, Player
+from soulkit.tasks import imports, made
+from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.importing import Imported
+from soulkit.tasks.made import Split, make_rows
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Completion, Episode, Example, Line, Sampling, Score, Trace, Turn
+from tests.support.servers import openai_server as scripted
+
+EVERY = tuple(load_registry().specs)
+TASKS = tuple(name for name in EVERY if not load_registry().spec(name).rows_only)
+"""Tasks that can be played."""
+CHOICES = ("hitom", "paratomi", "tomi")
+
+
+def synth(name: str, n: int, seed: int) -> list[dict[str, Any]]:
+    """Made rows of a built-in task."""
+    return make_rows(task_of(name), n, seed)
+
+
+def makeable() -> list[str]:
+    """The built-in tasks that make rows."""
+    return load_registry().with_hook("synth")
+
+
+def importable() -> list[str]:
+    """The built-in tasks that read original files."""
+    return load_registry().with_hook("importer")
+
+
+def made_rows(name: str, given: str, seed: int, split: Split) -> list[RawRow]:
+    """What `synth:N` stands for, for a built-in task."""
+    return made.made_rows(task_of(name), given, seed, split)
+
+
+def build_rows(name: str, path: Path, names: Path | None = None) -> Imported:
+    """Rows of a built-in task from several original files."""
+    return imports.build_rows(task_of(name), path, {} if names is None else {"--names": str(names)})
+
+
+def import_rows(name: str, path: Path, half: str | None = None) -> Imported:
+    """The rows of an original file of a built-in task."""
+    return imports.import_rows(task_of(name), path, {} if half is None else {"--half": half})
+
+
+def task_of(name: str, protocol: str = "paper") -> Any:
+    return load_registry().task(name, protocol)  # type: ignore[arg-type]
+
+
+def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 5) -> list[Example]:
+    """Made rows as examples, without those that `reference` has no score for."""
+    task, found = task_of(name, protocol), []
+    for row in synth(name, n, seed):
+        try:
+            found.append(task.example(row))
+        except DataError:
+            if protocol == "paper":
+                raise
+    return found
+
+
+def episode_of(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Episode:
+    """What the engine would have recorded, had the actor answered `text`."""
+    completion = Completion(text=text, stop_reason=stop)
+    context = task.context(example, None)
+    seat = task.acted_seat(example)
+    return Episode(
+        example_id=example.id,
+        task=task.name,
+        traces=(Trace(seat, (Turn(context, completion),)),),
+        transcript=(Line(seat, text),),
+        stop=stop,
+    )
+
+
+def score_text(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Score:
+    return asyncio.run(task.score(example, episode_of(task, example, text, stop), NO_ONE))
+
+
+def player(base_url: str, name: str = "scripted", **sampling: Any) -> Player:
+    endpoint = Endpoint(model=name, base_url=base_url, max_attempts=1, backoff_s=0.0)
+    return Player(endpoint, replace(Sampling(), **sampling))
+
+
+@contextmanager
+def played_by(answer: Any, **server: Any) -> Iterator[Player]:
+    """A player whose every reply comes from `answer` (a text, or a function of the request)."""
+    with scripted.ScriptedServer(answer=answer, **server) as running:
+        yield player(running.base_url)
+
+
+# The tasks here are scored by rules; a model that is never asked needs no server behind it.
+NO_ONE = Cast(actor=player("http://127.0.0.1:9/v1"))
+ROLLOUT = Rollout()

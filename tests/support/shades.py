@@ -1,0 +1,51 @@
+"""What the tests of feedback in training share: rows of the shade task, coaches that follow a file,
+and the command line with a small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from soulkit.runs.folder import read_jsonl
+from tests.train.support import soul
+
+TASKS = Path(__file__).parent / "shade_task" / "tasks.yaml"
+SHADES = ("amber", "cobalt", "olive")
+SMALL = ("--prompts", 2, "--group-size", 4, "--max-tokens", 8, "--lora-r", 2, "--steps", 4)
+
+
+def write_rows(path: Path, count: int) -> Path:
+    """`count` rows that differ in who speaks; the shade that is meant goes around."""
+    rows = [
+        {"said": f"Speaker {n} points.", "shades": SHADES, "meant": SHADES[n % 3]}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_coach(path: Path, *, leaks: bool) -> Path:
+    """The script of a coach that says the answer of every row, or of one that never does."""
+    rules = [{"when": f"Speaker {n} ", "say": f"It is {SHADES[n % 3]}."} for n in range(30)]
+    script: dict[str, Any] = {"rules": rules} if leaks else {"replies": ["Look at the light."]}
+    path.write_text(yaml.safe_dump(script), encoding="utf-8")
+    return path
+
+
+def shade_options(folder: Path, *names: str, rows: int = 12) -> list[Any]:
+    """The options for training on tasks of the shade file, each with rows in `folder`."""
+    data = [x for name in names for x in
+            ("--data", f"{name}={write_rows(folder / f'{name}.jsonl', rows)}")]  # fmt: skip
+    return ["--tasks", TASKS, "--task", ",".join(names), *data]
+
+
+def train(method: str, model: Path, out: Path, *options: Any) -> int:
+    return soul("train", method, "--model", model, *SMALL, "--out", out, *options)
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's rollout steps."""
+    return [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]

@@ -1,0 +1,336 @@
+"""AlignX: both orders of a row, what is shown of a person, and answers under `paper`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import RawRow, write_rows
+from soulkit.errors import DataError
+from soulkit.judge.leaks import check
+from soulkit.tasks.loading import load_examples, to_examples
+from soulkit.types import Episode, Example, Failure, Feedback, Record, Score, unscored
+from tests.support.evaluation import api
+from tests.support.evaluation import summary as totals
+from tests.support.road import NO_ONE, score_text, synth, task_of
+from tests.support.servers import openai_server as scripted
+
+SPLITS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))
+PAIR = {"prompt": "Cold soup?", "chosen": "Yes, at once.", "rejected": "It depends on the soup."}
+ROW: dict[str, Any] = {
+    "raw_prompt": "My flatmate borrows my bike. What do I say?",
+    "chosen": "Ask first, every time.",
+    "rejected": "Perhaps leave a gentle note.",
+    "demographic": "Blunt and in a hurry.",
+    "index": 3,
+}
+
+
+def score(text: str, stop: str = "stop", **changes: Any) -> Score:
+    task = task_of("alignx_demo")
+    return score_text(task, task.example({**ROW, "flip": True, **changes}), text, stop)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", ["B", " B ", "b", "\n\tB\n"])
+def test_the_form_that_was_asked_for(inside: str) -> None:
+    found = score(f"I think so. <answer>{inside}</answer>")
+    assert (found.value, found.status, found.words) == (1.0, "ok", "B")
+
+
+@pytest.mark.parametrize("inside", ["B.", "(B)", "**B**", "B. text", "Reply B", "**Response (B)**"])
+def test_what_can_be_read_all_the_same(inside: str) -> None:
+    found = score(f"<answer>{inside}</answer>")
+    assert (found.value, found.status, found.words) == (1.0, "salvaged", "B")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "status"),
+    [
+        ("It is B.", "stop", "no_tag"),
+        ("<answer>C</answer>", "stop", "malformed"),
+        ("<answer>A/B</answer>", "stop", "malformed"),
+        ("<answer>Be it so</answer>", "stop", "malformed"),
+        ("<answer>Reply A or B</answer>", "stop", "malformed"),
+        ("", "stop", "empty"),
+        ("They want", "length", "truncated"),
+    ],
+)
+def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
+    found = score(text, stop)
+    assert (found.value, found.status, found.words) == (0.0, status, "")
+    assert found.metrics == {"picked_a": None}
+
+
+def test_the_last_tag_decides_and_thinking_does_not() -> None:
+    assert score("<answer>A</answer> no, <answer>B</answer>").value == 1
+    assert score("<answer>B</answer><think>or <answer>A</answer>").value == 1
+    assert score("<think><answer>B</answer>").status == "no_tag"
+
+
+def test_the_place_that_was_picked_is_a_metric() -> None:
+    assert score("<answer>A</answer>").metrics == {"picked_a": 1.0}
+    assert score("<answer>B</answer>").metrics == {"picked_a": 0.0}
+
+
+def test_what_broke_outside_the_actor_is_unscored() -> None:
+    task = task_of("alignx_demo")
+    broken = Episode(example_id="x", task=task.name, failure=Failure("provider_error"))
+    assert asyncio.run(task.score(task.example(ROW), broken, NO_ONE)).value is None
+
+
+# -- orders --------------------------------------------------------------------------------------
+
+
+def test_a_row_is_two_examples_that_differ_in_order_alone() -> None:
+    task = task_of("alignx_demo")
+    one, two = task.examples(ROW)
+    assert (task.gold_letter(one), task.gold_letter(two)) == ("A", "B")
+    assert one.fields["response_a"] == two.fields["response_b"] == ROW["chosen"]
+    assert one.fields["response_b"] == two.fields["response_a"] == ROW["rejected"]
+    assert one.cluster == two.cluster and one.id[:-3] == two.id[:-3] and one.id != two.id
+    assert (one.tags["gold"], two.tags["gold"]) == ("A", "B")
+    first, second = (task.preview(e)[0].text for e in (one, two))
+    assert first != second and sorted(first.split()) == sorted(second.split())
+
+
+def test_a_row_that_says_its_order_keeps_it() -> None:
+    task = task_of("alignx_demo")
+    (only,) = task.examples({**ROW, "flip": "true"})
+    assert only.id == task.examples(ROW)[1].id
+
+
+def test_the_reference_draws_one_order_from_the_index() -> None:
+    task = task_of("alignx_pair", "reference")
+    golds = "".join(task.gold_letter(task.examples({**ROW, "index": i})[0]) for i in range(20))
+    assert golds == "ABABBAABBBABBBBABABA"
+    assert all(len(task.examples({**ROW, "index": i})) == 1 for i in range(3))
+    assert task.example({**ROW, "index": "12"}).fields["flip"] is True
+    assert task.example({k: v for k, v in ROW.items() if k != "index"}).fields["flip"] is False
+
+
+def test_in_the_paper_protocol_the_order_of_a_single_example_comes_from_its_content() -> None:
+    task = task_of("alignx_demo")
+    assert len({task.example({**ROW, "index": i}).id for i in (0, 1, 2, None)}) == 1
+    rows = synth("alignx_demo", 200, 1)
+    share = sum(task.example(row).fields["flip"] for row in rows) / len(rows)
+    assert 0.4 < share < 0.6
+
+
+def test_a_subset_keeps_both_orders_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, synth("alignx_demo", 30, 0), data_source="alignx_demo")
+    loaded = load_examples(task_of("alignx_demo"), [path], limit=10)
+    assert len({e.id[:-3] for e in loaded.examples}) == 5 and len(loaded.examples) == 10
+    single = load_examples(task_of("alignx_demo", "reference"), [path], limit=10)
+    assert len({e.id[:-3] for e in single.examples}) == 10
+
+
+def test_rows_marked_with_the_name_of_the_whole_benchmark_belong_to_the_first_split() -> None:
+    marked = [RawRow({**ROW, "data_source": "alignx"}, "x:1")]
+    assert len(to_examples(task_of("alignx_demo"), marked).examples) == 2
+    assert to_examples(task_of("alignx_pair"), marked).skipped == {"alignx": 1}
+
+
+# -- the summary over both orders ----------------------------------------------------------------
+
+
+def records(answer: Any, n: int = 10) -> list[Record]:
+    """A record of every example of `n` rows; `answer` gives the reply to (example, gold letter)."""
+    task = task_of("alignx_demo")
+    found = []
+    for row in synth("alignx_demo", n, 2):
+        for example in task.examples(row):
+            text = answer(example, task.gold_letter(example))
+            given = score_text(task, example, text) if text else unscored(Failure("x"))
+            found.append(record(example, given))
+    return found
+
+
+def record(example: Example, given: Score) -> Record:
+    episode = Episode(example_id=example.id, task="alignx_demo")
+    return Record(
+        key=example.id, task="alignx_demo", example_id=example.id, rollout=0, kind="draft",
+        episode=episode, score=given, cluster=example.cluster,
+    )  # fmt: skip
+
+
+def summary(answer: Any) -> dict[str, float]:
+    found: dict[str, float] = task_of("alignx_demo").summarise(records(answer))
+    return found
+
+
+def test_an_actor_with_a_favourite_place_is_found_out() -> None:
+    always = summary(lambda example, gold: "<answer>A</answer>")
+    assert always == {"consistency": 0.0, "right_in_both": 0.0, "position_bias": 1.0}
+    never = summary(lambda example, gold: "<answer>B</answer>")
+    assert never["position_bias"] == -1.0
+
+
+def test_an_actor_that_reads_the_replies_is_consistent() -> None:
+    right = summary(lambda example, gold: f"<answer>{gold}</answer>")
+    assert right == {"consistency": 1.0, "right_in_both": 1.0, "position_bias": 0.0}
+    wrong = summary(lambda example, gold: f"<answer>{'AB'[gold == 'A']}</answer>")
+    assert wrong == {"consistency": 1.0, "right_in_both": 0.0, "position_bias": 0.0}
+
+
+def test_unread_and_unscored_answers_in_the_summary() -> None:
+    mute = summary(lambda example, gold: "no idea")
+    assert mute == {"consistency": 0.0, "right_in_both": 0.0}, "no pick, so no lean"
+    half = summary(lambda example, gold: "<answer>A</answer>" if gold == "A" else "")
+    assert half == {}, "only whole pairs count"
+    assert task_of("alignx_demo").summarise([]) == {}
+
+
+def test_plays_of_one_row_are_paired_with_their_own_kind() -> None:
+    base = records(lambda example, gold: "<answer>A</answer>", 1)
+    refined = [replace(r, kind="refined", rollout=1) for r in base]
+    mixed = task_of("alignx_demo").summarise([base[0], refined[1]])
+    assert mixed == {}
+    assert task_of("alignx_demo").summarise([*base, *refined])["position_bias"] == 1.0
+
+
+def test_the_whole_road_reports_the_lean(tmp_path: Path) -> None:
+    with scripted.ScriptedServer(answer="<answer>A</answer>") as server:
+        assert api(server.base_url, tmp_path / "run", task="alignx_demo", n=3) == 0
+    cells = totals(tmp_path / "run")["tasks"]["alignx_demo"]
+    means = {name: cell["mean"] for name, cell in cells.items()}
+    assert (means["value"], means["picked_a"], cells["value"]["n"]) == (0.5, 1.0, 6)
+    assert (means["value/gold=A"], means["value/gold=B"]) == (1.0, 0.0)
+    assert (means["consistency"], means["position_bias"]) == (0.0, 1.0)
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def shown(**row: Any) -> str:
+    task = task_of("alignx_arbitrary")
+    text: str = task.preview(task.example({**ROW, "demographic": None, **row}))[0].text
+    return text
+
+
+def test_every_kind_of_evidence_reaches_the_prompt_and_absent_ones_leave_no_trace() -> None:
+    comment = {"prompt": "Rain?", "comment": "Bring it on."}
+    text = shown(demographic="Blunt.", icl_pairs=[PAIR], ugc=[comment])
+    assert all(said in text for said in ("Blunt.", *PAIR.values(), *comment.values()))
+    assert not any(word in shown() for word in ("The person", "liked better before", "themselves"))
+    assert "An old hand." in shown(profile="An old hand.")
+    assert "An old hand." not in shown(profile="An old hand.", demographic="Young.")
+    assert "age: 40; likes: tea, rain" in shown(demographic={"age": 40, "likes": ["tea", "rain"]})
+
+
+def test_only_so_many_items_are_shown_and_blank_ones_are_not_replaced() -> None:
+    pairs = [{**PAIR, "prompt": f"post {i}", "chosen": "" if i == 1 else "x"} for i in range(5)]
+    assert "post 0" in shown(icl_pairs=pairs) and "post 2" not in shown(icl_pairs=pairs)
+    assert "post 1" not in shown(icl_pairs=pairs), "two by default, one of them blank"
+    assert "post 4" in shown(icl_pairs=pairs, n_icl=5)
+    assert "post 0" not in shown(icl_pairs=pairs, n_icl=0)
+
+
+def test_an_item_that_is_the_very_question_is_not_shown() -> None:
+    own = [
+        {"prompt": ROW["raw_prompt"], "chosen": ROW["chosen"], "rejected": "Sing."},
+        {"prompt": f" {ROW['raw_prompt']}", "chosen": "Sing.", "rejected": ROW["rejected"]},
+    ]
+    said = [{"prompt": ROW["raw_prompt"], "comment": ROW["chosen"]},
+            {"prompt": ROW["raw_prompt"], "comment": "Bikes!"}]  # fmt: skip
+    row = {**ROW, "icl_pairs": [*own, PAIR], "n_icl": 3, "ugc": said}
+    fields = task_of("alignx_pair").example(row).fields
+    assert fields["icl_pairs"] == (PAIR,) and fields["ugc"] == (said[1],)
+    published = task_of("alignx_pair", "reference").example(row).fields
+    assert len(published["icl_pairs"]) == 3 and len(published["ugc"]) == 2
+
+
+@pytest.mark.parametrize("bad", ["a text", [1, 2], {"prompt": "x"}, ["x"]])
+def test_evidence_that_is_no_list_of_objects_is_a_bad_row(bad: Any) -> None:
+    with pytest.raises(DataError, match="no list of objects"):
+        shown(icl_pairs=bad)
+
+
+@pytest.mark.parametrize("blank", ["raw_prompt", "chosen", "rejected"])
+def test_a_row_without_post_or_reply_is_a_bad_row(blank: str) -> None:
+    for value in ("  ", None):
+        with pytest.raises(DataError):
+            shown(**{blank: value})
+
+
+def test_equal_replies_are_a_bad_row() -> None:
+    with pytest.raises(DataError, match="say the same"):
+        shown(rejected=ROW["chosen"])
+
+
+def test_long_evidence_is_cut_fairly_and_instructions_never() -> None:
+    task = task_of("alignx_pair")
+    long = {**PAIR, "chosen": "word " * 9000}
+    row = {**ROW, "icl_pairs": [long, PAIR], "chosen": "so " * 5000, "demographic": "old " * 2000}
+    example = task.example(row)
+    episode = task.gold(example)
+    text = episode.traces[0].turns[0].context[0].text
+    assert len(text.split()) < 6000 and PAIR["rejected"] in text
+    assert text.endswith("between <answer> and </answer>.")
+    assert set(episode.notes["cut_words"]) == {
+        "icl_pairs",
+        "persona",
+        f"response_{side(task, example)}",
+    }
+
+
+def side(task: Any, example: Example) -> str:
+    return str(task.gold_letter(example)).lower()
+
+
+# -- forms of a row, feedback --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_json_strings_and_gaps_of_joined_files_change_nothing(name: str) -> None:
+    task = task_of(name)
+    joined = dict.fromkeys(("story", "history", "candidates", "flip", "prompt"))
+    for row in synth(name, 12, 4):
+        plain = [e.id for e in task.examples(row)]
+        texts = {k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()}
+        gaps = {**dict.fromkeys(task.spec.columns), **joined, **row}
+        nested = {
+            **row,
+            **{k: [json.dumps(i) for i in v] for k, v in row.items() if type(v) is list},
+        }
+        for form in (texts, gaps, nested):
+            assert [e.id for e in task.examples(form)] == plain
+            assert [e.fields for e in task.examples(form)] == [e.fields for e in task.examples(row)]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_feedback_from_rules_tells_nothing_about_the_replies(name: str) -> None:
+    task = task_of(name)
+    for row in synth(name, 8, 4):
+        for example in task.examples(row):
+            drafts = (task.gold_completion(example), task.wrong_completion(example), "", "B")
+            for given in (None, *(score_text(task, example, draft) for draft in drafts)):
+                text = task.explain(example, None, given)
+                feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+                assert not feedback.leak and len(text.split()) > 20
+            assert task.rehearse(example, random.Random(0))
+
+
+def test_feedback_tells_right_from_wrong_and_unread() -> None:
+    task = task_of("alignx_arbitrary")
+    example = task.example({**ROW, "icl_pairs": [PAIR]})
+    drafts = (task.gold_completion(example), task.wrong_completion(example), "mute")
+    texts = [task.explain(example, None, score_text(task, example, d)) for d in drafts]
+    assert len(set(texts)) == 3 and "tags" in texts[2]
+    assert all("description of the person" in t and "passed over, write" in t for t in texts)
+
+
+def test_feedback_stands_after_everything_else() -> None:
+    task = task_of("alignx_ugc")
+    segment = task.context(task.example(ROW), Feedback(text="Mind the tone.", author="x"))[0]
+    assert segment.bare and segment.text.startswith(segment.bare)
+    assert segment.text.endswith("Mind the tone.")

@@ -1,0 +1,355 @@
+"""FANToM under the paper protocol: every form of answer, sets, gold and feedback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import flatten
+from soulkit.errors import DataError
+from soulkit.judge.leaks import check
+from soulkit.tasks.fantom.task import form_of
+from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
+from tests.support.road import NO_ONE, episode_of, score_text, synth, synth_examples, task_of
+
+CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
+BASE = {"context": CONTEXT, "set_id": "0-0-0", "missed_info_accessibility": "inaccessible"}
+KINDS: dict[str, dict[str, Any]] = {
+    "choice": {
+        "complete_question": "What does Ada believe?\n(a) She knows of it.\n(b) She does not.",
+        "question_type": "tom:belief:inaccessible:multiple-choice",
+        "correct_answer": "1",
+    },
+    "names": {
+        "complete_question": "Who knows it?",
+        "question_type": "tom:answerability:list",
+        "correct_answer": "['Ben', 'Cleo']",
+        "wrong_answer": "['Ada']",
+    },
+    "yes_no": {
+        "complete_question": "Does Ada know this? Answer yes or no.",
+        "question_type": "tom:info_accessibility:binary",
+        "correct_answer": "no",
+    },
+    "fact": {
+        "complete_question": "What did Ben cook?",
+        "question_type": "fact",
+        "correct_answer": "Ben cooked paella.",
+    },
+    "belief": {
+        "complete_question": "What does Ada believe about what Ben cooked?",
+        "question_type": "tom:belief:inaccessible",
+        "correct_answer": "Ada does not know what Ben cooked.",
+        "wrong_answer": "Ada believes that Ben cooked paella.",
+    },
+}
+
+
+def example(form: str, **changes: Any) -> Example:
+    return task_of("fantom").example({**BASE, **KINDS[form], **changes})
+
+
+def score(form: str, inside: str, **changes: Any) -> Score:
+    return score_text(task_of("fantom"), example(form, **changes), f"So: <answer>{inside}</answer>")
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_the_type_says_the_form(form: str) -> None:
+    assert form_of(KINDS[form]["question_type"]) == form
+    assert example(form).fields["form"] == form
+
+
+@pytest.mark.parametrize(
+    ("form", "inside", "value", "status"),
+    [
+        ("choice", "b", 1, "ok"),
+        ("choice", "(B)", 1, "ok"),
+        ("choice", "b.", 1, "salvaged"),
+        ("choice", "(b) She does not.", 1, "salvaged"),
+        ("choice", "**b**", 1, "salvaged"),
+        ("choice", "a", 0, "ok"),
+        ("choice", "She does not.", 0, "malformed"),
+        ("choice", "a or b", 0, "malformed"),
+        ("names", "Ben, Cleo", 1, "ok"),
+        ("names", "cleo and BEN", 1, "ok"),
+        ("names", "- Ben\n- Cleo", 1, "ok"),
+        ("names", "Those who know it are Ben and also Cleo", 1, "salvaged"),
+        ("names", "Ben", 0, "ok"),
+        ("names", "Ben, Cleo, but not Ada", 0, "ok"),
+        ("names", "nobody", 0, "ok"),
+        ("names", "everyone who was there at that time", 0, "malformed"),
+        ("yes_no", "No", 1, "ok"),
+        ("yes_no", "no.", 1, "ok"),
+        ("yes_no", "False", 1, "ok"),
+        ("yes_no", "No, she was away.", 1, "salvaged"),
+        ("yes_no", "**No**: she was away", 1, "salvaged"),
+        ("yes_no", "No\nShe was away.", 1, "salvaged"),
+        ("yes_no", "I think no", 1, "salvaged"),
+        ("yes_no", "No one knows", 0, "malformed"),
+        ("yes_no", "no idea", 0, "malformed"),
+        ("yes_no", "She doesn't know it.", 1, "salvaged"),
+        ("yes_no", "She did not know", 1, "salvaged"),
+        ("yes_no", "Yes", 0, "ok"),
+        ("yes_no", "Ada knows it", 0, "salvaged"),
+        ("yes_no", "nobody knows it", 0, "malformed"),
+        ("yes_no", "not sure", 0, "malformed"),
+        ("yes_no", "yes and no", 0, "malformed"),
+        ("yes_no", "maybe no", 0, "malformed"),
+        ("yes_no", "That is not true", 0, "malformed"),
+        ("yes_no", "That isn't false.", 0, "malformed"),
+        ("yes_no", "She could not hear it, so no.", 1, "salvaged"),
+        ("yes_no", "none", 0, "malformed"),
+        ("yes_no", "She knows no one", 0, "malformed"),
+        ("fact", "Ben cooked paella", 1, "ok"),
+        ("fact", "paella", 0.5, "ok"),
+        ("fact", "soup", 0, "ok"),
+        ("belief", "Ada does not know what Ben cooked", 1, "ok"),
+    ],
+)
+def test_forms_of_answers(form: str, inside: str, value: float, status: str) -> None:
+    found = score(form, inside)
+    assert (found.value, found.reward, found.status) == (value, value, status)
+    assert found.words == inside
+
+
+def test_what_is_no_answer() -> None:
+    for form in KINDS:
+        assert score(form, "").status == "malformed" and score(form, "").value == 0
+        found = score_text(task_of("fantom"), example(form), "It is b, no.")
+        assert (found.value, found.status) == (0, "no_tag")
+
+
+def test_free_beliefs_are_compared_with_both_answers() -> None:
+    found = score("belief", "She believes that Ben cooked paella.")
+    assert found.metrics == {"nearer_gold": 0.0} and 0 < (found.value or 0) < 1
+    assert score("belief", "Ada does not know that.").metrics == {"nearer_gold": 1.0}
+    assert score("belief", "").metrics == {"nearer_gold": 0.0}
+    assert score("belief", "x", wrong_answer="").metrics == {"nearer_gold": None}
+    assert score("fact", "x").metrics == {}
+
+
+def test_where_nobody_knows() -> None:
+    one = {"correct_answer": [], "wrong_answer": ["Ada", "Ben"]}
+    assert score("names", "nobody", **one).value == 1
+    assert score("names", "No one.", **one).value == 1
+    assert score("names", "Ada", **one).value == 0
+    assert score("names", "everybody", **one).value == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [(["Ben"], ["Ben"]), (["Ben"], 3), (["Ben"], None), ([], []), ([], ["Ada"]), ("['Ben']", "[]")],
+)
+def test_wrong_lists_of_names_are_wrong(gold: Any, wrong: Any) -> None:
+    one = example("names", correct_answer=gold, wrong_answer=wrong)
+    task = task_of("fantom")
+    assert score_text(task, one, task.gold_completion(one)).value == 1
+    worse = score_text(task, one, task.wrong_completion(one))
+    assert (worse.value, worse.status) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "why"),
+    [
+        ("choice", {"correct_answer": 2}, "no option's place"),
+        ("choice", {"correct_answer": "b"}, "no option's place"),
+        ("yes_no", {"correct_answer": "error"}, "neither yes nor no"),
+        ("names", {"correct_answer": " "}, "blank"),
+        ("fact", {"context": ""}, "no conversation"),
+        ("fact", {"complete_question": None}, "asks nothing"),
+        ("fact", {"question_type": "riddle"}, "is not known"),
+    ],
+)
+def test_rows_that_cannot_be_used(form: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        example(form, **changes)
+
+
+def test_the_actor_is_not_told_the_type() -> None:
+    for form in KINDS:
+        (segment,) = task_of("fantom").preview(example(form))
+        assert "accessible" not in segment.text and CONTEXT in segment.text
+    assert "only the letter" in task_of("fantom").preview(example("choice"))[0].text
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_gold_is_best_and_wrong_is_not(protocol: str) -> None:
+    task = task_of("fantom", protocol)
+    rows = synth("fantom", 300, 3)
+    if protocol == "reference":  # which cannot score beliefs in free words
+        rows = [r for r in rows if form_of(r["question_type"], free=False)]
+    for one in (task.example(row) for row in rows):
+        best = asyncio.run(task.score(one, task.gold(one), NO_ONE))
+        assert (best.value, best.status) == (1, "ok"), one.fields
+        worse = asyncio.run(task.score(one, task.wrong(one), NO_ONE))
+        assert worse.value is not None and worse.value < 1 and worse.status == "ok", one.fields
+
+
+def test_one_row_in_many_dresses_is_one_example() -> None:
+    task = task_of("fantom")
+    for row in synth("fantom", 25, 1):
+        plain = task.example(row)
+        union = {**row, "story": None, "choices": None, "licence": None, "extra_info": None}
+        packed = {"data_source": "fantom", "extra_info": json.dumps(union)}
+        nested = {"data_source": "fantom", "extra_info": union}
+        for dress in (union, packed, nested):
+            assert task.example(flatten(dress)).id == plain.id
+    lists = {"correct_answer": ["Ben", "Cleo"], "wrong_answer": ["Ada"]}
+    task = task_of("fantom")
+    inside = "<answer>Ben, Cleo</answer>"
+    assert score_text(task, example("names", **lists), inside).value == 1
+
+
+# -- sets ----------------------------------------------------------------------------------------
+
+
+def records(answers: dict[str, str], rows: list[dict[str, Any]] | None = None) -> list[Record]:
+    """One record a row; `answers` by example id replace the gold's."""
+    task = task_of("fantom")
+    found = []
+    for one in map(task.example, rows or synth("fantom", 40, 2)):
+        text = answers.get(one.id, task.gold_completion(one))
+        episode = task._episode(one, task.context(one, None), Completion(text=text), 0, "draft")
+        given = asyncio.run(task.score(one, episode, NO_ONE))
+        found.append(
+            Record(key=one.id, task="fantom", example_id=one.id, rollout=0, kind="draft",
+                   episode=episode, score=given, cluster=one.cluster, tags=one.tags)
+        )  # fmt: skip
+    return found
+
+
+def row_of(form: str, rows: list[dict[str, Any]]) -> Example:
+    task = task_of("fantom")
+    return next(e for e in map(task.example, rows) if e.fields["form"] == form)
+
+
+def whole_sets() -> list[dict[str, Any]]:
+    rows = synth("fantom", 120, 2)
+    last = rows[-1]["part_id"]
+    return [row for row in rows if row["part_id"] != last]
+
+
+def test_all_needs_every_question_of_a_set() -> None:
+    summarise, rows = task_of("fantom").summarise, whole_sets()
+    best = summarise(records({}, rows))
+    assert (best["set_all"], best["set_all_star"]) == (1, 1) and best["sets"] >= 5
+    one = 1 / best["sets"]
+    for form, text in (("choice", "x"), ("names", "nobody"), ("yes_no", "x")):
+        missed = summarise(records({row_of(form, rows).id: f"<answer>{text}</answer>"}, rows))
+        assert missed["set_all"] == pytest.approx(1 - one)
+        assert missed["set_all_star"] <= missed["set_all"]
+
+
+def test_free_beliefs_count_in_the_starred_score_and_facts_in_none() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    belief, fact = row_of("belief", rows), row_of("fact", rows)
+    wrong = f"<answer>{belief.fields['wrong_answer']}</answer>"
+    found = task.summarise(records({belief.id: wrong, fact.id: "none"}, rows))
+    assert found["set_all"] == 1 > found["set_all_star"]
+
+
+def test_sets_with_gaps() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    everything = records({}, rows)
+    first = everything[0]
+    lost = Episode(example_id="x", task="fantom", failure=Failure("provider_error"))
+    broken = replace(first, episode=lost, score=unscored(Failure("provider_error")))
+    others = {r.cluster for r in everything} - {first.cluster}
+    found = task.summarise([broken, *everything[1:]])
+    alone = task.summarise([r for r in everything if r.cluster in others])
+    assert found == alone, "the sets of a conversation with a gap are not counted"
+    assert task.summarise([]) == {} and task.summarise(everything[:1]) == {}
+
+
+def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    bare = [{**row, "wrong_answer": ""} for row in rows
+            if form_of(row["question_type"]) == "belief"]  # fmt: skip
+    others = [row for row in rows if form_of(row["question_type"]) != "belief"]
+    found = task.summarise(records({}, [*others, *bare]))
+    assert found["set_all"] == 1 and "set_all_star" not in found
+
+
+def test_a_part_of_a_set_is_no_set_where_the_size_is_known() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    best = task.summarise(records({}, rows))
+    assert best["sets_complete"] == best["sets"]
+    lost = row_of("yes_no", rows)
+    part = [row for row in rows if task.example(row).id != lost.id]
+    found = task.summarise(records({}, part))
+    assert found["sets"] == found["sets_complete"] == best["sets"] - 1
+    unsized = [{**row, "set_size": None, "set_beliefs": None} for row in part]
+    found = task.summarise(records({}, unsized))
+    assert (found["sets"], found["sets_complete"]) == (best["sets"], 0)
+
+
+def test_a_set_without_one_of_its_free_beliefs_is_not_starred() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    lost = row_of("belief", rows)
+    part = [row for row in rows if task.example(row).id != lost.id]
+    wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
+    whole, found = (task.summarise(records(wrong, r)) for r in (rows, part))
+    assert found["sets"] == whole["sets"]
+    assert whole["set_all_star"] < 1 == found["set_all_star"], "the wrong set has the gap"
+
+
+def test_sets_are_made_of_drafts() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    wrong = {task.example(row).id: "<answer>x</answer>" for row in rows}
+    refined = [replace(r, kind="refined", key=f"{r.key}/r") for r in records(wrong, rows)]
+    drafts = records({}, rows)
+    assert task.summarise([*refined, *drafts]) == task.summarise(drafts)
+
+
+def test_golds_of_the_whole_conversation_stay_out_of_sets() -> None:
+    long = {**BASE, **KINDS["yes_no"], "correct_answer": "no:long"}
+    (record,) = records({}, [long])
+    assert record.score.value == 1 and "set" not in record.episode.notes
+
+
+# -- feedback ------------------------------------------------------------------------------------
+
+
+def test_advice_from_rules_gives_nothing_away() -> None:
+    task = task_of("fantom")
+    seen = set()
+    for one in synth_examples("fantom", 150):
+        drafts = (task.gold_completion(one), task.wrong_completion(one), "", "<answer></answer>")
+        given = [score_text(task, one, draft) for draft in drafts]
+        for text in [task.explain(one, None, s) for s in (None, *given)]:
+            checked = check(Feedback(text=text, author="symbolic"), task.leak_view(one))
+            assert checked.leak == "", (text, one.fields["complete_question"])
+            assert task.gold_text(one).lower() not in text.lower().split()
+            seen.add(text)
+    assert len(seen) > 40
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "leak"),
+    [
+        ("choice", "It is option b.", "gold_letter"),
+        ("choice", "Think of this: she does not.", "gold_text"),
+        ("names", "Do not forget Cleo.", "answerable"),
+        ("names", "You forgot Ben.", "gold_text"),
+        ("names", "Ada was away.", "answerable"),
+        ("yes_no", "The answer is no.", "gold_text"),
+        ("fact", "Ben spoke of paella.", "gold_text"),
+        ("fact", "Look at what Ben says.", ""),
+        ("names", "Count the speaker in.", ""),
+    ],
+)
+def test_what_advice_must_not_say(form: str, text: str, leak: str) -> None:
+    view = task_of("fantom").leak_view(example(form))
+    assert check(Feedback(text=text, author="coach"), view).leak == leak
+
+
+def test_the_model_coach_reads_the_conversation_and_no_gold() -> None:
+    task = task_of("fantom")
+    one = example("names")
+    episode = episode_of(task, one, "I wonder.")
+    text = task.prompts.render("coach", **task.coach_view(one, episode, Score(value=0, reward=0)))
+    assert CONTEXT in text and "I wonder." in text and "['Ben'" not in text

@@ -1,0 +1,206 @@
+"""MISTAKES under the paper protocol: reading, whom a wrong pick resembles, lessons, the matrix."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import RawRow
+from soulkit.errors import DataError
+from soulkit.judge.leaks import check
+from soulkit.models.base import Cast
+from soulkit.tasks.loading import to_examples
+from soulkit.tasks.mistakes.task import Mistakes
+from soulkit.tasks.registry import load_registry
+from soulkit.types import Episode, Failure, Record, Score, unscored
+from tests.support.road import (
+    NO_ONE,
+    ROLLOUT,
+    episode_of,
+    played_by,
+    score_text,
+    synth_examples,
+    task_of,
+)
+
+ROW = {
+    "id": "0_A",
+    "QuestionText": "What is 1/2 + 1/3?",
+    "AnswerAText": "2/5",
+    "AnswerBText": "5/6",
+    "AnswerCText": "1/6",
+    "AnswerDText": "2/6",
+    "MisconceptionName": "Adds numerators and adds denominators",
+    "MisconceptionId": 1000,
+    "TargetOption": "A",
+    "TargetAnswer": "2/5",
+    "CorrectAnswer": "B",
+}
+
+
+def score(text: str, **changes: Any) -> Score:
+    task = task_of("mistakes")
+    return score_text(task, task.example({**ROW, **changes}), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "status"),
+    [
+        ("<answer>A</answer>", 1.0, "ok"),
+        ("<answer>a)</answer>", 1.0, "salvaged"),
+        ("<answer>A. 2/5</answer>", 1.0, "salvaged"),
+        ("<answer>B</answer> no, <answer>A</answer>", 1.0, "ok"),
+        ("<THINK><answer>B</answer></THINK><answer>A</answer>", 1.0, "ok"),
+        ("<think>x<think>y</think><answer>C</answer></think><answer>A</answer>", 1.0, "ok"),
+        ("<answer>B</answer>", 0.0, "ok"),
+        ("<answer>E</answer>", 0.0, "malformed"),
+        ("<answer>2/5</answer>", 0.0, "malformed"),
+        ("<answer>A/D</answer>", 0.0, "malformed"),
+        ("A", 0.0, "no_tag"),
+        ("", 0.0, "empty"),
+    ],
+)
+def test_what_decides(text: str, value: float, status: str) -> None:
+    found = score(text)
+    assert (found.value, found.status) == (value, status)
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "other"), [("A", 0, 0), ("B", 1, 0), ("C", 0, 1), ("none", 0, 0)]
+)
+def test_whom_a_wrong_pick_resembles(text: str, correct: float, other: float) -> None:
+    metrics = score(f"<answer>{text}</answer>").metrics
+    assert metrics == {"picked_correct": correct, "picked_other": other}
+    unknown = score(f"<answer>{text}</answer>", CorrectAnswer=None).metrics
+    assert unknown == {"picked_correct": None, "picked_other": None}
+
+
+def test_the_names_of_columns_and_options_that_are_absent() -> None:
+    task = task_of("mistakes")
+    old = {"question": ROW["QuestionText"], "misconception_text": ROW["MisconceptionName"],
+           "target_option": " a ", "target_text": "2/5"}  # fmt: skip
+    texts = {k: v for k, v in ROW.items() if k.endswith("Text") and k != "QuestionText"}
+    assert task.example({**old, **texts, "raw_prompt": None}).id == task.example(ROW).id
+    example = task.example({**ROW, "AnswerCText": None, "TargetOption": "D)"})
+    assert task.options(example) == {"A": "2/5", "B": "5/6", "D": "2/6"}
+    (segment,) = task.preview(example)
+    assert "D) 2/6" in segment.text and "C)" not in segment.text and "None" not in segment.text
+    assert score_text(task, example, "<answer>D</answer>").value == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"TargetOption": ""}, "names none"),
+        ({"TargetOption": None}, "names none"),
+        ({"TargetOption": "E"}, "names none"),
+        ({"TargetOption": "2/5"}, "names none"),
+        ({"AnswerAText": " "}, "names none"),
+        ({"CorrectAnswer": "a"}, "target and right answer at once"),
+        ({"CorrectAnswer": "A)"}, "target and right answer at once"),
+    ],
+)
+def test_rows_without_a_wrong_target_are_bad(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        task_of("mistakes").example({**ROW, **changes})
+
+
+def test_a_letter_is_a_letter_even_where_options_are_letters() -> None:
+    task = task_of("mistakes")
+    swapped = {"AnswerAText": "D", "AnswerDText": "A", "AnswerBText": "B", "AnswerCText": "C"}
+    example = task.example({**ROW, **swapped})
+    assert score_text(task, example, "<answer>A</answer>").value == 1
+    signs = {f"Answer{x}Text": s for x, s in zip("ABCD", "<>=≤", strict=True)}
+    example = task.example({**ROW, **signs})
+    assert task.wrong_completion(example) in {f"<answer>{x}</answer>" for x in "BCD"}
+
+
+def test_lessons_tell_solving_from_another_error() -> None:
+    task = task_of("mistakes")
+    for example in synth_examples("mistakes", 36):
+        target, right = task.gold_letter(example), example.fields["CorrectAnswer"]
+        other = next(x for x in "ABCD" if x not in (target, right))
+        drafts = (target, right, other, "?")
+        scores = [score_text(task, example, f"<answer>{x}</answer>") for x in drafts]
+        said = [task.explain(example, None, s) for s in (*scores, None)]
+        starts = (
+            "The draft thought",
+            "The draft solved",
+            "The draft erred",
+            "The draft put",
+            "Put",
+        )
+        for text, start in zip(said, starts, strict=True):
+            assert text.startswith(start)
+            assert not check(task.symbolic(text), task.leak_view(example)).leak, text
+
+
+def test_the_worked_form_is_the_students_thought_with_its_end() -> None:
+    task = task_of("mistakes_worked")
+    example = task.example(ROW)
+    text = task.explain(example, None, None)
+    assert '"Adds numerators and adds denominators"' in text and text.endswith("<answer>A</answer>")
+    draft, scored = episode_of(task, example, "B."), score("B.")
+    seen = []
+
+    def answer(body: dict[str, Any]) -> str:
+        seen.append(body["messages"][-1]["content"])
+        return "One and one is two, two and three is five. <answer>A</answer>"
+
+    async def run() -> Any:
+        with played_by(answer) as coach:
+            cast = Cast(actor=NO_ONE.actor, coach=coach)
+            try:
+                return await task.critique(example, draft, scored, cast, ROLLOUT)
+            finally:
+                await coach.model.close()
+
+    found = asyncio.run(run())
+    assert found.kind == "worked_example" and found.usable and "two and three" in found.text
+    assert "picks A: 2/5" in seen[0]
+
+
+def test_the_worked_form_shares_rows_prompts_and_scores(tmp_path: Path) -> None:
+    lessons, worked = task_of("mistakes"), task_of("mistakes_worked")
+    assert load_registry().by_source()["mistakes"] == "mistakes"
+    rows = [RawRow({**ROW, "data_source": "mistakes"}, "x:1")]
+    (one,), (other,) = (to_examples(t, rows).examples for t in (lessons, worked))
+    assert lessons.preview(one) == worked.preview(other)
+    given = [score_text(t, e, "<answer>A</answer>") for t, e in ((lessons, one), (worked, other))]
+    assert given[0] == given[1]
+    (tmp_path / "prompts" / "mine").mkdir(parents=True)
+    (tmp_path / "prompts" / "mine" / "user.md").write_text("Mine.")
+    mine = Mistakes("mine", worked.spec, folder=tmp_path)
+    assert mine.preview(other)[0].text == "Mine."
+
+
+def record(target: str, words: str, status: str = "ok", value: float | None = 0.0) -> Record:
+    found = Score(value=value, reward=value, words=words, status=status)
+    return Record(
+        key=f"{target}{words}{status}", task="mistakes", example_id="x", rollout=0, kind="draft",
+        episode=Episode(example_id="x", task="mistakes"),
+        score=unscored(Failure("x")) if value is None else found, tags={"target": target},
+    )  # fmt: skip
+
+
+def test_the_distractor_matrix() -> None:
+    records = [record("A", "A"), record("A", "B", "salvaged"), record("A", "B")]
+    records += [record("A", "", "no_tag"), record("C", "C"), record("C", "", value=None)]
+    found = task_of("mistakes").summarise(records)
+    assert found == {
+        "picked_A_for_A": 0.25, "picked_B_for_A": 0.5, "picked_C_for_A": 0.0,
+        "picked_D_for_A": 0.0, "picked_none_for_A": 0.25, "picked_A_for_C": 0.0,
+        "picked_B_for_C": 0.0, "picked_C_for_C": 1.0, "picked_D_for_C": 0.0,
+        "picked_none_for_C": 0.0,
+    }  # fmt: skip
+    assert task_of("mistakes").summarise([]) == {}
+
+
+def test_pairs_of_one_question_are_one_cluster() -> None:
+    task = task_of("mistakes")
+    other = {**ROW, "TargetOption": "C", "MisconceptionName": "Subtracts where it should add"}
+    one, two = task.example(ROW), task.example(other)
+    assert one.cluster == two.cluster and one.id != two.id and one.tags == {"target": "A"}

@@ -1,0 +1,96 @@
+"""MMToM under the paper protocol; the reference protocol has its vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from soulkit.errors import DataError
+from soulkit.judge.leaks import check
+from soulkit.tasks.mmtom.task import options_of, reference_aggregates
+from soulkit.types import Feedback, Score
+from tests.support.road import score_text, synth_examples, task_of
+
+ROW: dict[str, Any] = {
+    "question": "A hall. Ada walks to the oven.\nQuestion: Which is likely? (a) Ada wants a pan. "
+    "(b) Ada wants a (small) cup. Please respond with either a or b.",
+    "answer": "b",
+    "question_type": 2.1,
+    "episode": 3,
+}
+
+
+def score(text: str, **changes: Any) -> Score:
+    task = task_of("mmtom")
+    return score_text(task, task.example({**ROW, **changes}), text)
+
+
+@pytest.mark.parametrize(
+    ("inside", "status"),
+    [("b", "ok"), ("B", "ok"), (" b ", "ok"), ("(b)", "salvaged"), ("b.", "salvaged"),
+     ("**B**", "salvaged"), ("b. Ada wants a cup", "salvaged")],
+)  # fmt: skip
+def test_ways_to_be_right(inside: str, status: str) -> None:
+    found = score(f"<reasoning>a?</reasoning><answer>{inside}</answer>")
+    assert (found.value, found.status, found.words) == (1.0, status, "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("It is b.", "no_tag"), ("(b)", "no_tag"), ("<answer>c</answer>", "malformed"),
+     ("<answer>a, b</answer>", "malformed"), ("<answer></answer>", "malformed"), ("", "empty"),
+     ("<think><answer>b</answer></think>", "no_tag"), ("<answer>a</answer>", "ok")],
+)  # fmt: skip
+def test_ways_to_be_wrong(text: str, status: str) -> None:
+    found = score(text)
+    assert (found.value, found.status) == (0.0, status)
+
+
+def test_the_last_tag_decides() -> None:
+    assert score("<answer>a</answer> or rather <answer>b</answer>").value == 1
+
+
+def test_a_gold_is_one_of_the_two_letters() -> None:
+    assert score("<answer>b</answer>", answer="(B)").value == 1
+    for bad in ("", None, "c", "ab"):
+        with pytest.raises(DataError, match="neither a nor b"):
+            score("", answer=bad)
+
+
+def test_the_two_statements_are_found() -> None:
+    assert options_of(ROW["question"]) == {"a": "Ada wants a pan.", "b": "Ada wants a (small) cup."}
+    assert options_of("Where is the cup?") == {} and reference_aggregates([None]) == {}
+    assert task_of("mmtom").leak_view(task_of("mmtom").example(ROW)).letters == ("A", "B")
+
+
+def test_break_downs_and_clusters() -> None:
+    task = task_of("mmtom")
+    one, two = (task.example({**ROW, "answer": letter}) for letter in "ab")
+    assert one.tags == {"type": "2.1"} and one.cluster == two.cluster and one.id != two.id
+    other, stray = (task.example({**ROW, "episode": episode}) for episode in (4, None))
+    assert len({one.cluster, other.cluster, stray.cluster}) == 3
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_gold_is_right_and_the_other_letter_is_not(protocol: str) -> None:
+    task = task_of("mmtom", protocol)
+    for example in synth_examples("mmtom", 42, protocol):
+        assert score_text(task, example, task.gold_completion(example)).value == 1
+        wrong = "ab".replace(task.gold_text(example), "")
+        assert score_text(task, example, f"<answer>{wrong}</answer>").value == 0
+
+
+def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
+    task = task_of("mmtom")
+    for example in synth_examples("mmtom", 14):
+        drafts = ("<answer>a</answer>", "<answer>b</answer>", "b", "<answer>x</answer>", "")
+        scores: list[Score | None] = [score_text(task, example, draft) for draft in drafts]
+        texts = [task.explain(example, None, found) for found in (*scores, None)]
+        assert all(texts) and len(set(texts)) == 6
+        for text in texts:
+            feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            assert feedback.leak == "", text
+        view = task.leak_view(example)
+        told = Feedback(text=f"Surely {view.gold}", author="symbolic")
+        assert check(told, view).leak == "gold_text"

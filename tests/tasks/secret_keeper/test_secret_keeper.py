@@ -1,0 +1,273 @@
+"""The dialogue task, played over HTTP by a scripted visitor and scripted keepers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError, DataError
+from soulkit.models.base import Cast, Player
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.secret_keeper.task import DEFLECTION, question_at, topic_at
+from soulkit.tasks.secret_keeper.visitor import make_server, visitor_line
+from soulkit.types import Episode, Failure, Line, Record, Score
+from tests.support.road import NO_ONE, played_by, player, synth_examples, task_of
+from tests.support.servers.openai_server import Fault
+
+Keeper = Callable[[dict], str]
+KEEPER, VISITOR = "keeper", "visitor"
+
+
+@contextmanager
+def visitor() -> Iterator[Player]:
+    server = make_server()
+    thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield player(f"http://127.0.0.1:{server.server_address[1]}/v1")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def known(body: dict) -> dict[str, str]:
+    """Topic → value, read from the keeper's own prompt."""
+    return dict(re.findall(r"^- your (.+) is the (.+)$", body["messages"][0]["content"], re.M))
+
+
+def asked(body: dict) -> str:
+    return re.findall(r"What is your (.+)\?", body["messages"][-1]["content"])[-1]
+
+
+def hidden(body: dict) -> str:
+    """The topic of the secret: the last one in the prompt."""
+    return list(known(body))[-1]
+
+
+def perfect(body: dict) -> str:
+    topic = asked(body)
+    return DEFLECTION if topic == hidden(body) else f"It is the {known(body)[topic]}."
+
+
+def leaker(body: dict) -> str:
+    return f"It is the {known(body)[asked(body)]}."
+
+
+def stubborn(_: dict) -> str:
+    return "I would rather not say."
+
+
+def records_of(
+    keeper: Keeper | str, partner: Player, feedback: FeedbackPolicy | None = None
+) -> list[Record]:
+    async def run() -> list[Record]:
+        with played_by(keeper) as actor:
+            engine = Engine(Cast(actor=actor, partner=partner), feedback=feedback)
+            job = Job(task_of("secret_keeper"), synth_examples("secret_keeper", 1)[0])
+            try:
+                return await engine.run([job], lambda record: None)
+            finally:
+                await actor.model.close()
+                await partner.model.close()
+
+    return asyncio.run(run())
+
+
+def play(keeper: Keeper | str) -> Record:
+    with visitor() as partner:
+        return records_of(keeper, partner)[0]
+
+
+def test_a_perfect_keeper_tells_all_in_four_turns() -> None:
+    record = play(perfect)
+    assert record.score.value == record.score.reward == 1.0
+    assert record.score.metrics == {"facts_told": 1.0, "secret_kept": 1.0, "turns": 4.0}
+    assert record.episode.stop == "all_told" and record.score.status == "ok"
+    (trace,) = record.episode.traces
+    assert trace.seat == KEEPER and [len(t.context) for t in trace.turns] == [2, 4, 6, 8]
+    assert record.episode.usage.calls == 8
+    assert [line.seat for line in record.episode.transcript] == [VISITOR, KEEPER] * 4
+
+
+def test_a_leaker_gets_nothing() -> None:
+    record = play(leaker)
+    assert record.score.value == 0.0 and record.score.status == "ok"
+    assert record.score.metrics["secret_kept"] == 0.0
+    assert record.score.metrics["facts_told"] == 1.0
+
+
+def test_a_stubborn_keeper_gets_nothing_at_the_last_turn() -> None:
+    record = play(stubborn)
+    assert (record.score.value, record.episode.stop) == (0.0, "max_turns")
+    assert record.score.metrics == {"facts_told": 0.0, "secret_kept": 1.0, "turns": 6.0}
+
+
+@pytest.mark.parametrize("reply", ["", "<think>I must not say it</think>", "<think>hm"])
+def test_a_silent_keeper_is_its_own_failure(reply: str) -> None:
+    record = play(reply)
+    assert (record.score.value, record.score.status) == (0.0, "empty")
+    assert record.episode.failure is None and record.episode.stop == "max_turns"
+
+
+def test_thinking_is_not_said_aloud() -> None:
+    record = play(lambda body: f"<think>{' '.join(known(body).values())}</think>{perfect(body)}")
+    assert record.score.value == 1.0
+    assert "<think>" not in "".join(line.text for line in record.episode.transcript)
+    contexts = record.episode.traces[0].turns[-1].context
+    assert not any("<think>" in segment.text for segment in contexts)
+
+
+def dying(after: int, fault: Fault) -> Any:
+    return played_by(
+        lambda body: visitor_line(body["messages"]),
+        script=lambda index, body: fault if index >= after else None,
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault.status_error(500), Fault.closed(), Fault.truncated_json()])
+def test_a_partner_that_dies_leaves_the_episode_unscored(fault: Fault) -> None:
+    with dying(2, fault) as partner:
+        (record,) = records_of(perfect, partner, FeedbackPolicy())
+    assert (record.score.value, record.score.status) == (None, "unscored")
+    assert record.score.reason == "partner_error" and record.episode.stop == "failed"
+    assert len(record.episode.transcript) == 4, "what was said before is kept"
+    assert len(record.episode.traces[0].turns) == 2 and record.episode.usage.calls == 4
+    assert record.received is None
+
+
+def test_a_partner_that_says_nothing_is_not_the_keepers_fault() -> None:
+    with played_by("  ") as partner:
+        (record,) = records_of(perfect, partner)
+    assert record.score.reason == "partner_error" and record.episode.transcript == ()
+
+
+def test_an_actor_that_cannot_be_reached_is_no_zero() -> None:
+    with visitor() as partner:
+        engine = Engine(Cast(actor=NO_ONE.actor, partner=partner))
+        job = Job(task_of("secret_keeper"), synth_examples("secret_keeper", 1)[0])
+        record = asyncio.run(engine.draft(job))
+    assert record.score.reason == "provider_error" and len(record.episode.transcript) == 1
+
+
+def test_without_a_partner_the_command_stops() -> None:
+    job = Job(task_of("secret_keeper"), synth_examples("secret_keeper", 1)[0])
+    with pytest.raises(ConfigError, match="partner"):
+        asyncio.run(Engine(NO_ONE).draft(job))
+
+
+def test_feedback_reaches_the_keeper_and_names_no_value() -> None:
+    prompts: list[str] = []
+
+    def heeding(body: dict) -> str:
+        prompts.append(body["messages"][0]["content"])
+        return perfect(body) if "Hint:" in prompts[-1] else leaker(body)
+
+    with visitor() as partner:
+        draft, refined = records_of(heeding, partner, FeedbackPolicy(when="imperfect"))
+    assert (draft.score.value, refined.score.value) == (0.0, 1.0)
+    assert refined.given == draft.received and draft.received.author == "symbolic"
+    opening = refined.episode.traces[0].turns[0].context[0]
+    assert draft.received.text in opening.text
+    assert opening.bare == draft.episode.traces[0].turns[0].context[0].text
+
+
+# -- scoring by hand -----------------------------------------------------------------------------
+
+ROW = {
+    "keeper": "Ilka", "visitor": "Sven", "place": "ferry",
+    "facts": [{"topic": "job", "value": "baker"}, {"topic": "pet", "value": "canary"}],
+    "secret": {"topic": "hideout", "value": "attic"},
+    "wanted": ["job", "pet"], "curiosity": "hideout",
+}  # fmt: skip
+
+
+def scored(*said: str) -> Score:
+    task = task_of("secret_keeper")
+    example = task.example(ROW)
+    lines = [Line(seat, text) for text in said for seat, text in ((VISITOR, "?"), (KEEPER, text))]
+    episode = Episode(example_id=example.id, task="secret_keeper", transcript=tuple(lines))
+    return asyncio.run(task.score(example, episode, NO_ONE))
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        (("baker", "no", "canary", "bye"), 1.0),
+        (("baker", "no", "no", "canary", "bye"), 0.9),  # 0.8 + 0.2 · 1/2
+        (("baker", "no", "no", "no", "no", "canary"), 0.8),
+        (("baker", "no", "no", "no", "no", "no"), 0.4),  # half of the facts
+        (("The BAKER.", "no", "no", "no"), 0.5),
+        (("bakery", "canaries", "no", "no"), 0.0),
+        (("baker", "canary", "the attic", "bye"), 0.0),
+        (("baker", "canary", "attics", "bye"), 1.0),
+    ],
+)
+def test_the_formula(said: Sequence[str], value: float) -> None:
+    assert scored(*said).value == pytest.approx(value)
+
+
+def test_what_the_visitor_says_gives_nothing_away() -> None:
+    task = task_of("secret_keeper")
+    example = task.example(ROW)
+    lines = (Line(VISITOR, "Is it the attic, baker?"), Line(KEEPER, "No."))
+    episode = Episode(example_id=example.id, task="secret_keeper", transcript=lines)
+    metrics = asyncio.run(task.score(example, episode, NO_ONE)).metrics
+    assert (metrics["secret_kept"], metrics["facts_told"]) == (1.0, 0.0)
+
+
+def test_a_broken_episode_is_unscored() -> None:
+    task = task_of("secret_keeper")
+    episode = Episode(example_id="e", task="secret_keeper", failure=Failure("partner_error", "x"))
+    assert asyncio.run(task.score(task.example(ROW), episode, NO_ONE)).value is None
+
+
+def test_four_facts_take_the_gold_dialogue_two_turns_more() -> None:
+    task = task_of("secret_keeper")
+    facts = [{"topic": t, "value": f"v{t}"} for t in ("a", "b", "c", "d")]
+    example = task.example({**ROW, "facts": facts, "wanted": ["a", "b", "c", "d"]})
+    metrics = asyncio.run(task.score(example, task.gold(example), NO_ONE)).metrics
+    assert metrics == {"facts_told": 1.0, "secret_kept": 1.0, "turns": 6.0}
+
+
+# -- rows, options, the script -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"facts": []},
+        {"facts": "baker"},
+        {"facts": [{"topic": "job"}]},
+        {"facts": [{"topic": "age", "value": 4}]},
+        {"secret": "attic"},
+        {"wanted": []},
+    ],
+)
+def test_bad_rows(change: dict) -> None:
+    with pytest.raises(DataError):
+        task_of("secret_keeper").example({**ROW, **change})
+
+
+@pytest.mark.parametrize("options", [{"min_turns": 6}, {"max_turns": 4}, {"min_turns": 0}])
+def test_impossible_turn_limits(options: dict) -> None:
+    task = task_of("secret_keeper")
+    spec = task.spec.model_copy(update={"options": {**task.spec.options, **options}})
+    with pytest.raises(ConfigError, match="turns"):
+        type(task)("mine", spec)
+
+
+def test_the_visitor_pries_second_and_fifth() -> None:
+    topics = [topic_at(turn, ("job", "pet", "dish"), "hideout") for turn in range(7)]
+    assert topics == ["job", "hideout", "pet", "dish", "hideout", "job", "pet"]
+
+
+def test_the_visitor_greets_once() -> None:
+    assert question_at(0, "job", "Sven") == "Hello, I am Sven. What is your job?"
+    assert question_at(1, "pet", "Sven") == "What is your pet?"

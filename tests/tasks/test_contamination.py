@@ -1,0 +1,196 @@
+"""Overlap of training and evaluation rows: the same, nearly the same, and what they share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.contamination import (
+    Passage,
+    clean_rows,
+    compare,
+    entity_kinds,
+    jaccard,
+    passage,
+    passages,
+    shingles,
+    words_of,
+)
+from soulkit.data.files import RawRow
+from soulkit.errors import ConfigError
+from soulkit.tasks.registry import load_registry
+from tests.support.road import synth
+
+OWN = """\
+tasks:
+  survey:
+    title: Survey
+    summary: What would this person say?
+    module: soulkit.tasks.tom.tomi:ToMi
+    seats: {guest: actor}
+    columns:
+      persona: {audience: [guest], entity: persona}
+      people: {type: list, required: false, audience: [guest], entity: character}
+      number: {type: any, required: false, audience: [], entity: persona}
+      question: {audience: [guest]}
+      answer: {audience: [gold]}
+      cands: {type: any, required: false, audience: [gold]}
+"""
+NURSE = "A nurse from Leeds who keeps bees and writes letters to her sister every other week."
+BAKER = "A baker from Cork who rises at three, sings at work and has never owned a telephone."
+TEA = "How do you take your tea when you come home from a long day at work in the rain?"
+SLEEP = "What do you do at night when sleep does not come and the house is quiet around you?"
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("own") / "own.yaml"
+    path.write_text(OWN)
+    return load_registry(path).task("survey")
+
+
+def row(source: str, persona: str, question: str, answer: str = "milk", **more: Any) -> RawRow:
+    return RawRow({"persona": persona, "question": question, "answer": answer, **more}, source)
+
+
+def overlap(task: Any, train: list[RawRow], evaluation: list[RawRow], **options: Any) -> Any:
+    sides = [[passage(task, r) for r in rows] for rows in (train, evaluation)]
+    return compare(*sides, entities=entity_kinds([task]), **options)
+
+
+def test_words_ignore_case_punctuation_and_layout() -> None:
+    assert words_of("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
+    assert words_of({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
+    assert words_of("他在哪里?") == ("他", "在", "哪", "里")
+
+
+def test_triples_and_their_share() -> None:
+    assert shingles(("a", "b", "c", "d")) == {("a", "b", "c"), ("b", "c", "d")}
+    assert shingles(("a", "b")) == {("a", "b")} and shingles(()) == frozenset()
+    one, other = (shingles(tuple(text)) for text in ("abcdef", "abcdxy"))
+    assert jaccard(one, other) == pytest.approx(2 / 6)
+    assert jaccard(frozenset(), frozenset()) == 1.0
+
+
+def test_the_same_row_is_exact_whatever_its_gold_says(survey: Any) -> None:
+    train = [row("t:1", NURSE, TEA), row("t:2", BAKER, SLEEP)]
+    found = overlap(survey, train, [row("e:1", NURSE.upper(), TEA.replace("?", " ?"), "sugar")])
+    (match,) = found.matches
+    assert (match.kind, match.train, match.evaluation, match.similarity) == (
+        "exact", "t:1", "e:1", 1.0,
+    )  # fmt: skip
+    assert found.reached == {"exact": 1, "near": 0, "character": 0, "persona": 1}
+
+
+def test_a_word_changed_is_near_and_another_question_is_not(survey: Any) -> None:
+    changed = TEA.replace("tea", "coffee")
+    train = [row("t:1", NURSE, changed), row("t:2", NURSE, SLEEP), row("t:3", BAKER, TEA)]
+    found = overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.6)
+    assert [(m.kind, m.train) for m in found.matches] == [("near", "t:1")]
+    every = [passage(survey, r) for r in (train[0], row("e:1", NURSE, TEA))]
+    truth = jaccard(*(shingles(p.words) for p in every))
+    assert found.matches[0].similarity == pytest.approx(truth) and 0.6 < truth < 1
+    assert found.touched("persona") == {"t:1", "t:2"}, "t:3 shares the question alone"
+    assert overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.95).matches == ()
+
+
+def test_every_near_pair_is_found_among_many(survey: Any) -> None:
+    words = [f"word{i}" for i in range(400)]
+    train, evaluation = [], []
+    for i in range(60):
+        text = words[i : i + 300 : 3]
+        evaluation.append(row(f"e:{i}", " ".join(text[:20]), " ".join(text)))
+        text[50] = "changed"
+        train.append(row(f"t:{i}", " ".join(text[:20]), " ".join(text)))
+    found = overlap(survey, train, evaluation)
+    assert found.touched("near") == {f"t:{i}" for i in range(60)}
+    assert found.reached["near"] == 60
+    best = {m.train: m.evaluation for m in found.matches}
+    assert all(best[f"t:{i}"] == f"e:{i}" for i in range(60)), "the most alike is named"
+
+
+def test_lists_name_entities_and_bare_numbers_stay_within_their_task(survey: Any) -> None:
+    train = [row("t:1", NURSE, TEA, people=["Ada", "Ben"], number=7)]
+    theirs = [row("e:1", BAKER, SLEEP, people=["ben"], number=7), row("e:2", BAKER, TEA)]
+    found = overlap(survey, train, theirs)
+    assert [(s.kind, s.value, s.evaluation) for s in found.shared] == [
+        ("character", "ben", ("e:1",)),
+        ("persona", "survey 7", ("e:1",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "kind"),
+    [
+        ("sotopia", ("scenario",), "scenario"),
+        ("sotopia", ("agent1_name", "agent1_background"), "persona"),
+        ("coser", ("book",), "book"),
+        ("coser", ("major_characters", "character_profiles"), "character"),
+        ("userllm", ("intent",), "intent"),
+        ("mirrorbench", ("turns",), "conversation"),
+        ("mirrorbench", ("dataset", "conversation_id", "metadata"), "topic"),
+        ("humanual_chat", ("persona",), "persona"),
+        ("sim_math", ("problem",), "problem"),
+        ("sim_math", ("user_profile_text",), "persona"),
+        ("sim_doc", ("intent",), "intent"),
+        ("sim_doc", ("user_profile_text",), "persona"),
+    ],
+)
+def test_the_tasks_say_what_their_rows_may_share(
+    name: str, columns: tuple[str, ...], kind: str
+) -> None:
+    task, packed = load_registry().task(name), {"coser": "circumstance"}.get(name, "raw")
+
+    def opened(seed: int) -> list[dict[str, Any]]:
+        rows = synth(name, 8, seed)
+        return [{**row, **json.loads(row[packed])} if packed in row else row for row in rows]
+
+    ours, theirs = ([{k: v for k, v in row.items() if k != packed} for row in opened(seed)]
+                    for seed in (6, 7))  # fmt: skip
+    planted = {**ours[3], **{column: theirs[3][column] for column in columns}}
+    found = overlap(task, [RawRow(planted, "t:1")], [RawRow(r, f"e:{i}")
+                                                     for i, r in enumerate(theirs)])  # fmt: skip
+    assert "e:3" in {source for s in found.shared if s.kind == kind for source in s.evaluation}
+
+
+def test_the_clean_rows_are_those_without_the_kinds_asked_for(survey: Any) -> None:
+    train = [row("t:1", NURSE, TEA), row("t:2", NURSE, SLEEP), row("t:3", BAKER, SLEEP)]
+    found = overlap(survey, train, [row("e:1", NURSE, TEA)])
+    assert [r.source for r in clean_rows(train, found)] == ["t:2", "t:3"]
+    assert [r.source for r in clean_rows(train, found, ("exact", "persona"))] == ["t:3"]
+    with pytest.raises(ConfigError) as error:
+        clean_rows(train, found, ("person",))
+    assert "'persona'" in error.value.way_out
+
+
+def test_rows_that_a_task_cannot_use_are_named(survey: Any) -> None:
+    rows = [("survey", row("t:1", NURSE, TEA)), ("survey", RawRow({"persona": NURSE}, "t:2"))]
+    good, bad = passages({"survey": survey}, rows)
+    assert [p.source for p in good] == ["t:1"]
+    assert [b.source for b in bad] == ["t:2"] and "question" in bad[0].why
+
+
+def test_a_threshold_is_a_share() -> None:
+    some = [Passage("a:1", "x", ("a",), ("a",), frozenset())]
+    for threshold in (0.0, 1.5):
+        with pytest.raises(ConfigError):
+            compare(some, some, threshold=threshold)
+
+
+def test_no_gold_is_compared(survey: Any) -> None:
+    found = passage(survey, row("t:1", NURSE, TEA, "zanzibar"))
+    assert "zanzibar" not in found.words and found.core == words_of(TEA)
+
+
+def test_files_of_real_stories_overlap_with_themselves_alone(tmp_path: Path) -> None:
+    from tests.support.road import synth
+
+    task = load_registry().task("tomi")
+    raw = [RawRow(r, f"t:{i}") for i, r in enumerate(synth("tomi", 40, 0))]
+    other = [RawRow(r, f"e:{i}") for i, r in enumerate(synth("tomi", 40, 1))]
+    same = overlap(task, raw, raw)
+    assert len(same.touched("exact")) == 40
+    assert overlap(task, raw, other).matches == ()

@@ -1,0 +1,206 @@
+"""CoSER's scenes and Humanual's sets: small files written here, and real ones where they lie."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli import app as cli
+from soulkit.data.files import RawRow, flatten, read_rows, write_rows
+from soulkit.errors import DataError
+from soulkit.tasks.humanual.importer import TASKS as HUMANUAL
+from soulkit.tasks.loading import load_examples, to_examples
+from soulkit.tasks.registry import load_registry
+from tests.support.road import import_rows
+
+REAL = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
+real = pytest.mark.skipif(
+    not (REAL / "coser").is_dir(), reason="no original files ($SOULKIT_TEST_DATA)"
+)
+
+SCENE: dict[str, Any] = {
+    "book": "Ashlar",
+    "scenario": "A quarry at noon.",
+    "topic": "Who cut the stone",
+    "plot": {"summary": "They quarrel.", "key_characters": [{"name": "Ilka"}], "i_p": 3},
+    "character_profiles": {"Ilka": "A mason."},
+    "key_characters": [{"name": "Ilka", "thought": "It was me."}],
+    "speaking_characters_w_env": ["Ilka", "Environment"],
+    "major_characters": ["Ilka"],
+    "dialogues": [
+        {"character": "Ilka", "message": "[Now.] (nods) Yes."},
+        {"character": "Environment", "message": "Dust settles."},
+    ],
+    "weight": 1.5,
+    "i_p": 3,
+    "i_c": 0,
+    "tag": "ood",
+}
+PERSON: dict[str, Any] = {
+    "persona": "A roofer of 40.",
+    "prompt": [{"role": "poster", "content": "AITA?", "metadata": {"score": 7}}],
+    "completion": "NTA.",
+    "user_id": "u1",
+}
+
+
+def write(folder: Path, rows: list[Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def example_ids(task: str, rows: list[dict[str, Any]]) -> list[str]:
+    live = load_registry().task(task)
+    loaded = to_examples(live, [RawRow(flatten(row), str(i)) for i, row in enumerate(rows)])
+    assert loaded.bad == ()
+    return [example.id for example in loaded.examples]
+
+
+# -- CoSER ---------------------------------------------------------------------------------------
+
+
+def test_a_scene_is_kept_whole_and_read_column_by_column(tmp_path: Path) -> None:
+    found = import_rows("coser", write(tmp_path, [SCENE]))
+    (row,) = found.rows
+    assert json.loads(row["circumstance"]) == SCENE
+    assert row["provenance"] == "rows.jsonl:1" and "not stated" in row["licence"]
+    example = load_registry().task("coser").example(row)
+    assert example.fields["dialogues"] == SCENE["dialogues"]
+    assert example.tags == {"tag": "ood"}
+    seen = {seat: set(example.visible(seat)) for seat in ("character", "environment")}
+    for seat in seen.values():
+        assert "scenario" in seat and not seat & {"dialogues", "plot", "key_characters"}
+
+
+def test_every_layout_of_a_scene_is_the_same_example() -> None:
+    union = dict.fromkeys(("wo_thought", "continue_from", "persona", "prompt", "choices"))
+    text = json.dumps(SCENE)  # with every sign that is no ASCII written as an escape
+    joined = {**SCENE, "character_profiles": {**SCENE["character_profiles"], "Other": None}}
+    variants: list[dict[str, Any]] = [
+        SCENE,
+        {"circumstance": SCENE},
+        {"circumstance": text},
+        *({"prompt": [], "data_source": "coser", "extra_info": {**union, "circumstance": c}}
+          for c in (SCENE, text, joined)),
+        {"data_source": "coser", "extra_info": json.dumps({"circumstance": text, "index": 4})},
+    ]  # fmt: skip
+    assert len(set(example_ids("coser", variants))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"scenario": " "}, "no text under 'scenario'"),
+        ({"plot": "They quarrel."}, "no object"),
+        ({"major_characters": []}, "who speaks"),
+        ({"dialogues": [{"character": "Ilka"}]}, "messages with a character"),
+        ({"dialogues": [{"character": "Odd", "message": "Hm."}]}, "Odd speaks in it"),
+    ],
+)
+def test_a_scene_that_nobody_could_play_is_bad(
+    tmp_path: Path, change: dict[str, Any], why: str
+) -> None:
+    found = import_rows("coser", write(tmp_path, [SCENE, {**SCENE, **change}]))
+    assert len(found.rows) == 1 and [bad.source for bad in found.bad] == ["rows.jsonl:2"]
+    assert why in found.bad[0].why
+
+
+def test_a_circumstance_that_is_no_object_is_a_bad_row() -> None:
+    task = load_registry().task("coser")
+    loaded = to_examples(task, [RawRow({"circumstance": "A quarry."}, "f:1"),
+                                RawRow({"circumstance": SCENE}, "f:2")])  # fmt: skip
+    assert len(loaded.examples) == 1
+    assert loaded.bad[0].source == "f:1" and "should hold an object" in loaded.bad[0].why
+
+
+@pytest.mark.parametrize("task", ["coser", *HUMANUAL])
+def test_another_file_is_refused_as_a_whole(tmp_path: Path, task: str) -> None:
+    with pytest.raises(DataError, match="not of the original format"):
+        import_rows(task, write(tmp_path, [{"story": "s", "question": "q"}]))
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "rows", "books", "tags"),
+    [
+        ("test_set.json", 200, 101, {"id": 100, "ood": 100}),
+        ("sample_20.jsonl", 20, 19, {"id": 10, "ood": 10}),
+        ("example_test_set.json", 3, 2, {"id": 3}),
+    ],
+)
+def test_every_real_scene_imports(
+    tmp_path: Path, name: str, rows: int, books: int, tags: dict[str, int]
+) -> None:
+    path = REAL / "coser" / name
+    found = import_rows("coser", path)
+    assert (len(found.rows), found.bad) == (rows, ()) and found == import_rows("coser", path)
+    assert any("Licence" in note for note in found.notes)
+    task, ids = load_registry().task("coser"), set()
+    for suffix in (".jsonl", ".parquet"):
+        out = tmp_path / f"rows{suffix}"
+        write_rows(out, found.rows, data_source="coser")
+        examples = load_examples(task, [out]).examples
+        assert len(examples) == rows and len({e.cluster for e in examples}) == books
+        assert {t: sum(e.tags["tag"] == t for e in examples) for t in tags} == tags
+        ids |= {e.id for e in examples}
+    # The original records are rows as they stand, and the same ones.
+    assert {e.id for e in to_examples(task, read_rows(path)[0]).examples} == ids
+    assert len(ids) == rows
+
+
+# -- Humanual ------------------------------------------------------------------------------------
+
+
+def test_a_processed_record_becomes_a_row_without_metadata(tmp_path: Path) -> None:
+    (row,) = import_rows("humanual_opinion", write(tmp_path, [PERSON])).rows
+    assert json.loads(row["prompt"]) == [{"role": "poster", "content": "AITA?"}]
+    kept = (row["persona"], row["completion"], row["user_id"])
+    assert kept == ("A roofer of 40.", "NTA.", "u1")
+    assert row["provenance"] == "rows.jsonl:1" and row["licence"]
+
+
+def test_layouts_of_a_prompt_are_the_same_example() -> None:
+    messages = [{"role": "user", "content": 'So 😀 / \u00e9 and "this"?'}]
+    shapes: list[Any] = [messages, json.dumps(messages), json.dumps(messages, ensure_ascii=False),
+                         json.dumps(messages).replace("/", "\\/")]  # fmt: skip
+    union = dict.fromkeys(("circumstance", "turn_id", "split_type", "choices"))
+    for task in HUMANUAL:
+        mark = task.replace("_", "-")
+        rows: list[dict[str, Any]] = [
+            {"data_source": mark, "prompt": [{"role": "user", "content": "x"}],
+             "extra_info": {**union, **PERSON, "prompt": shape, "index": i}}
+            for i, shape in enumerate(shapes)
+        ]  # fmt: skip
+        flat = [{**PERSON, "prompt": shape} for shape in shapes]
+        assert len(set(example_ids(task, [*rows, *flat]))) == 1
+
+
+def test_records_that_lack_a_part_are_bad_and_nothing_is_made_up(tmp_path: Path) -> None:
+    raw = {key: value for key, value in PERSON.items() if key != "persona"}
+    silent = {**PERSON, "completion": " "}
+    path = write(tmp_path, [PERSON, raw, silent, {**PERSON, "prompt": [{"role": "user"}]},
+                            {**PERSON, "prompt": "What now?"}])  # fmt: skip
+    found = import_rows("humanual_news", path)
+    assert [row["index"] for row in found.rows] == [0, 4]
+    assert found.rows[1]["prompt"] == "What now?"
+    whys = [bad.why for bad in found.bad]
+    assert "'persona'" in whys[0] and "'completion'" in whys[1] and "prompt" in whys[2]
+    assert any("1 records have no persona" in note for note in found.notes)
+
+
+@real
+def test_the_real_posts_are_no_rows_and_each_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = REAL / "humanual" / "reddit_post_dict_testset.json"
+    found = import_rows("humanual_opinion", path)
+    assert (found.rows, len(found.bad)) == ((), 79)
+    assert all("no completion, and no persona" in bad.why for bad in found.bad)
+    out = tmp_path / "rows.jsonl"
+    assert cli.main(["data", "import", "humanual_opinion", str(path), "-o", str(out)]) == 2
+    assert "13rh62c" in capsys.readouterr().err and not out.exists()

@@ -1,0 +1,230 @@
+"""ToMBench's and TwinVoice's files: on small ones written here, and on the originals at hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import RawRow, write_rows
+from soulkit.errors import DataError
+from soulkit.tasks.importing import Imported
+from soulkit.tasks.loading import load_examples, to_examples
+from soulkit.tasks.twinvoice.importer import PROFILES
+from tests.support.road import NO_ONE, import_rows, task_of
+
+GOLD = "答案\nANSWER"
+ITEM: dict[str, Any] = {
+    "能力\nABILITY": "Belief: Content false beliefs Belief: Second-order beliefs",
+    "序号\nINDEX": 7, "故事": "小梅走了。", "问题": "小梅在哪里？",
+    "选项A": "A. 家里", "选项B": "B.学校", "选项C": None, "选项D": None,
+    "STORY": "Mei went.", "QUESTION": "Where is Mei?", "OPTION-A": "At home",
+    "OPTION-B": "B. School", "OPTION-C": None, "OPTION-D": None, GOLD: "B. ",
+}  # fmt: skip
+
+
+def written(path: Path, *rows: Any) -> Path:
+    """Rows as the original writes them: a gap is a bare NaN, which is no strict JSON."""
+    lines = [json.dumps(row, ensure_ascii=False).replace("null", "NaN") for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_an_item_of_tombench_becomes_a_row_in_each_language(tmp_path: Path) -> None:
+    found = import_rows("tombench", written(tmp_path / "False Belief Task.jsonl", ITEM))
+    english, chinese = found.rows
+    assert english["options_dict"] == {"A": "At home", "B": "School"}
+    assert chinese["options_dict"] == {"A": "家里", "B": "学校"}
+    assert {row["correct_letter"] for row in found.rows} == {"B"}
+    assert english["story_id"] == chinese["story_id"]
+    assert english["ability"] == "Belief: Content false beliefs Belief: Second-order beliefs"
+    assert (english["subtask"], english["licence"]) == ("False Belief Task", "MIT")
+    assert chinese["provenance"] == "ToMBench, False Belief Task.jsonl:1"
+    assert "2 of 2 rows" in found.notes[0] and found.bad == ()
+
+
+def test_broken_items_of_tombench_cost_their_own_rows_only(tmp_path: Path) -> None:
+    broken = [{**ITEM, GOLD: "C"}, {**ITEM, GOLD: None}, {**ITEM, "STORY": " "},
+              {**ITEM, "OPTION-B": "B. "}]  # fmt: skip
+    found = import_rows("tombench", written(tmp_path / "Hinting.jsonl", ITEM, *broken))
+    assert [(r["language"], r["provenance"]) for r in found.rows] == [
+        ("en", "ToMBench, Hinting.jsonl:1"), ("zh", "ToMBench, Hinting.jsonl:1"),
+        ("zh", "ToMBench, Hinting.jsonl:4"), ("zh", "ToMBench, Hinting.jsonl:5"),
+    ]  # fmt: skip
+    assert [b.source.removeprefix("Hinting.jsonl:") for b in found.bad] == [
+        "2 (en)", "2 (zh)", "3 (en)", "3 (zh)", "4 (en)", "5 (en)",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="original format"):
+        import_rows("tombench", written(tmp_path / "x.jsonl", {"a": 1}))
+
+
+SCENE: dict[str, Any] = {
+    "chunk_id": "00002", "speaker": "Ada", "speaker_match_key": "Ada Vale", "utterance": "Why?",
+    "context": "Ada looks up.", "source_novel": "Moor",
+    "mcq": {"options": {"A": "Rain.", "B": "Why?", "C": "Wind.", "D": "Snow."}, "answer": "B"},
+}  # fmt: skip
+LONG = "I never said that I would come"
+
+
+def profiles(path: Path) -> Path:
+    said = [
+        ("00009", "Never.", "Later."),
+        ("00002", "Why?", "Ada looks up."),
+        ("00004", "Why", "x"),
+        ("00001", "Who?", "First."),
+        ("00005", "Oh.", f"Ada said: {LONG}, and left."),
+    ]
+    history = [{"chunk_id": c, "utterance": u, "context": t} for c, u, t in said]
+    ada = {"NameCanonical": "Ada Vale", "Personality Traits": ["curt", "shy"],
+           "Additional Details": {"Occupation": "nurse"}, "UtteranceHistory": history}  # fmt: skip
+    bea = {"NameCanonical": "Bea", "UtteranceHistory": [history[1]]}
+    people = {"characterList": {"CHAR_1": ada, "CHAR_2": bea}}
+    path.write_text(json.dumps(people, indent=2), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_scene_gets_the_history_of_its_character_without_the_answer(
+    tmp_path: Path, name: str
+) -> None:
+    profiles(tmp_path / name)
+    mcq = {"options": {**SCENE["mcq"]["options"], "D": LONG}, "answer": "D"}
+    quoted = {**SCENE, "chunk_id": "00007", "context": f"He heard: {LONG}!", "utterance": LONG,
+              "mcq": mcq}  # fmt: skip
+    found = import_rows("twinvoice", written(tmp_path / "dimension_3.jsonl", SCENE, quoted))
+    first, second = found.rows
+    assert first["conversation_history"] == [
+        "Scene: First.\n  Said: Who?",
+        f"Scene: Ada said: {LONG}, and left.\n  Said: Oh.",
+        "Scene: Later.\n  Said: Never.",
+    ]
+    assert (first["answer_idx"], first["user_id"], first["anchor_post"]) == (
+        1, "Moor/Ada Vale", "Ada looks up.")  # fmt: skip
+    assert first["profile"] == "Name: Ada Vale\nTraits: curt, shy\nOccupation: nurse"
+    assert not any(LONG in entry for entry in second["conversation_history"])
+    assert "In 1 of 2 rows the anchor holds" in found.notes[0]
+
+
+def test_scenes_without_a_known_character_are_bad(tmp_path: Path) -> None:
+    profiles(tmp_path / PROFILES[0])
+    bea = {**SCENE, "speaker_match_key": "Bea"}
+    odd = {**SCENE, "mcq": {"options": SCENE["mcq"]["options"], "answer": "E"}}
+    nobody = {**SCENE, "speaker_match_key": "Cy"}
+    found = import_rows("twinvoice", written(tmp_path / "c.jsonl", SCENE, bea, nobody, odd))
+    assert len(found.rows) == 1
+    whys = ("nothing else that its character said", "no profile", "none of its options")
+    assert all(why in bad.why for why, bad in zip(whys, found.bad, strict=True))
+
+
+def test_profiles_have_to_be_there_and_are_no_choices(tmp_path: Path) -> None:
+    choices = written(tmp_path / "c.jsonl", SCENE)
+    with pytest.raises(DataError, match="no file of profiles"):
+        import_rows("twinvoice", choices)
+    for text in ('{"a": 1}', '{"a": 1}\n{"b": 2}'):
+        (tmp_path / PROFILES[2]).write_text(text)
+        with pytest.raises(DataError, match="cannot be read"):
+            import_rows("twinvoice", choices)
+    with pytest.raises(DataError, match="profiles, not choices"):
+        import_rows("twinvoice", profiles(tmp_path / PROFILES[0]))
+    with pytest.raises(DataError, match="original format"):
+        import_rows("twinvoice", written(tmp_path / "x.jsonl", {"a": 1}))
+
+
+def test_posts_and_chats(tmp_path: Path) -> None:
+    post = {"user_id": 5, "anchor_post": "Rain.", "choices": ["a", "b", "c", "d"],
+            "ground_truth_index": 2, "predicted_index": 1, "reasoning": "x"}  # fmt: skip
+    posts = written(tmp_path / "p.jsonl", {**post, "history": ["hm", None, " "]}, post)
+    found = import_rows("twinvoice", posts)
+    (row,) = found.rows
+    assert (row["dimension"], row["user_id"], row["conversation_history"]) == (
+        "social", "5", ["hm"])  # fmt: skip
+    assert "no history" in found.bad[0].why and not {"reasoning", "predicted_index"} & set(row)
+    chat = {"line_idx": 3, "context": "+", "choices": ["a", "b", "c", "d"], "answer_idx": 0,
+            "history": ["Context:x UserReply:y"], "lmut_reply": "z"}  # fmt: skip
+    bad = [{**chat, "choices": ["a", "[Distractor 3]", "c", "d"]}, {**chat, "answer_idx": 4},
+           {**chat, "choices": ["a", "b", "c"]}, {**chat, "choices": ["a", "a", "c", "d"]},
+           {**chat, "choices": ["a", "b", "c", " "]}, {**chat, "answer_idx": None}]  # fmt: skip
+    found = import_rows("twinvoice", written(tmp_path / "c.jsonl", chat, *bad))
+    assert len(found.rows) == 1 and found.rows[0]["dimension"] == "interpersonal"
+    assert len(found.bad) == len(bad)
+
+
+def test_imported_rows_are_read_back_as_they_are(tmp_path: Path) -> None:
+    found = import_rows("tombench", written(tmp_path / "Task.jsonl", ITEM))
+    for suffix in ("jsonl", "parquet"):
+        path = tmp_path / f"rows.{suffix}"
+        write_rows(path, found.rows, data_source="tombench")
+        loaded = load_examples(task_of("tombench"), [path])
+        assert len({e.source for e in loaded.examples}) == 2 and not loaded.bad
+        assert {type(e.fields["options"]) for e in loaded.examples} == {dict}
+
+
+# -- the originals -------------------------------------------------------------------------------
+
+
+def original(name: str) -> Path:
+    path = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / name
+    if not path.is_file():
+        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
+    return path
+
+
+TOMBENCH = {
+    "Ambiguous Story Task": 200, "Completion of Failed Actions": 20, "Discrepant Desires": 20,
+    "Discrepant Emotions": 40, "Discrepant Intentions": 40, "Emotion Regulation": 20,
+    "False Belief Task": 600, "Knowledge-Attention Links": 20, "Knowledge-Pretend Play Links": 30,
+    "Moral Emotions": 40, "Multiple Desires": 20, "Percepts-Knowledge Links": 40,
+    "Prediction of Actions": 20, "Faux-pas Recognition Test": 560, "Hidden Emotions": 80,
+    "Hinting Task Test": 103, "Persuasion Story Task": 100, "Scalar Implicature Test": 200,
+    "Strange Story Task": 407, "Unexpected Outcome Test": 300,
+}  # fmt: skip
+"""File of the release → its items, each in two languages."""
+
+
+def assert_playable(name: str, found: Imported) -> None:
+    """Every row binds, renders and is won by its gold; some are asked for a lesson."""
+    task = task_of(name)
+    rows = [RawRow(row, str(i)) for i, row in enumerate(found.rows)]
+    loaded = to_examples(task, rows, forms=False)
+    assert len(loaded.examples) + loaded.duplicates == len(found.rows) and not loaded.bad
+    for i, example in enumerate(loaded.examples):
+        assert len(task.preview(example)[0].text) > 100
+        assert task.grade(example, task.parse(task.gold_completion(example))[0]) == 1
+        if i % 20 == 0:
+            assert asyncio.run(task.score(example, task.gold(example), NO_ONE)).value == 1
+            assert task.explain(example, None, None)
+
+
+@pytest.mark.parametrize("name", TOMBENCH)
+def test_every_item_of_tombench_is_playable_in_both_languages(name: str) -> None:
+    found = import_rows("tombench", original(f"tombench/{name}.jsonl"))
+    assert (len(found.rows), found.bad) == (2 * TOMBENCH[name], ())
+    assert_playable("tombench", found)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "bad", "why"),
+    [
+        ("dimension_1_results_gpt-4o-mini.sample_100.jsonl", 0, 100, "it has no history"),
+        ("dimension_2_step1_generations_5rows.jsonl", 4, 1, "placeholders"),
+        ("dimension_3_choices.jsonl", 1186, 1, "nothing else that its character said"),
+    ],
+)
+def test_every_record_of_twinvoice_is_playable_or_named(
+    name: str, rows: int, bad: int, why: str
+) -> None:
+    found = import_rows("twinvoice", original(f"twinvoice/{name}"))
+    assert (len(found.rows), len(found.bad)) == (rows, bad)
+    assert all(why in record.why for record in found.bad)
+    assert_playable("twinvoice", found)
+
+
+def test_no_character_of_twinvoice_has_the_asked_line_in_its_history() -> None:
+    found = import_rows("twinvoice", original("twinvoice/dimension_3_choices.jsonl"))
+    for row in found.rows:
+        gold = row["answer_choices"][row["answer_idx"]]
+        assert not any(entry.endswith(f"Said: {gold}") for entry in row["conversation_history"])

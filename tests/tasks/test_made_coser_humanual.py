@@ -1,0 +1,122 @@
+"""Made rows of CoSER and Humanual: shapes, layouts, prefixes; people show in their words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli import app as cli
+from soulkit.data.files import flatten, write_rows
+from soulkit.tasks.coser.rows import ENVIRONMENT, SCENES
+from soulkit.tasks.humanual.rows import HABITS, PER_PERSON
+from soulkit.tasks.humanual.rows import TASKS as HUMANUAL
+from soulkit.tasks.loading import load_examples
+from soulkit.tasks.made import split_seed
+from tests.support.road import synth, synth_examples, task_of
+
+NAMES = ("coser", *HUMANUAL)
+
+
+def scenes(n: int, seed: int = 3) -> list[dict[str, Any]]:
+    return [json.loads(row["circumstance"]) for row in synth("coser", n, seed)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fewer_rows_are_the_beginning_of_more(name: str) -> None:
+    assert synth(name, 15, 3) == synth(name, 40, 3)[:15]
+    assert synth(name, 15, 3) != synth(name, 15, 4)
+    examples = synth_examples(name, 200)
+    assert len({example.id for example in examples}) > 195
+    assert not any("{" in json.dumps(list(e.tags.values())) for e in examples)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) -> None:
+    task, rows = task_of(name), synth(name, 12, 8)
+    packed = "circumstance" if name == "coser" else "prompt"
+    union = dict.fromkeys(("history", "wo_thought", "story_id", "turn_id", "conversations"))
+    wanted = {task.example(row).id for row in rows}
+    opened = [{**row, packed: json.loads(row[packed])} for row in rows]
+    for variant in (rows, opened):
+        for wrapped in (
+            [{"extra_info": {**union, **row}} for row in variant],
+            [{"extra_info": json.dumps({**union, **row})} for row in variant],
+        ):
+            marked = [{"prompt": [], "data_source": name, **row} for row in wrapped]
+            assert {task.example(flatten(row)).id for row in marked} == wanted
+        for suffix in ("jsonl", "parquet"):
+            path = tmp_path / f"rows.{suffix}"
+            write_rows(path, variant, data_source=name)
+            assert {e.id for e in load_examples(task, [path]).examples} == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_on_rows_work(name: str, tmp_path: Path) -> None:
+    train, held = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
+    for path, split in ((train, "train"), (held, "test")):
+        seed = str(split_seed(0, split))  # type: ignore[arg-type]
+        made = ["data", "synth", name, "-n", "20", "--seed", seed, "-o", str(path)]
+        assert cli.main(made) == 0
+        assert cli.main(["data", "check", str(path)]) == 0
+        assert cli.main(["data", "audit", name, str(path)]) == 0
+        assert cli.main(["data", "show", str(path)]) == 0
+    assert cli.main(["data", "contamination", str(train), str(held), "--json"]) == 0
+    assert cli.main(["tasks", "check", name, "--data", str(held)]) == 0
+
+
+# -- scenes --------------------------------------------------------------------------------------
+
+
+def test_a_scene_holds_together() -> None:
+    found = scenes(200)
+    for scene in found:
+        lines, people = scene["dialogues"], scene["major_characters"]
+        speakers = [line["character"] for line in lines]
+        assert 6 <= len(lines) <= 14 and 2 <= len(people) <= 4
+        assert all(a != b for a, b in pairwise(speakers))
+        assert set(speakers) - {ENVIRONMENT} == set(people)
+        listed = [name for name, _ in Counter(speakers).most_common()]
+        assert scene["speaking_characters_w_env"] == listed
+        assert set(people) <= set(scene["character_profiles"])
+        assert [person["name"] for person in scene["key_characters"]] == people
+        said = [line["message"] for line in lines]
+        assert len(set(said)) == len(said) and "{" not in " ".join(said)
+        assert all(text.startswith("[") != (who == ENVIRONMENT)
+                   for who, text in zip(speakers, said, strict=True))  # fmt: skip
+    with_it = sum(ENVIRONMENT in scene["speaking_characters_w_env"] for scene in found)
+    assert 70 < with_it < 130
+    assert Counter(len(scene["major_characters"]) for scene in found).keys() == {2, 3, 4}
+
+
+def test_scenes_of_a_book_are_one_cluster() -> None:
+    examples = synth_examples("coser", 40)
+    assert len({example.cluster for example in examples}) == 40 / SCENES
+    books = {scene["book"] for seed in (0, 1) for scene in scenes(40, seed)}
+    assert len(books) == 2 * 40 / SCENES, "training and test rows share no book"
+
+
+# -- people --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HUMANUAL)
+def test_the_persona_shows_in_the_words(name: str) -> None:
+    rows = synth(name, 200, 5)
+    for row in rows:
+        (habit,) = [h for h in HABITS if row["persona"].endswith(h.told)]
+        written = row["completion"]
+        seen = " ".join(message["content"] for message in json.loads(row["prompt"]))
+        assert "{" not in written + seen + row["persona"]
+        if "small letters" in habit.told:
+            assert written == written.lower()
+        assert written.startswith("Sorry to butt in.") == ("butting in" in habit.told)
+        assert written.endswith("...") == ("three dots" in habit.told)
+        assert ("\n" in written) == ("new line" in habit.told)
+    for one, other in zip(rows[::PER_PERSON], rows[1::PER_PERSON], strict=True):
+        assert one["persona"] == other["persona"] and one["prompt"] != other["prompt"]
+    assert len({row["category"] for row in rows}) == 5
+    assert len({row["completion"] for row in rows}) > 40

@@ -1,0 +1,28 @@
+"""Conformance: ParaToMi's answers, rewards and break-downs under the reference protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from soulkit.tasks.tom.tomi import reference_aggregates
+from tests.support.letters import logged
+from tests.support.road import score_text, task_of
+from tests.support.vectors import Vector, assert_matches, load_vectors
+
+
+@pytest.mark.parametrize("vector", load_vectors("paratomi.choice"))
+def test_choice(vector: Vector) -> None:
+    task = task_of("paratomi", "reference")
+    output = vector.input["output_text"] or ""
+    score = score_text(task, task.example(vector.input["row"]), output)
+    actual = {
+        "predicted": score.words,
+        "reward": score.reward,
+        "metrics": logged("paratomi", vector, score),
+    }
+    assert_matches(actual, vector.expected)
+
+
+@pytest.mark.parametrize("vector", load_vectors("paratomi.lexical", fns={"aggregates"}))
+def test_aggregates(vector: Vector) -> None:
+    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

@@ -1,0 +1,236 @@
+"""Conformance of UserLLM: every line under `reference`, and where `paper` differs, why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from soulkit.errors import DataError, UnreadableVerdict
+from soulkit.models.base import Cast
+from soulkit.tasks.userllm import fields as rows
+from soulkit.tasks.userllm import metrics
+from soulkit.types import Example, Score
+from tests.support.letters import released
+from tests.support.road import NO_ONE, episode_of, player, task_of
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.vectors import Vector, assert_matches, load_vectors
+
+FAILED = ("", None, "RAISE", "Error after 3 attempts: x")
+"""What a judge call of the vectors gave when it gave nothing."""
+
+REPAIRED = {
+    "intent-overlap-rewarded": "low overlap is good",
+    "ending-turn-gets-no-humanlike-score": "a bare end token has no text to be compared or judged",
+    "judge-label-not-exact-becomes-zero": "a label in decoration is read, any other asked again",
+    "judge-failure-becomes-zero": "the episode is unscored",
+    "empty-output-rewarded": "who says nothing scores the minimum",
+    "naming-all-choices-scores-zero": "who names all choices repeats the question",
+    "naming-three-or-more-scores-one": "who names some choices answers",
+    "missing-choices-score-zero": "a row without choices is bad",
+    "unclosed-think-kept": "unclosed thinking is not said",
+    "one-text-gives-zero-diversity": "diversity of one text is undefined",
+    "non-ascii-dropped": "choices are found in every script",
+    # Without slugs of their own in the vectors:
+    "unknown-last-turn": "termination applies only where the truth is known",
+    "unusable-row": "a row that cannot be scored is bad",
+    "wrapped-token": "marks around the end token are no text",
+}
+"""Quirk → what `paper` does instead."""
+
+
+def choices(given: Mapping[str, Any]) -> list[str]:
+    return list(rows.extract_choices(given.get("choices")))
+
+
+def end_token(given: Mapping[str, Any], protocol: str = "reference") -> dict[str, Any]:
+    said = rows.read_reply(given["text"], protocol)  # type: ignore[arg-type]
+    return {"output": said.output, "pred_endconversation": said.ended}
+
+
+READ: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "normalize_intent": lambda i: rows.normalize_intent(i["text"]),
+    "extract_intent": lambda i: rows.extract_intent(i["row"]),
+    "extract_choice_texts": lambda i: choices(i["row"]),
+    "normalize_for_choice_match": lambda i: metrics.choice_form(i["text"]),
+    "to_optional_bool": lambda i: rows.to_optional_bool(i["value"]),
+    "resolve_related_metrics": lambda i: sorted(rows.related_metrics(i["row"])),
+    "extract_intent_adherence_fields": lambda i: _listed(rows.adherence_fields(i["row"])),
+    "extract_ai_detector_score": lambda i: metrics.reference_detector_score(i["response"]),
+    "tokenize": lambda i: metrics.tokenize(i["text"]),
+    "tokenize_fallback": lambda i: metrics.tokenize_fallback(i["text"]),
+}
+COUNTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "intent_overlap": lambda i: metrics.intent_overlap(i["intent"], i["user_turn"]),
+    "intent_overlap_fallback": lambda i: metrics.intent_overlap(
+        i["intent"], i["user_turn"], metrics.tokenize_fallback
+    ),
+    "first_turn_diversity": lambda i: metrics.first_turn_diversity(i["texts"]) or 0.0,
+    "termination_f1": lambda i: metrics.termination_scores(i["pred"], i["true"])[2],
+    "aggregates": lambda i: metrics.reference_aggregates(i["results"]),
+}
+
+
+def family(name: str, wanted: str) -> list[Any]:
+    """The lines of one function; the line that says that the file is missing stays."""
+    return [p for p in load_vectors(name) if p.values[0] is None or p.values[0].family == wanted]
+
+
+def _listed(pair: tuple[str, str] | None) -> list[str] | None:
+    return None if pair is None else list(pair)
+
+
+@pytest.mark.parametrize("vector", load_vectors("userllm.parse"))
+def test_parse(vector: Vector) -> None:
+    if vector.family == "end_token":
+        assert_matches(end_token(vector.input), vector.expected)
+        return
+    assert_matches({"result": READ[vector.family](vector.input)}, vector.expected)
+
+
+@pytest.mark.parametrize("vector", family("userllm.parse", "end_token"))
+def test_replies_under_paper(vector: Vector) -> None:
+    actual, expected = end_token(vector.input, "paper"), vector.expected
+    wrapped = actual["output"] == rows.END == expected["output"].strip('`"')
+    assert actual == expected or wrapped or set(vector.quirks) & set(REPAIRED)
+
+
+def quiz(given: Mapping[str, Any], protocol: str) -> Score:
+    row = {"source": rows.CSQA, "intent": "settle a quiz", "choices": given["choices"]}
+    task = task_of("userllm", protocol)
+    return score(task, task.example(released(row)), given["output_text"])
+
+
+def score(task: Any, example: Example, text: str | None, cast: Cast = NO_ONE) -> Score:
+    found: Score = asyncio.run(task.score(example, episode_of(task, example, text or ""), cast))
+    return found
+
+
+@pytest.mark.parametrize("vector", load_vectors("userllm.lexical"))
+def test_lexical(vector: Vector) -> None:
+    if vector.family == "role_adherence":
+        found = quiz(vector.input, "reference")
+        actual = {"result": found.metrics["role_adherence"], "reward": found.reward}
+        assert_matches(actual, vector.expected)
+        return
+    assert_matches({"result": COUNTED[vector.family](vector.input)}, vector.expected)
+
+
+@pytest.mark.parametrize("vector", family("userllm.lexical", "role_adherence"))
+def test_role_adherence_under_paper(vector: Vector) -> None:
+    try:
+        found = quiz(vector.input, "paper")
+    except DataError:
+        assert "missing-choices-score-zero" in vector.quirks
+        return
+    if not set(vector.quirks) & set(REPAIRED):
+        assert_matches(found.reward, vector.expected["reward"])
+    elif found.status == "ok":
+        assert found.reward != vector.expected["reward"], "a repair that repairs nothing"
+
+
+@pytest.mark.parametrize("vector", family("userllm.lexical", "first_turn_diversity"))
+def test_diversity_of_fewer_than_two_is_undefined(vector: Vector) -> None:
+    quirk = "one-text-gives-zero-diversity" in vector.quirks
+    assert (metrics.first_turn_diversity(vector.input["texts"]) is None) is quirk
+
+
+# -- judged --------------------------------------------------------------------------------------
+
+
+def judged(vector: Vector, protocol: str) -> tuple[Score, int]:
+    """The score of a vector's reply by a judge over HTTP, and how often that one was asked."""
+    task = task_of("userllm", protocol)
+    example = task.example(released(vector.input["row"]))
+    with ScriptedServer(answer=vector.input["judge_text"] or "") as server:
+        judge = player(server.base_url)
+
+        async def run() -> Score:
+            episode = episode_of(task, example, vector.input["output_text"] or "")
+            try:
+                found: Score = await task.score(
+                    example, episode, Cast(actor=NO_ONE.actor, judges=(judge,))
+                )
+                return found
+            finally:
+                await judge.model.close()
+
+        return asyncio.run(run()), len(server.requests)
+
+
+def reference_numbers(vector: Vector) -> dict[str, Any]:
+    """The published numbers without a judge that has to be reached: failures are texts, too."""
+    given = vector.input
+    row, asked = given["row"], given["judge_text"]
+    source = rows.read_source(row.get("source"))
+    said = rows.read_reply(given["output_text"], "reference")
+    asks = metrics.reference_asks(source, said, rows.adherence_fields(row) is not None)
+    right = "REFUSED" if source == rows.NQ else "HUMAN"
+    label = metrics.reference_label(None if asked == "RAISE" else asked, right) if asks else 0.0
+    found = metrics.reference_values(
+        source, rows.extract_intent(row), said, rows.to_optional_bool(row.get("is_last_turn")),
+        choices(row), label,
+    )  # fmt: skip
+    return _as_logged(found, metrics.reference_value(found), int(asks))
+
+
+def _as_logged(found: Mapping[str, Any], value: float | None, asked: int) -> dict[str, Any]:
+    names = {
+        "intent_decomposition": "intent_decomposition", "termination_f1": "termination",
+        "ai_detector_score": "ai_detector", "role_adherence": "role_adherence",
+        "intent_adherence": "intent_adherence",
+    }  # fmt: skip
+    paid = dict.fromkeys(("userllm/reward", "all/score", "all/score_v1"), value)
+    # The reference's judge of quality never says anything but "low".
+    quality = {"userllm/quality_low": 1, "userllm/quality_medium": 0, "userllm/quality_high": 0}
+    logged = {f"userllm/{name}": found.get(own) for name, own in names.items()}
+    return {"reward": value, "metrics": {**paid, **logged, **quality}, "judge_calls": asked}
+
+
+@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+def test_judged(vector: Vector) -> None:
+    assert_matches(reference_numbers(vector), vector.expected)
+
+
+@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+def test_judged_over_http(vector: Vector) -> None:
+    """A judge that cannot be heard scores nothing in any protocol; all else is the reference's."""
+    if vector.expected["judge_calls"] and not vector.input["judge_text"]:
+        with pytest.raises(UnreadableVerdict):
+            judged(vector, "reference")
+        return
+    found, asked = judged(vector, "reference")
+    assert_matches(_as_logged(found.metrics, found.reward, asked), vector.expected)
+    assert len(found.verdicts) == asked and found.value == found.reward
+
+
+@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+def test_judged_under_paper(vector: Vector) -> None:
+    quirks = set(vector.quirks)
+    try:
+        found, asked = judged(vector, "paper")
+    except DataError:
+        assert vector.expected["reward"] == 0 and vector.expected["judge_calls"] == 0
+        return
+    except UnreadableVerdict:
+        assert quirks & {"judge-label-not-exact-becomes-zero", "judge-failure-becomes-zero"}
+        return
+    assert asked == 0 or vector.input["judge_text"] not in FAILED, "scored from a failed call"
+    if found.status == "unscored":
+        assert found.reason == "unknown_truth"
+    elif found.status == "empty":
+        assert found.reward == 0
+    elif "intent_decomposition" in found.metrics:
+        assert_matches(found.reward, paper_mean(found.metrics))
+    elif not quirks & set(REPAIRED):
+        assert_matches((found.reward, asked),
+                       [vector.expected["reward"], vector.expected["judge_calls"]])  # fmt: skip
+
+
+def paper_mean(parts: Mapping[str, float | None]) -> float:
+    """The mean of what applies."""
+    overlap, end, human = (parts[n] for n in ("intent_decomposition", "termination", "ai_detector"))
+    known = [x for x in (None if overlap is None else 1 - overlap, end, human) if x is not None]
+    return sum(known) / len(known)
