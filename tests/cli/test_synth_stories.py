@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.tasks.made import rows_wanted
 from soulkit.tasks.tom.stories.generate import rows_of
 from tests.support.evaluation import soul, three_lines
 from tests.support.road import synth
@@ -32,7 +31,7 @@ def test_two_hundred_stories_of_every_kind_are_six_thousand_questions() -> None:
 
 @pytest.mark.parametrize("task", ["tomi", "paratomi"])
 def test_story_types_and_questions_come_equally_often(task: str) -> None:
-    rows = synth(task, rows_wanted(task, None, 2), 0)
+    rows = synth(task, rows_of(task, 2), 0)
     assert len(rows) == 36 and set(Counter(r["story_type"] for r in rows).values()) == {12}
     assert Counter(row["order"] for row in rows) == {0: 12, 1: 12, 2: 12}
 

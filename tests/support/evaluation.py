@@ -16,10 +16,11 @@ from typing import Any
 from soulkit.cli.app import main
 from soulkit.data.files import RawRow
 from soulkit.runs.records import load_records
+from soulkit.serving.partner import make_server
 from soulkit.tasks.base import ChoiceTask
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.secret_keeper.visitor import make_server
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Example, Record
 from tests.support.road import made_rows, synth
 
@@ -105,7 +106,7 @@ def three_lines(err: str) -> tuple[str, str, str]:
 @contextmanager
 def visitor() -> Iterator[str]:
     """The scripted partner on a loopback socket; gives its base URL."""
-    server = make_server()
+    server = make_server(visitor_line, "scripted-visitor")
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

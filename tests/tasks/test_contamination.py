@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.contamination import (
-    Passage,
-    clean_rows,
-    compare,
-    entity_kinds,
-    jaccard,
-    passage,
-    passages,
-    shingles,
-    words_of,
-)
+from soulkit.data.contamination import Passage, clean_rows, compare, jaccard, shingles, words_of
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
+from soulkit.tasks.passages import entity_kinds, passage, passages
 from soulkit.tasks.registry import load_registry
 from tests.support.road import synth
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.contamination import compare, passages
+from soulkit.data.contamination import compare
 from soulkit.data.files import RawRow, read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.loading import Loaded, examples_from, to_examples
 from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
+from soulkit.tasks.passages import passages
 from soulkit.tasks.sim_arena.importer import boxed
 from tests.support.road import import_rows, task_of
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.secret_keeper.visitor import MODEL, make_server, visitor_line
+from soulkit.serving.partner import make_server
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Line
 from tests.support.road import synth_examples, task_of
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = make_server()
+    server = make_server(visitor_line, "scripted-visitor")
     thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -63,7 +64,7 @@ def test_equal_conversations_get_equal_replies_in_the_usual_shape(url: str) -> N
 
 def test_it_lists_itself(url: str) -> None:
     with urllib.request.urlopen(f"{url}/models", timeout=600) as reply:
-        assert [model["id"] for model in json.load(reply)["data"]] == [MODEL]
+        assert [model["id"] for model in json.load(reply)["data"]] == ["scripted-visitor"]
 
 
 def test_names_and_topics_of_several_words() -> None:

@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.tasks.tom.audit import (
-    AuditReport,
-    audit_hitom,
-    audit_paratomi,
-    audit_tomi,
-    write_disputed,
-)
+from soulkit.tasks.labels import LabelAudit as LabelAudit
+from soulkit.tasks.labels import write_disputed
+from soulkit.tasks.tom.audit import audit_hitom, audit_paratomi, audit_tomi
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.sources import (
     StoryItem,
@@ -37,7 +33,7 @@ def data(*parts: str) -> Path:
     pytest.skip(missing)
 
 
-def numbers(report: AuditReport) -> tuple[int, int]:
+def numbers(report: LabelAudit) -> tuple[int, int]:
     assert report.unread == ()
     return report.overall.agreed, report.overall.total
 
