@@ -16,7 +16,7 @@ from soulkit.models.local import LocalModel
 from soulkit.models.render import Renderer
 from soulkit.models.specials import STAND_IN
 from soulkit.models.tiny import TEMPLATE, build_tiny, tiny_tokenizer
-from soulkit.train.policy import load_policy
+from soulkit.train.forward.policy import load_policy
 from soulkit.types import Call, Sampling, Segment
 from tests.train.support import config
 

@@ -12,7 +12,7 @@ from soulkit.records import load_records
 from soulkit.report.table import canary_text
 from soulkit.runs import read_jsonl
 from soulkit.tasks.canaries import NAMES, texts
-from soulkit.train.canaries import canary_totals, first_values, reasons
+from soulkit.train.rollouts.canaries import canary_totals, first_values, reasons
 from tests.eval_support import three_lines
 from tests.judged_support import TASKS, asked, opinion, write_rows
 from tests.servers.openai_server import Fault, ScriptedServer

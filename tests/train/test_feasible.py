@@ -12,9 +12,9 @@ from soulkit.data.rows import to_examples
 from soulkit.data.synth import made_rows
 from soulkit.runs import Run
 from soulkit.tasks.registry import load_registry
-from soulkit.train.assemble import gather_material
 from soulkit.train.config import TrainConfig
-from soulkit.train.feasible import NoFeedback, obstacle_of, weightless
+from soulkit.train.material.assemble import gather_material
+from soulkit.train.material.feasible import NoFeedback, obstacle_of, weightless
 from soulkit.train.objectives.registry import make_objective
 from tests.eval_support import three_lines as printed_lines
 from tests.shade_support import SMALL, TASKS, shade_options, steps_of, train, write_rows

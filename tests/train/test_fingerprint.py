@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from soulkit.data.synth import synth
 from soulkit.errors import RunError
 from soulkit.runs import Run
-from soulkit.train.fingerprint import (
+from soulkit.train.state.fingerprint import (
     SAMPLED,
     _sample,
     check_material,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vectors_support import Vector, assert_tensor, load_vectors
 
-from soulkit.train.advantage import spread_group_advantages
+from soulkit.train.maths.advantage import spread_group_advantages
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
 QUIRKS_WE_DIFFER_ON: dict[str, str] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from vectors_support import Vector, assert_tensor, load_vectors
 
 from soulkit.errors import UserError
-from soulkit.train import loss as L
+from soulkit.train.maths import loss as L
 
 QUIRKS_WE_DIFFER_ON = {
     "empty-mask-gives-nan": "a set without tokens has loss 0, there is nothing to learn from",

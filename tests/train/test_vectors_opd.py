@@ -9,7 +9,7 @@ import torch
 from vectors_support import Vector, assert_tensor, load_vectors
 
 from soulkit.errors import UserError
-from soulkit.train.advantage import combine, distill_advantages
+from soulkit.train.maths.advantage import combine, distill_advantages
 
 QUIRKS_WE_DIFFER_ON = {
     "discount-underflow": "the recursion has no power of gamma to divide by",

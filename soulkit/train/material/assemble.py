@@ -23,13 +23,13 @@ from soulkit.models.roles import Crew, RoleSettings, cast_of
 from soulkit.runs import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import Registry, load_registry
-from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
-from soulkit.train.feasible import refuse_without_feedback
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import check_settings
+from soulkit.train.material.feasible import refuse_without_feedback
+from soulkit.train.material.sampling import Pool, mixture
 from soulkit.train.objectives.registry import make_objective as make_objective
-from soulkit.train.policy import Policy
-from soulkit.train.sampling import Pool, mixture
-from soulkit.train.teacher import check_settings
+from soulkit.train.rollouts.canaries import caged
 from soulkit.types import Example
 
 
