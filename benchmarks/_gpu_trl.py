@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from soulkit.train.sequences import TrainSequence
+from soulkit.train.objectives.sequences import TrainSequence
 
 
 def trl_update(

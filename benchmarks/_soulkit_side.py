@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from soulkit.models.local.tiny import build_tiny
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy, load_policy
-from soulkit.train.sequences import Span, TrainSequence
-from soulkit.train.terms import Prepared, Tally
-from soulkit.train.update import log_probs, update
+from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.forward.terms import Prepared, Tally
+from soulkit.train.forward.update import log_probs, update
+from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.types import Call, Sampling, Segment
 
 WIDE_OPEN = 1e9

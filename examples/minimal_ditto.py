@@ -44,8 +44,8 @@ from torch import Tensor
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import synth_rows
-from soulkit.train.advantage import Entry, group_advantages
-from soulkit.train.loss import aggregate, clipped_loss, nll_loss
+from soulkit.train.maths.advantage import Entry, group_advantages
+from soulkit.train.maths.loss import aggregate, clipped_loss, nll_loss
 
 Row = dict[str, Any]
 MAX_NEW = 4

@@ -40,11 +40,11 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         "soulkit.tasks.tom.stories.explain.explain",
         "soulkit.tasks.tom.stories.generate.synth_rows",
         "soulkit.models.local.tiny.build_tiny",
-        "soulkit.train.advantage.Entry",
-        "soulkit.train.advantage.group_advantages",
-        "soulkit.train.loss.aggregate",
-        "soulkit.train.loss.clipped_loss",
-        "soulkit.train.loss.nll_loss",
+        "soulkit.train.maths.advantage.Entry",
+        "soulkit.train.maths.advantage.group_advantages",
+        "soulkit.train.maths.loss.aggregate",
+        "soulkit.train.maths.loss.clipped_loss",
+        "soulkit.train.maths.loss.nll_loss",
     }
 
 

@@ -58,7 +58,7 @@ def _recorded(run: Path, trust: bool) -> Recorded:
     if command.startswith("eval"):
         return recorded_eval(run, trust=trust)
     if command.startswith("train"):
-        from soulkit.train.recorded import recorded_training
+        from soulkit.train.state.recorded import recorded_training
 
         return recorded_training(run, trust=trust)
     raise RunError(

@@ -124,7 +124,7 @@ def _add_methods() -> None:
 def _train(method: str, given: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
-    from soulkit.train.feasible import weightless
+    from soulkit.train.material.feasible import weightless
     from soulkit.train.planning import plan_of
     from soulkit.train.run import train
 
@@ -167,7 +167,7 @@ def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
 def cry(line: Mapping[str, Any], who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
-    from soulkit.train.remarks import remarks
+    from soulkit.train.rollouts.remarks import remarks
 
     for alarm in line.get("canary_alarm", ()):
         told = alarm_text({"step": line["step"], **alarm})

@@ -9,7 +9,7 @@ the command before anything is written, unless they are to be left unscored. Wha
 because a model failed stays so: there is no reply to read. The old folder is only read; the new
 one is written aside and renamed, so that a killed command is simply given again.
 
-A training run is rescored the same way; what knows its rows is in `train/recorded.py`.
+A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`.
 """
 
 from __future__ import annotations

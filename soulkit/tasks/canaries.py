@@ -3,7 +3,7 @@
 They stand for four ways of being paid without doing anything: reciting what a rubric asks for,
 talking to whoever grades, stringing together words that graders like, and looping without sense.
 A judge that gives them points can be played, and a policy that is trained on it will find out. What
-they score is measured beside training (`train/canaries.py`); they are never trained on.
+they score is measured beside training (`train/rollouts/canaries.py`); they are never trained on.
 
 The texts are `prompts/canaries/*.md`; `Task.canary` makes an episode of one.
 """

@@ -236,8 +236,8 @@ def run_all(
 
 def refuse_feedbackless(runs: Sequence[Planned]) -> None:
     """What else is wrong with an arm is its own, and recorded when its turn comes."""
-    from soulkit.train.assemble import gather_material
-    from soulkit.train.feasible import NoFeedback
+    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.material.feasible import NoFeedback
 
     first = {run.arm.spelling: run.config for run in reversed(runs)}
     for config in first.values():

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.loss import kl_penalty
-from soulkit.train.measure import mean_of, sequence_metrics
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import TrainSequence
-from soulkit.train.teacher import move_ema
-from soulkit.train.terms import Tally
-from soulkit.train.update import log_probs, mini_batches, prepare, update, with_advantages
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import move_ema
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import log_probs, mini_batches, prepare, update, with_advantages
+from soulkit.train.maths.loss import kl_penalty
+from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.rollouts.measure import mean_of, sequence_metrics
 
 KL_PROBE = 64
 """Drafts on which the distance to the base is measured each step."""

@@ -23,10 +23,10 @@ from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.play.plan import Machine, Plan, TaskPlan, Voice, Work, on_machine, plan, scaled
 from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
-from soulkit.train.assemble import Material, gather_material, make_objective
-from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
-from soulkit.train.sampling import Pool
+from soulkit.train.material.assemble import Material, gather_material, make_objective
+from soulkit.train.material.sampling import Pool
+from soulkit.train.rollouts.canaries import caged
 
 EACH = {"coach": 1, "blind_reader": 8}
 """Calls for every draft that gets feedback."""

@@ -22,7 +22,10 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Crew
 from soulkit.runs.folder import Run, is_run, read_jsonl
 from soulkit.runs.records import load_records
-from soulkit.train.assemble import (
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.forward.teacher import load_teacher, start_ema
+from soulkit.train.material.assemble import (
     Material,
     check_lengths,
     gather_material,
@@ -31,20 +34,17 @@ from soulkit.train.assemble import (
     make_objective,
     make_reader,
 )
-from soulkit.train.canaries import Tripwire, canary_totals
-from soulkit.train.checkpoint import export_best, read_position, replace_folder
-from soulkit.train.config import TrainConfig
-from soulkit.train.feedback import Vigil, in_vain, newest
-from soulkit.train.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.loop import Loop, Show, StepMetrics
-from soulkit.train.measure import feedback_totals, reward_metrics
+from soulkit.train.material.sampling import Pool
 from soulkit.train.planning import work_of
-from soulkit.train.policy import Policy, load_policy
-from soulkit.train.rollout import RolloutStep
-from soulkit.train.sampling import Pool
-from soulkit.train.sft import SupervisedStep, check_lessons
-from soulkit.train.teacher import load_teacher, start_ema
-from soulkit.train.tracking import check_tracker, make_tracker
+from soulkit.train.rollouts.canaries import Tripwire, canary_totals
+from soulkit.train.rollouts.feedback import Vigil, in_vain, newest
+from soulkit.train.rollouts.measure import feedback_totals, reward_metrics
+from soulkit.train.rollouts.rollout import RolloutStep
+from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
+from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
+from soulkit.train.state.loop import Loop, Show, StepMetrics
+from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.types import Record, Sampling
 
 TINY = "tiny"

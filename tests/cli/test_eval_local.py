@@ -12,7 +12,7 @@ from soulkit.data.files import write_rows
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import load_policy
+from soulkit.train.forward.policy import load_policy
 from tests.support.evaluation import (
     FAST,
     examples,

@@ -16,7 +16,7 @@ from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.specials import STAND_IN
 from soulkit.models.local.tiny import TEMPLATE, build_tiny, tiny_tokenizer
-from soulkit.train.policy import load_policy
+from soulkit.train.forward.policy import load_policy
 from soulkit.types import Call, Sampling, Segment
 from tests.train.support import config
 

@@ -10,10 +10,10 @@ import pytest
 from soulkit.models.local.footprint import Speed, device_speed, footprint
 from soulkit.play.plan import AGAIN, USUAL, Voice, Work, plan, scaled
 from soulkit.tasks.registry import load_registry
-from soulkit.train.assemble import gather_material
-from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import gather_material
 from soulkit.train.planning import plan_of
+from soulkit.train.rollouts.canaries import caged
 from tests.support.evaluation import examples, soul
 from tests.train.support import random_model
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soulkit.train.assemble import make_objective
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import TrainSequence
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.assemble import make_objective
+from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.types import (
     Completion,
     Episode,

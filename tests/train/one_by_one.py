@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soulkit.train.packing import Pack
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span
+from soulkit.train.forward.packing import Pack
+from soulkit.train.forward.policy import Policy
+from soulkit.train.objectives.sequences import Span
 from tests.train.support import gradients
 
 Weights = Sequence[Tensor]

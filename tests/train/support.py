@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.train.assemble import gather_material
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy, load_policy
+from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.material.assemble import gather_material
+from soulkit.train.objectives.sequences import Part, Span, TrainSequence
 from soulkit.train.run import words_of
-from soulkit.train.sequences import Part, Span, TrainSequence
 from soulkit.types import Example
 
 torch.set_num_threads(1)  # two threads of one machine that others use are slower than one

@@ -146,7 +146,7 @@ def test_a_comparison_from_end_to_end(
 def test_an_interrupted_comparison_goes_on(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from soulkit.train.loop import Loop
+    from soulkit.train.state.loop import Loop
 
     out = tmp_path / "ablation"
     asked = ("--methods", "grpo,ditto", "--seeds", 1, "--steps", 2, "--checkpoint-every", 1)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import ConfigError
-from soulkit.train.advantage import (
+from soulkit.train.maths.advantage import (
     Entry,
     combine,
     distill_advantages,

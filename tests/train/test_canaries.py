@@ -12,7 +12,7 @@ from soulkit.report.table import canary_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.canaries import NAMES, texts
-from soulkit.train.canaries import canary_totals, first_values, reasons
+from soulkit.train.rollouts.canaries import canary_totals, first_values, reasons
 from tests.support.evaluation import three_lines
 from tests.support.judged import TASKS, asked, opinion, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer

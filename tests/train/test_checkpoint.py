@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from soulkit.errors import RunError
-from soulkit.train.checkpoint import (
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.update import Tally, prepare, update, with_advantages
+from soulkit.train.state.checkpoint import (
     DamagedCheckpoint,
     Position,
     damage,
@@ -22,8 +24,6 @@ from soulkit.train.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.policy import Policy
-from soulkit.train.update import Tally, prepare, update, with_advantages
 from tests.train.support import config, jolt, policy_of, random_model, step_of
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}

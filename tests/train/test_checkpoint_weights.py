@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soulkit.errors import RunError
-from soulkit.train.checkpoint import (
+from soulkit.train.forward.policy import Policy
+from soulkit.train.state.checkpoint import (
     POSITION,
     Position,
     _digest,
@@ -21,7 +22,6 @@ from soulkit.train.checkpoint import (
     read_position,
     save_checkpoint,
 )
-from soulkit.train.policy import Policy
 from tests.train.support import jolt, policy_of, random_model
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}

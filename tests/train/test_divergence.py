@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import ConfigError
-from soulkit.train.divergence import divergence
+from soulkit.train.maths.divergence import divergence
 
 STUDENT = (0.5, 0.3, 0.15, 0.05)
 TEACHER = (0.2, 0.4, 0.1, 0.3)

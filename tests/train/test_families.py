@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from soulkit.models.local.sampler import LocalModel
-from soulkit.train.policy import Policy
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.update import log_probs
+from soulkit.train.objectives.sequences import Span, spans
 from soulkit.train.run import words_of
-from soulkit.train.sequences import Span, spans
-from soulkit.train.update import log_probs
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.train.one_by_one import alone
 from tests.train.shapes import KINDS, VISUAL, WORDS, build

@@ -11,9 +11,9 @@ from soulkit.cli.methods import TOLD
 from soulkit.runs.folder import Run
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
-from soulkit.train.assemble import gather_material
 from soulkit.train.config import TrainConfig
-from soulkit.train.feasible import NoFeedback, obstacle_of, weightless
+from soulkit.train.material.assemble import gather_material
+from soulkit.train.material.feasible import NoFeedback, obstacle_of, weightless
 from soulkit.train.objectives.registry import make_objective
 from tests.support.evaluation import three_lines as printed_lines
 from tests.support.road import made_rows

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from soulkit.runs.records import load_records
-from soulkit.train.feedback import PATIENCE
-from soulkit.train.loop import Loop
-from soulkit.train.remarks import flat_groups
+from soulkit.train.rollouts.feedback import PATIENCE
+from soulkit.train.rollouts.remarks import flat_groups
+from soulkit.train.state.loop import Loop
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import Run
-from soulkit.train.fingerprint import (
+from soulkit.train.state.fingerprint import (
     SAMPLED,
     _sample,
     check_material,

@@ -21,12 +21,12 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from soulkit.models.local.tiny import tiny_tokenizer
-from soulkit.train.attention import FLEX_BLOCK, Packed, block_mask
-from soulkit.train.fuse import Part, fuse
-from soulkit.train.packing import Pack, in_tries
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span
-from soulkit.train.trie import Ids, Trie, build_trie
+from soulkit.train.forward.attention import FLEX_BLOCK, Packed, block_mask
+from soulkit.train.forward.fuse import Part, fuse
+from soulkit.train.forward.packing import Pack, in_tries
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.trie import Ids, Trie, build_trie
+from soulkit.train.objectives.sequences import Span
 from tests.train.one_by_one import Outcome, one_by_one, packed
 from tests.train.shapes import WORDS, build
 from tests.train.support import assert_close, policy_of

@@ -14,9 +14,9 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu_step
-from soulkit.train.fuse import LoraProduct, compile_modules, fuse, fuse_lora, parts_of
-from soulkit.train.packing import in_tries
-from soulkit.train.policy import Policy, load_policy
+from soulkit.train.forward.fuse import LoraProduct, compile_modules, fuse, fuse_lora, parts_of
+from soulkit.train.forward.packing import in_tries
+from soulkit.train.forward.policy import Policy, load_policy
 from tests.train.shapes import build
 from tests.train.support import assert_close, config, gradients, jolt, policy_of, step_of
 

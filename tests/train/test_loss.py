@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError
-from soulkit.train import loss as L
+from soulkit.train.maths import loss as L
 
 MODES: tuple[Any, ...] = L.AGGREGATIONS
 

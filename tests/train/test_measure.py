@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.train.measure import (
+from soulkit.train.forward.update import with_advantages
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.rollouts.measure import (
     feedback_metrics,
     feedback_totals,
     mean_of,
@@ -15,8 +17,6 @@ from soulkit.train.measure import (
     reward_metrics,
     sequence_metrics,
 )
-from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.update import with_advantages
 from soulkit.types import Feedback, Score
 from tests.train.support import config
 from tests.train.test_objectives import SMALL, Plain, record

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import CHUNK, Policy
+from soulkit.train.forward.teacher import start_ema
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import mini_batches, prepare, update, with_advantages
 from soulkit.train.learn import learn
 from soulkit.train.objectives.registry import METHODS
-from soulkit.train.policy import CHUNK, Policy
 from soulkit.train.run import train
-from soulkit.train.teacher import start_ema
-from soulkit.train.terms import Tally
-from soulkit.train.update import mini_batches, prepare, update, with_advantages
 from soulkit.types import Record
 from tests.train.method_support import (
     D0,

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.packing import Pack, in_tries
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import start_ema
+from soulkit.train.forward.terms import Prepared, Tally
+from soulkit.train.forward.update import prepare, update, with_advantages
 from soulkit.train.objectives.registry import METHODS
-from soulkit.train.packing import Pack, in_tries
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span
-from soulkit.train.teacher import start_ema
-from soulkit.train.terms import Prepared, Tally
-from soulkit.train.update import prepare, update, with_advantages
+from soulkit.train.objectives.sequences import Span
 from soulkit.types import Record
 from tests.train.method_support import SMALL, found, play, told
 from tests.train.shapes import build

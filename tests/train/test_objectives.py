@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.train.assemble import make_objective
+from soulkit.train.forward.update import token_counts, with_advantages
+from soulkit.train.material.assemble import make_objective
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.objectives.grpo import GRPO
-from soulkit.train.sequences import TrainSequence
-from soulkit.train.update import token_counts, with_advantages
+from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.types import (
     Completion,
     Episode,

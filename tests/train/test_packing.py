@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.train.packing import Pack, Shape, entries, in_rows, in_tries, plan
-from soulkit.train.sequences import Span
-from soulkit.train.trie import build_trie
+from soulkit.train.forward.packing import Pack, Shape, entries, in_rows, in_tries, plan
+from soulkit.train.forward.trie import build_trie
+from soulkit.train.objectives.sequences import Span
 
 SPANS = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=9).map(

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import ModelLoadError
-from soulkit.train import blocks, probe
-from soulkit.train.blocks import Costs
-from soulkit.train.packing import Pack, in_tries
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span
+from soulkit.train.forward import blocks, probe
+from soulkit.train.forward.blocks import Costs
+from soulkit.train.forward.packing import Pack, in_tries
+from soulkit.train.forward.policy import Policy
+from soulkit.train.objectives.sequences import Span
 from tests.train.one_by_one import Outcome, one_by_one, packed
 from tests.train.shapes import LONG, WINDOW, build
 from tests.train.support import assert_close, policy_of

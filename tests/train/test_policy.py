@@ -11,9 +11,9 @@ import torch
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.sampler import LocalModel
-from soulkit.train.policy import CHUNK, Policy, load_policy
-from soulkit.train.sequences import Span, spans
-from soulkit.train.update import log_probs
+from soulkit.train.forward.policy import CHUNK, Policy, load_policy
+from soulkit.train.forward.update import log_probs
+from soulkit.train.objectives.sequences import Span, spans
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.train.support import (
     assert_close,

@@ -28,7 +28,7 @@ import torch
 from soulkit.cli.app import main
 from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.secret_keeper.visitor import visitor_line
-from soulkit.train.checkpoint import checkpoints, damage
+from soulkit.train.state.checkpoint import checkpoints, damage
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import lines_of, soul
 
@@ -380,7 +380,7 @@ def test_training_draws_nothing_from_the_global_generator(
     tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a checkpoint would have to keep its state."""
-    from soulkit.train.loop import Loop
+    from soulkit.train.state.loop import Loop
 
     seen = []
     checkpoint = Loop.checkpoint

@@ -16,9 +16,9 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Job
 from soulkit.runs.folder import Run
-from soulkit.train.assemble import make_cast, make_crew
+from soulkit.train.material.assemble import make_cast, make_crew
 from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.rollout import RolloutStep, without_tokens
+from soulkit.train.rollouts.rollout import RolloutStep, without_tokens
 from soulkit.types import Call, Completion, Record, Sampling, Segment
 from tests.train.support import config, random_model, rows
 

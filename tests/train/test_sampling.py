@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import DataError
-from soulkit.train.rollout import swap_feedback, without_truncated
-from soulkit.train.sampling import Pool, batch, mixture
+from soulkit.train.material.sampling import Pool, batch, mixture
+from soulkit.train.rollouts.rollout import swap_feedback, without_truncated
 from soulkit.types import Completion, Feedback, Record
 from tests.train.support import rows, step_of
 from tests.train.test_objectives import SMALL, record

@@ -14,8 +14,14 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import copied_spans, emitted_spans, gold_spans, sequences_of, spans
+from soulkit.train.forward.policy import Policy
+from soulkit.train.objectives.sequences import (
+    copied_spans,
+    emitted_spans,
+    gold_spans,
+    sequences_of,
+    spans,
+)
 from soulkit.types import Completion, Episode, Record, Sampling, Segment, Trace, Turn
 from tests.support.evaluation import visitor
 from tests.train.support import policy_of, random_model, rows

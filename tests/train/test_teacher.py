@@ -16,20 +16,8 @@ from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
-from soulkit.train.assemble import gather_material, make_objective
-from soulkit.train.objectives.sdpo import SDPO
-from soulkit.train.policy import Policy
-from soulkit.train.rollout import slots, with_swapped
-from soulkit.train.sequences import (
-    Span,
-    copied_spans,
-    emitted_spans,
-    filled,
-    paired_spans,
-    told_sequences,
-    told_spans,
-)
-from soulkit.train.teacher import (
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import (
     Teacher,
     check_student,
     load_teacher,
@@ -38,6 +26,18 @@ from soulkit.train.teacher import (
     teacher_of,
     teaching,
 )
+from soulkit.train.material.assemble import gather_material, make_objective
+from soulkit.train.objectives.sdpo import SDPO
+from soulkit.train.objectives.sequences import (
+    Span,
+    copied_spans,
+    emitted_spans,
+    filled,
+    paired_spans,
+    told_sequences,
+    told_spans,
+)
+from soulkit.train.rollouts.rollout import slots, with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 from tests.support.evaluation import visitor
 from tests.train.method_support import ROLLOUTS, Numbers, play, slot, told

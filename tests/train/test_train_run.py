@@ -15,11 +15,11 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import Run, read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.secret_keeper.visitor import visitor_line
-from soulkit.train.checkpoint import load_checkpoint
-from soulkit.train.policy import load_policy
-from soulkit.train.rollout import RolloutStep
-from soulkit.train.sequences import emitted_spans
-from soulkit.train.update import log_probs
+from soulkit.train.forward.policy import load_policy
+from soulkit.train.forward.update import log_probs
+from soulkit.train.objectives.sequences import emitted_spans
+from soulkit.train.rollouts.rollout import RolloutStep
+from soulkit.train.state.checkpoint import load_checkpoint
 from soulkit.types import Call, Sampling
 from tests.support.evaluation import visitor
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -108,8 +108,8 @@ def test_episodes_hold_the_feedback_on_both_sides(ditto: Path) -> None:
 
 def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
     from soulkit.config import read_settings_file
-    from soulkit.train.assemble import gather_material
     from soulkit.train.config import TrainConfig
+    from soulkit.train.material.assemble import gather_material
 
     asked = TrainConfig.model_validate(read_settings_file(ditto / "config.yaml"))
     material = gather_material(asked)

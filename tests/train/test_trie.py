@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.train.blocks import Costs, plan_blocks
-from soulkit.train.trie import Trie, build_trie, shared
+from soulkit.train.forward.blocks import Costs, plan_blocks
+from soulkit.train.forward.trie import Trie, build_trie, shared
 
 SEQUENCES = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=9

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span, TrainSequence
-from soulkit.train.update import (
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.update import (
     NotFinite,
     Tally,
     lost_twins,
@@ -25,6 +24,7 @@ from soulkit.train.update import (
     update,
     with_advantages,
 )
+from soulkit.train.objectives.sequences import Span, TrainSequence
 from tests.train.support import (
     assert_close,
     config,

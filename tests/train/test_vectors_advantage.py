@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from soulkit.train.advantage import spread_group_advantages
+from soulkit.train.maths.advantage import spread_group_advantages
 from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import UserError
-from soulkit.train import loss as L
+from soulkit.train.maths import loss as L
 from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 QUIRKS_WE_DIFFER_ON = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from soulkit.errors import UserError
-from soulkit.train.advantage import combine, distill_advantages
+from soulkit.train.maths.advantage import combine, distill_advantages
 from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 QUIRKS_WE_DIFFER_ON = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from soulkit.train.sequences import Renders, Slot, TrainSequence
+from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence
 from soulkit.types import Feedback, Record, Segment
 
 Reader = Literal["none", "self", "other"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective, no_slot
-from soulkit.train.sequences import Part, Renders, Slot, TrainSequence, sequences_of
+from soulkit.train.objectives.sequences import Part, Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 

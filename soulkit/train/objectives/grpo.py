@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective, no_slot, scored
-from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
+from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 

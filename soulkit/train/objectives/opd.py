@@ -13,7 +13,7 @@ from soulkit.errors import ConfigError
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
 from soulkit.train.objectives.sdpo import taught
-from soulkit.train.sequences import Renders, Slot, TrainSequence, sequences_of
+from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
-from soulkit.train.sequences import Renders, Slot, TrainSequence, told_sequences
+from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, told_sequences
 from soulkit.types import Record
 
 TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0

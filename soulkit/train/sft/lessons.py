@@ -17,14 +17,14 @@ from torch import Tensor
 
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
-from soulkit.train.assemble import has_tags
 from soulkit.train.config import TrainConfig
-from soulkit.train.feasible import rehearsed
-from soulkit.train.loop import Loop, StepMetrics
-from soulkit.train.policy import Policy
-from soulkit.train.sampling import Pool, batch
-from soulkit.train.sequences import Span, gold_spans
-from soulkit.train.update import NotFinite, clip_gradients
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.update import NotFinite, clip_gradients
+from soulkit.train.material.assemble import has_tags
+from soulkit.train.material.feasible import rehearsed
+from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.objectives.sequences import Span, gold_spans
+from soulkit.train.state.loop import Loop, StepMetrics
 from soulkit.types import Example, Feedback
 
 

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import SoulError
-from soulkit.train.advantage import (
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import Teacher, teacher_of
+from soulkit.train.forward.terms import Prepared, Tally, denominators, pack_loss
+from soulkit.train.maths.advantage import (
     Entry,
     Singleton,
     combine,
@@ -25,12 +29,8 @@ from soulkit.train.advantage import (
     group_advantages,
     spread_over_tokens,
 )
-from soulkit.train.config import TrainConfig
-from soulkit.train.loss import importance_weights
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span, TrainSequence
-from soulkit.train.teacher import Teacher, teacher_of
-from soulkit.train.terms import Prepared, Tally, denominators, pack_loss
+from soulkit.train.maths.loss import importance_weights
+from soulkit.train.objectives.sequences import Span, TrainSequence
 
 
 class NotFinite(SoulError):

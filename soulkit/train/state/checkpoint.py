@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
 from soulkit.models.local.weights import misfit_of
-from soulkit.train.policy import Policy
+from soulkit.train.forward.policy import Policy
 
 POSITION, TRAINED = "position.json", "trained.safetensors"
 OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"

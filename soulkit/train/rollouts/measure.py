@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
-from soulkit.train.advantage import Entry, group_stats
-from soulkit.train.feedback import GATED
-from soulkit.train.sequences import TrainSequence
-from soulkit.train.update import token_counts
+from soulkit.train.forward.update import token_counts
+from soulkit.train.maths.advantage import Entry, group_stats
+from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.rollouts.feedback import GATED
 from soulkit.types import Feedback, Kind, Record
 
 

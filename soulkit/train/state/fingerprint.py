@@ -23,10 +23,10 @@ import torch
 from soulkit.errors import RunError
 from soulkit.models.local.loading import adapter_hash
 from soulkit.runs.folder import Run, write_json
-from soulkit.train.assemble import Material
 from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy
-from soulkit.train.sampling import Pool
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.assemble import Material
+from soulkit.train.material.sampling import Pool
 
 MATERIAL = "material.json"
 SAMPLED = 4093

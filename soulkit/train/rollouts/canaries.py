@@ -29,7 +29,7 @@ from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import Canary, fixed, hatch
 from soulkit.train.config import TrainConfig
-from soulkit.train.sampling import Pool
+from soulkit.train.material.sampling import Pool
 from soulkit.types import Example, Record
 
 EXAMPLES = 2

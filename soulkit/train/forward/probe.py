@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ModelLoadError
-from soulkit.train.attention import UnpackableAttention, install
-from soulkit.train.blocks import Costs
-from soulkit.train.packing import Pack, Shape
-from soulkit.train.sequences import Span
-from soulkit.train.trie import build_trie
+from soulkit.train.forward.attention import UnpackableAttention, install
+from soulkit.train.forward.blocks import Costs
+from soulkit.train.forward.packing import Pack, Shape
+from soulkit.train.forward.trie import build_trie
+from soulkit.train.objectives.sequences import Span
 
 if TYPE_CHECKING:
-    from soulkit.train.policy import Policy
+    from soulkit.train.forward.policy import Policy
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest relative distance of the last hidden states, by the type of the weights."""

@@ -24,12 +24,12 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import fixed
 from soulkit.tasks.selfcheck import nobody
-from soulkit.train import trial
 from soulkit.train.config import TrainConfig
-from soulkit.train.feedback import feedback_policy, slot_is_filled
+from soulkit.train.material import trial
+from soulkit.train.material.sampling import Pool
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
-from soulkit.train.sampling import Pool
+from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
 from soulkit.types import Episode, Example, Feedback, Score, Segment
 
 ROWS = 500

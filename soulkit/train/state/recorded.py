@@ -17,8 +17,8 @@ from soulkit.models.roles.players import Crew, cast_of
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.train.assemble import training_rows
 from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import training_rows
 from soulkit.types import Example, Record
 
 

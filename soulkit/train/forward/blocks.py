@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from soulkit.train.trie import Range, Trie
+from soulkit.train.forward.trie import Range, Trie
 
 CHUNKS = (512, 256, 128)
 """Lengths into which a long run below others may be cut, so that less of its mask is empty."""

@@ -32,12 +32,12 @@ from soulkit.models.local.loading import (
 )
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
-from soulkit.train.attention import FLEX_BLOCK, Packed
 from soulkit.train.config import TrainConfig
-from soulkit.train.fuse import Setting, fuse, parts_of
-from soulkit.train.packing import Entries, Pack, Shape, entries, plan
-from soulkit.train.probe import probe_packing, shape_of
-from soulkit.train.sequences import Span
+from soulkit.train.forward.attention import FLEX_BLOCK, Packed
+from soulkit.train.forward.fuse import Setting, fuse, parts_of
+from soulkit.train.forward.packing import Entries, Pack, Shape, entries, plan
+from soulkit.train.forward.probe import probe_packing, shape_of
+from soulkit.train.objectives.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits that are held at once, by device."""

@@ -19,8 +19,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.divergence import divergence
-from soulkit.train.loss import (
+from soulkit.train.forward.packing import Pack
+from soulkit.train.forward.policy import Policy, Scored
+from soulkit.train.forward.teacher import Teacher
+from soulkit.train.maths.divergence import divergence
+from soulkit.train.maths.loss import (
     TokenLoss,
     clamp_log_ratio,
     clipped_loss,
@@ -29,10 +32,7 @@ from soulkit.train.loss import (
     nll_loss,
     token_weight,
 )
-from soulkit.train.packing import Pack
-from soulkit.train.policy import Policy, Scored
-from soulkit.train.sequences import Loss, TrainSequence
-from soulkit.train.teacher import Teacher
+from soulkit.train.objectives.sequences import Loss, TrainSequence
 
 
 @dataclass

@@ -280,7 +280,7 @@ def _set_attention_apart(decoder: Any) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    from soulkit.train.attention import NAME, forward
+    from soulkit.train.forward.attention import NAME, forward
 
     if decoder.config._attn_implementation == NAME:
         AttentionInterface.register(APART, torch.compiler.disable(forward))

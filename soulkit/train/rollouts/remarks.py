@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from soulkit.train.feedback import MISSING
+from soulkit.train.rollouts.feedback import MISSING
 
 WAYS = (
     "try more drafts of a prompt (--group-size), a higher --temperature, or rows that are neither "

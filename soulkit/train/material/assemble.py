@@ -22,13 +22,13 @@ from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import examples_for
 from soulkit.tasks.registry import load_registry
-from soulkit.train.canaries import caged
 from soulkit.train.config import TrainConfig
-from soulkit.train.feasible import refuse_without_feedback
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.teacher import check_settings
+from soulkit.train.material.feasible import refuse_without_feedback
+from soulkit.train.material.sampling import Pool, mixture
 from soulkit.train.objectives.registry import make_objective as make_objective
-from soulkit.train.policy import Policy
-from soulkit.train.sampling import Pool, mixture
-from soulkit.train.teacher import check_settings
+from soulkit.train.rollouts.canaries import caged
 from soulkit.types import Example
 
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.errors import SoulError
-from soulkit.train.blocks import Block, Costs, plan_blocks
-from soulkit.train.trie import Trie
+from soulkit.train.forward.blocks import Block, Costs, plan_blocks
+from soulkit.train.forward.trie import Trie
 
 NAME = "soulkit_trie"
 FLEX_BLOCK = 128

@@ -21,9 +21,9 @@ from torch import Tensor
 from soulkit.errors import ConfigError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.registry import make_objective
-from soulkit.train.policy import Policy
-from soulkit.train.sequences import Span
+from soulkit.train.objectives.sequences import Span
 
 State = Literal["live", "base", "ema"]
 

@@ -16,16 +16,16 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
-from soulkit.train.canaries import Tripwire
 from soulkit.train.config import TrainConfig
-from soulkit.train.feedback import Vigil, feedback_policy
+from soulkit.train.forward.policy import Policy
 from soulkit.train.learn import learn
-from soulkit.train.loop import Loop, StepMetrics
-from soulkit.train.measure import feedback_metrics, reward_metrics
+from soulkit.train.material.sampling import Pool, batch
 from soulkit.train.objectives.base import Objective
-from soulkit.train.policy import Policy
-from soulkit.train.sampling import Pool, batch
-from soulkit.train.sequences import Slot, TrainSequence
+from soulkit.train.objectives.sequences import Slot, TrainSequence
+from soulkit.train.rollouts.canaries import Tripwire
+from soulkit.train.rollouts.feedback import Vigil, feedback_policy
+from soulkit.train.rollouts.measure import feedback_metrics, reward_metrics
+from soulkit.train.state.loop import Loop, StepMetrics
 from soulkit.types import Feedback, Record, Sampling, Segment
 
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from soulkit.train.blocks import Costs, plan_blocks
-from soulkit.train.sequences import Span
-from soulkit.train.trie import Trie, build_trie, shared
+from soulkit.train.forward.blocks import Costs, plan_blocks
+from soulkit.train.forward.trie import Trie, build_trie, shared
+from soulkit.train.objectives.sequences import Span
 
 
 @dataclass(frozen=True)

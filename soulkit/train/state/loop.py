@@ -1,4 +1,6 @@
-"""The training loop: steps, checkpoints, resume. What a step does is `rollout.py` or `sft.py`.
+"""The training loop: steps, checkpoints, resume.
+
+What a step does is `rollouts/rollout.py` or `sft/lessons.py`.
 
 A run resumes from its newest whole checkpoint: weights, moving average, optimizer and position are
 put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the
@@ -21,16 +23,16 @@ import torch
 from soulkit.models.local.journal import Journal
 from soulkit.runs.folder import JsonlWriter, Run
 from soulkit.runs.records import RecordWriter
-from soulkit.train.checkpoint import (
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.state.checkpoint import (
     Position,
     prune,
     ranks,
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.config import TrainConfig
-from soulkit.train.policy import Policy
-from soulkit.train.tracking import Tracker
+from soulkit.train.state.tracking import Tracker
 
 StepMetrics = dict[str, Any]
 Show = Callable[[StepMetrics], None]
