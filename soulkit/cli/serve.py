@@ -12,8 +12,8 @@ from soulkit.cli.options import TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from soulkit.serving.partner import Speak
     from soulkit.tasks.registry import Registry
-    from soulkit.tasks.secret_keeper.visitor import Speak
 
 app = typer.Typer(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
@@ -67,7 +67,7 @@ def _scripted(registry: Registry, task: str | None) -> str:
 
 
 def _bound(speak: Speak, model: str, host: str, port: int) -> ThreadingHTTPServer:
-    from soulkit.tasks.secret_keeper.visitor import make_server
+    from soulkit.serving.partner import make_server
 
     try:
         return make_server(speak, model, host, port)

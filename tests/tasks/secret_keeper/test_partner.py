@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.secret_keeper.visitor import make_server, visitor_line
+from soulkit.serving.partner import make_server
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Line
 from tests.support.road import synth_examples, task_of
 

@@ -14,8 +14,9 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.serving.partner import make_server
 from soulkit.tasks.secret_keeper.task import DEFLECTION, question_at, topic_at
-from soulkit.tasks.secret_keeper.visitor import make_server, visitor_line
+from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Episode, Failure, Line, Record, Score
 from tests.support.road import NO_ONE, played_by, player, synth_examples, task_of
 from tests.support.servers.openai_server import Fault
