@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError, DataError
+from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
-from soulkit.train.assemble import has_tags
 from soulkit.train.config import TrainConfig
 from soulkit.train.feasible import rehearsed
 from soulkit.train.loop import Loop, StepMetrics

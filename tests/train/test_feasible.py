@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.methods import TOLD
 from soulkit.data.rows import to_examples
 from soulkit.data.synth import made_rows
 from soulkit.runs import Run
@@ -15,7 +14,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.train.assemble import gather_material
 from soulkit.train.config import TrainConfig
 from soulkit.train.feasible import NoFeedback, obstacle_of, weightless
-from soulkit.train.objectives.registry import make_objective
+from soulkit.train.objectives.registry import make_objective, method_class, rollout_methods
 from tests.eval_support import three_lines as printed_lines
 from tests.shade_support import SMALL, TASKS, shade_options, steps_of, train, write_rows
 from tests.train.support import config, random_model, soul
@@ -44,6 +43,9 @@ def refusal(capfd: Any, method: str, model: Path, out: Path, *options: Any) -> d
 
 
 # --- built-in tasks -------------------------------------------------------------------------------
+
+
+TOLD = [name for name in rollout_methods() if "feedback" in method_class(name).traits(name)]
 
 
 @pytest.mark.parametrize("method", sorted(TOLD))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.registry import METHODS
+from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.packing import Pack, in_tries
 from soulkit.train.policy import Policy
 from soulkit.train.sequences import Span
@@ -31,7 +31,7 @@ from tests.train.support import assert_close, config, gradients, jolt, policy_of
 
 OTHER: dict[str, Any] = {"teacher_model": "another"}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((method, OTHER if method == "opd" else {}) for method in METHODS),
+    *((method, OTHER if method == "opd" else {}) for method in rollout_methods()),
     ("opd", OTHER | {"opd_form": "logits"}),
     ("ditto", {"ratio": "sequence"}),
     ("ditto", {"aggregation": "seq-mean-token-mean", "denominator": "separate"}),
