@@ -10,6 +10,9 @@ the pen away from a setting of this one. Importing this module never imports tor
 
 A file that a run wrote is somebody else's until its seal fits (trust.py): such settings act only
 with `trust`.
+
+A setting is declared once, as a field made by `setting`: default, help, option and what it matters
+to. The command line (cli/derive.py) and the tables of the documentation follow from it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
@@ -33,6 +36,29 @@ RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS
 """SOULKIT_ variables that are no settings."""
 
 _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
+
+
+OPTION = "option"
+"""Under this name a field's `json_schema_extra` holds what `setting` was told of its option."""
+
+
+def setting(
+    default: Any = ..., *, help: str, flag: str | None = "", section: str = "Run",
+    only: Collection[str] = (), unset: str = "", metavar: str | None = None,
+    complete: str | None = None, factory: Any = None, **limits: Any,
+) -> Any:  # fmt: skip
+    """A field of Settings with everything that is to be known of it.
+
+    `flag` is its option: --its-name unless told otherwise, None for --set NAME=VALUE alone.
+    `only` names the commands, methods or traits of methods that it matters to; nothing: to all.
+    `unset` says what None stands for, `complete` what its values are completed from.
+    """
+    about: dict[str, Any] = {
+        "flag": flag, "section": section, "only": sorted(only), "unset": unset, "metavar": metavar,
+        "complete": complete,
+    }  # fmt: skip
+    given = {"default_factory": factory} if factory is not None else {"default": default}
+    return Field(**given, description=help, json_schema_extra={OPTION: about}, **limits)
 
 
 class Settings(BaseModel):
@@ -89,7 +115,7 @@ class Settings(BaseModel):
         try:
             loaded = cls.model_validate(merged)
         except ValidationError as error:
-            raise _config_error(error, layers) from error
+            raise _config_error(cls, error, layers) from error
         loaded._foreign = foreign or bool(strays)
         return loaded
 
@@ -190,7 +216,7 @@ def _leaves(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
     """Every setting's dotted name and type, groups before their members."""
     for name, info in cls.model_fields.items():
         yield prefix + name, info.annotation
-        group = _group(info.annotation)
+        group = group_of(info.annotation)
         if group is not None:
             yield from _leaves(group, f"{prefix}{name}.")
 
@@ -200,7 +226,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if union else (kind,)
 
 
-def _group(kind: Any) -> type[BaseModel] | None:
+def group_of(kind: Any) -> type[BaseModel] | None:
     """The nested model in an annotation such as `Judge` or `Judge | None`."""
     models = [k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
     return models[0] if models else None
@@ -269,13 +295,15 @@ def _unknown(
         if key not in cls.model_fields:
             yield f"{prefix}{key}", list(cls.model_fields)
             continue
-        group = _group(cls.model_fields[key].annotation)
+        group = group_of(cls.model_fields[key].annotation)
         if group is not None and isinstance(value, Mapping):
             yield from _unknown(group, value, f"{prefix}{key}.")
 
 
-def _config_error(error: ValidationError, layers: Mapping[str, Mapping[str, Any]]) -> ConfigError:
-    problems = [_problem(dict(item), layers) for item in error.errors(include_url=False)]
+def _config_error(
+    cls: type[BaseModel], error: ValidationError, layers: Mapping[str, Mapping[str, Any]]
+) -> ConfigError:
+    problems = [_problem(cls, dict(item), layers) for item in error.errors(include_url=False)]
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     return ConfigError(
         f"{count} wrong: {'; '.join(problems)}.",
@@ -284,9 +312,11 @@ def _config_error(error: ValidationError, layers: Mapping[str, Mapping[str, Any]
     )
 
 
-def _problem(item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]) -> str:
+def _problem(
+    cls: type[BaseModel], item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]
+) -> str:
     path = [str(part) for part in item["loc"]]
-    name = ".".join(path)
+    name = _with_flag(cls, path)
     message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
     if not path:  # a rule about several settings names them itself
         return message
@@ -296,6 +326,35 @@ def _problem(item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]) -
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
     return f"{name}: {message} ({got}{_source(path, layers)})"
+
+
+def _with_flag(cls: type[BaseModel], path: list[str]) -> str:
+    """The setting's dotted name, and how its option is written."""
+    name, group = ".".join(path), cls
+    for depth, part in enumerate(path):
+        info = group.model_fields.get(part)
+        if info is None:
+            break
+        if flag := flag_of(part, info, ".".join(path[:depth])):
+            return f"{name} ({flag.partition('/')[0]})"
+        group = group_of(info.annotation) or group
+    return name
+
+
+def about(info: Any) -> dict[str, Any]:
+    """What `setting` was told of a field's option; empty for another field."""
+    extra = info.json_schema_extra
+    return dict(extra.get(OPTION, {})) if isinstance(extra, Mapping) else {}
+
+
+def flag_of(name: str, info: Any, under: str = "") -> str | None:
+    """How the option of the field `name` is written: `--top-p`, `--thinking/--no-thinking`."""
+    flag: str | None = about(info).get("flag")
+    if flag != "":
+        return flag
+    plain = "-".join(filter(None, (under, name))).replace("_", "-").replace(".", "-")
+    switch = bool in _alternatives(info.annotation)
+    return f"--{plain}/--no-{plain}" if switch else f"--{plain}"
 
 
 def _source(path: list[str], layers: Mapping[str, Mapping[str, Any]]) -> str:

@@ -20,6 +20,10 @@ Kind = Literal["draft", "refined", "gold"]
 Protocol = Literal["paper", "reference"]
 
 
+MAX_TOKENS = 512
+"""The longest reply where neither a task nor a setting says more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One row of a task, its fields bound to the seats that may see them."""
@@ -76,7 +80,7 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    max_tokens: int = 512
+    max_tokens: int = MAX_TOKENS
     seed: int | None = None
     stop: tuple[str, ...] = ()
     thinking: bool | None = None

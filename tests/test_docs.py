@@ -30,6 +30,12 @@ def test_the_command_page_is_fresh() -> None:
     assert page == generator().page(), "stale: run .venv/bin/python scripts/cli_docs.py"
 
 
+def test_the_settings_of_training_are_fresh() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert page == generator().training_page(page), "stale: run scripts/cli_docs.py"
+    assert "| `lambda_fb` | `--lambda-fb` | 1.0 |" in page
+
+
 def test_every_command_and_option_says_what_it_is_for() -> None:
     listed = dict(generator().commands())
     assert set(listed) >= {f"soul {name}" for name in COMMANDS}

@@ -17,18 +17,19 @@ from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
 
 INERT = """
     accept_from activation_checkpointing advantage_std aggregation allow_overflow attention
-    aux_weight backoff_s batch_size beta2 canary_every canary_margin checkpoint_every clip_ratio_c
-    concurrency denominator deterministic dev_limit dev_share device distill_centred distill_clip
-    distill_weight divergence divergence_tail divergence_temperature divergence_top_k down_after_s
-    dtype ema_tau entropy_coef eps_high eps_low estimator estimator_discount estimator_window
-    eval_every feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples
+    aux_weight backoff_s batch_size beta2 canary_every canary_margin checkpoint_every
+    clip_ratio_c concurrency denominator deterministic dev_limit dev_share device
+    distill_centred distill_clip distill_weight divergence divergence_tail
+    divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef
+    eps_high eps_low estimator estimator_discount estimator_window eval_every example
+    feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples
     keep_best keep_last kind kl_coef lambda_fb ledger limit lora lr lr_schedule mask_truncated
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
-    mini_batch_prompts norm_length only_copy opd_form packing price_in price_out prompts_per_step
-    protocol ratio reasoning_effort repeats requests_per_minute sampler_cap seed sft_batch
-    sft_feedback sft_feedback_always sft_prompt_weight show_draft shuffle_feedback steps suite
-    tasks teacher temperature thinking timeout_s tokens_per_batch tokens_per_minute top_p
-    warmup_steps weight_decay where worked_examples
+    mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
+    prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute sampler_cap
+    seed sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
+    shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
+    tokens_per_minute top_p warmup_steps weight_decay where worked_examples
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 

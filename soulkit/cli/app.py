@@ -24,7 +24,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soulkit import __version__
-from soulkit.errors import CallError, MissingPackage, SoulError, UserError, did_you_mean
+from soulkit.cli.mistakes import USAGE, help_instead, mistyped
+from soulkit.errors import CallError, MissingPackage, SoulError, UserError
 from soulkit.extras import EXTRAS
 from soulkit.keys import shown
 from soulkit.text import one_line
@@ -67,11 +68,8 @@ class LazyGroup(TyperGroup):
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{one_line(name, 60)}'. {did_you_mean(name, COMMANDS)}")
         found, command, rest = super().resolve_command(ctx, args)
-        return found, command and load(name), rest
+        return found, load(found) if command and found else None, rest
 
 
 def load(name: str) -> Any:
@@ -96,6 +94,7 @@ app = typer.Typer(
     # Plain help: rich panels would double the time until the first line.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # the commands take them over
 )
 
 
@@ -162,8 +161,7 @@ def _dispatch(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a C locale must not end a run
     try:
-        run_words(arguments)
-        code: Any = 0
+        code: Any = run_words(arguments)
     except SystemExit as end:
         code = end.code
     _flush()
@@ -172,11 +170,19 @@ def _dispatch(arguments: list[str]) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
 
-def run_words(words: Sequence[str]) -> None:
-    """Run the command that `words` spell; ends in SystemExit, or in the error of the command."""
-    typer.main.get_group(app).main(
-        args=list(words), prog_name="soul", complete_var=COMPLETE_VARIABLE
-    )
+def run_words(words: Sequence[str]) -> int:
+    """Run the command that `words` spell and return its exit code, or raise its error."""
+    try:
+        code = typer.main.get_group(app).main(
+            args=list(words), prog_name="soul", complete_var=COMPLETE_VARIABLE,
+            standalone_mode=False,
+        )  # fmt: skip
+    except USAGE as error:
+        if text := help_instead(error):
+            typer.echo(text, err=True)
+            return 2
+        raise mistyped(error) from error
+    return code if isinstance(code, int) else 0
 
 
 def _flush() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,75 +11,57 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Trust
+from soulkit.cli.derive import Derived, build_command, options_of, settings_from
+from soulkit.cli.options import Json, rows_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from soulkit.eval.judge_check import CheckConfig
 
-app = typer.Typer(rich_markup_mode=None)
+CHECK = """Judge a run's episodes again and measure how far verdicts agree.
+
+By dimension: with themselves, with another judge, with people where the rows carry their labels,
+and with the length of the text. Drafts of the same row are compared in both orders.
+"""
+
+
+class Checks(Derived):
+    """`check` has the options of CheckConfig."""
+
+    def sentences(self) -> Mapping[str, str]:
+        return {"check": CHECK}
+
+    def build(self, name: str) -> Any:
+        if name != "check":
+            return None
+        from soulkit.eval.judge_check import CheckConfig
+
+        options = options_of(CheckConfig, frozenset({"check"}))
+
+        def body(values: dict[str, Any]) -> None:
+            flags = settings_from(options, values, rows_of)
+            run = values["run"]
+            flags |= {} if run is None else {"run": str(run)}
+            config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
+            if values["dry_run"]:
+                _dry_run(config, values["json"], values["trust"])
+            else:
+                _check(config, values["out"], values["json"], values["trust"])
+
+        return build_command(name, CHECK, options, body, RUN)
+
+
+RUN = inspect.Parameter(
+    "run", inspect.Parameter.KEYWORD_ONLY, default=None,
+    annotation=Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of an evaluation.")
+    ],
+)  # fmt: skip
+
+app = typer.Typer(cls=Checks, rich_markup_mode=None)
 
 DASH = "–"
-
-
-@app.command()
-def check(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an evaluation.")],
-    judge: Annotated[
-        list[str] | None,
-        typer.Option("--judge", metavar="WHO", help="Else the run's own; twice compares two."),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", help="Opinions of each judge. Default: 2")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="Episodes of each task at most.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="Of the judges; else as in the run.")
-    ] = None,
-    pairs: Annotated[
-        bool | None, typer.Option("--pairs/--no-pairs", help="Compare drafts of the same row.")
-    ] = None,
-    endpoints: Annotated[
-        Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
-    ] = None,
-    max_cost: Annotated[
-        float | None, typer.Option("--max-cost", help="Stop after so many US dollars; resumable.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="Requests at once.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the judges' sampling.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder; the same command resumes it.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print summary.json and nothing else on stdout.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many calls it would take.")
-    ] = False,
-    trust: Trust = False,
-) -> None:
-    """Judge a run's episodes again and measure how far verdicts agree.
-
-    By dimension: with themselves, with another judge, with people where the rows carry their
-    labels, and with the length of the text. Drafts of the same row are compared in both orders.
-    """
-    from soulkit.eval.judge_check import CheckConfig
-
-    flags = {
-        "run": str(run), "judge": judge or None, "samples": samples, "limit": limit,
-        "temperature": temperature, "pairs": pairs, "max_cost": max_cost, "seed": seed,
-        "endpoints": None if endpoints is None else str(endpoints), "concurrency": concurrency,
-    }  # fmt: skip
-    config = CheckConfig.load(None, flags=flags, trust=trust)
-    if dry_run:
-        _dry_run(config, as_json, trust)
-    else:
-        _check(config, folder, as_json, trust)
 
 
 def _dry_run(config: CheckConfig, as_json: bool, trust: bool) -> None:
@@ -98,7 +81,7 @@ def _dry_run(config: CheckConfig, as_json: bool, trust: bool) -> None:
 @app.command()
 def show(
     check: Annotated[Path, typer.Argument(metavar="CHECK", help="Folder of a judge check.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print what a check found. Nobody is asked."""
     from soulkit.eval.judge_check import read_report

@@ -1,22 +1,29 @@
-"""Options that several commands share: how tasks and data files are written on a command line."""
+"""Options that several commands share: their sentences, how tasks and rows are written, and what
+their values are completed from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
 
+OUT = "Run folder; the same command resumes it. [default: a new one under runs/]"
+CONFIG = "A YAML file with settings, a run's config.yaml for example; options win over it."
+SET = "Any other setting; may be repeated."
 TRUST = "Act on settings of a run that is not yours."
+DRY_RUN = "Print calls, tokens, cost, memory and time; start nothing."
+JSON = "Print one JSON document and nothing else on stdout."
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Json = Annotated[bool, typer.Option("--json", help=JSON)]
 TaskFiles = Annotated[
     list[Path] | None,
     # Not checked by the parser here or at other files: their readers say more, in three lines.
@@ -34,6 +41,34 @@ def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
         if inside_runs({"tasks_file": file}) and not trust:
             refuse_foreign(file, {"tasks_file": str(file)})
     return load_registry(*(files or ()))
+
+
+def names_from(kind: str) -> Callable[..., list[str]]:
+    """What completes `tasks`, `suites` or `methods`; in a list with commas, its last name."""
+
+    def complete(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in _names(kind) if name.startswith(last)]
+
+    return complete
+
+
+def _names(kind: str) -> Sequence[str]:
+    if kind == "engines":
+        from soulkit.play.settings import ENGINES
+
+        return ENGINES
+    if kind == "methods":
+        from soulkit.train.objectives.registry import built_in
+
+        return list(built_in())
+    from soulkit.tasks.registry import load_registry
+
+    registry = load_registry()
+    return list(registry.specs if kind == "tasks" else registry.suites)
+
+
+COMPLETERS = {kind: names_from(kind) for kind in ("tasks", "suites", "methods", "engines")}
 
 
 def ratios(text: str) -> dict[str, float]:
@@ -71,3 +106,26 @@ def pairs(given: Sequence[str] | None, tasks: str) -> dict[str, str]:
             )
         found[name] = value
     return found
+
+
+def rows_of(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """`TASK=WHERE` options as task → where; a bare WHERE is meant for every (other) task."""
+    rows: dict[str, str] = {}
+    for text in texts:
+        name, equals, where = text.partition("=")
+        named = bool(equals) and (name in tasks or name.isidentifier())
+        key, value = (name, where) if named else ("*", text)
+        if key in rows:
+            raise ConfigError(
+                f"--data is given twice for {'every task' if key == '*' else repr(key)}.",
+                "Only one of them could be evaluated.",
+                "Write --data TASK=FILE once for each task.",
+            )
+        if named and tasks and name not in tasks:
+            raise ConfigError(
+                f"--data has rows for '{name}', which is not evaluated here.",
+                "They would be ignored.",
+                did_you_mean(name, tasks),
+            )
+        rows[key] = value
+    return rows

@@ -37,7 +37,7 @@ def command(
             "The plan is that of a whole command, with its options.",
             "Write soul plan eval api ... or soul plan train ditto ..., for example.",
         )
-    run_words([*words, *context.args, "--dry-run"])
+    raise typer.Exit(run_words([*words, *context.args, "--dry-run"]))
 
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -1,23 +1,31 @@
 """`soul train METHOD` and `soul train ablate`: parse, call, print.
 
-The subcommands are made from the lists in `methods.py`; their bodies are the two functions `_train`
-and `_ablate` below. Help lists the options by section, because there are many.
+The subcommands are made from the methods and from TrainConfig; their bodies are `_train` and
+`_ablate` below. A method of an installed package is a subcommand like any other.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
-from soulkit.cli.methods import METHODS, RL, Flag, flags_for, settings_of
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.cli.derive import (
+    Derived,
+    Option,
+    build_command,
+    options_of,
+    settings_from,
+    tasks_in,
+    union,
+)
+from soulkit.cli.options import pairs
 from soulkit.runs.folder import default_run_path
+from soulkit.train.objectives.registry import built_in, unknown_method
 
 if TYPE_CHECKING:
     from soulkit.train.ablate import Ended, Planned
@@ -28,94 +36,75 @@ TEN = (
     "sdpo-token,sdpo-logits,sdpo-token+grpo,sdpo-logits+grpo"
 )
 """What `soul train ablate` compares unless told otherwise."""
+SEEDS = 3
+ABLATE = "Compare methods over seeds on equal budgets."
 
 COMPARISON = (
-    Flag("--methods", str, f"Methods with settings, the first is compared with. Default: {TEN}"),
-    Flag("--seeds", int, "Seeds per method, counted up from --seed. Default: 3"),
-    Flag("--match", str, "rollouts (default): methods without refined rollouts get 2G drafts, so "
-         "that all sample alike; prompts: G drafts for all."),
-    Flag("--force-mixed", bool, "Compare methods with other judges, partners or rows all the same, "
-         "and say what differs."),
+    Option("--methods", str, "Methods with settings; the first is compared with.", "Comparison",
+           default=TEN, complete="methods", metavar="METHODS"),
+    Option("--seeds", int, "Seeds per method, counted up from --seed.", "Comparison",
+           default=str(SEEDS)),
+    Option("--match", Literal["rollouts", "prompts"],
+           "rollouts: methods without refined rollouts get 2G drafts, so that all sample alike; "
+           "prompts: G drafts for all.", "Comparison", default="rollouts"),
+    Option("--force-mixed", bool, "Compare methods with other judges, partners or rows all the "
+           "same, and say what differs.", "Comparison"),
 )  # fmt: skip
 """What `ablate` has beside the options of the methods."""
 
-SWITCHES = ("json", "dry_run", "trust", "force_mixed")
-METAVARS = {"data": "TASK=FILE", "set": "NAME=VALUE"}
 
+class Methods(Derived):
+    """A subcommand for every method; an unknown one is answered with the nearest known."""
 
-class Sectioned(TyperCommand):
-    """A command whose help lists its options by section."""
+    def sentences(self) -> Mapping[str, str]:
+        return {**built_in(), "ablate": ABLATE}
 
-    sections: Mapping[str, str]
+    def build(self, name: str) -> Any:
+        if name == "ablate":
+            return build_command(name, ABLATE, ablate_options(), _ablate)
+        from soulkit.train.objectives.registry import method_class
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        found: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                found.setdefault(self.sections.get(parameter.name or "", "Run"), []).append(record)
-        for title, records in found.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-class Methods(TyperGroup):
-    """An unknown method is answered with the nearest known one."""
+        sentence = method_class(name).names[name]
+        return build_command(name, sentence, method_options(name), partial(_train, name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
+        if name.startswith("-") and not ctx.resilient_parsing:
             raise unknown_method(name)
         return super().resolve_command(ctx, args)
 
 
-def unknown_method(name: str) -> ConfigError:
-    return ConfigError(
-        f"'{name}' is no training method.",
-        f"soul train knows {', '.join(METHODS)}, and ablate to compare them.",
-        did_you_mean(name, [*METHODS, "ablate"]),
-    )
+def method_options(method: str) -> list[Option]:
+    """The options of one method."""
+    from soulkit.train.config import settings_class
+    from soulkit.train.objectives.registry import method_class
+
+    return options_of(settings_class(method), method_class(method).traits(method))
+
+
+def ablate_options() -> list[Option]:
+    """Those of every method that can be compared, and the comparison's own."""
+    from soulkit.train.objectives.registry import rollout_methods
+
+    return union([COMPARISON, *(method_options(name) for name in rollout_methods())])
+
+
+def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written, as settings of `method`: those that others alone have are left out."""
+    written = settings_from(method_options(method), values, _rows, tasks_in(values.get("config")))
+    return {"method": method, **written}
+
+
+def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    return pairs(texts, ",".join(tasks))
 
 
 app = typer.Typer(cls=Methods, rich_markup_mode=None)
 
 
-def register(
-    name: str, help: str, flags: list[tuple[str, Flag]], body: Callable[..., None]
-) -> None:
-    """Add the subcommand `name` with these options; `body` gets what was given as one mapping."""
-
-    def command(**given: Any) -> None:
-        body(given)
-
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_parameter(flag) for _, flag in flags]
-    )
-    by_name = {flag.name: section for section, flag in flags}
-    made = type("Sectioned", (Sectioned,), {"sections": by_name})
-    app.command(name, help=help, cls=made)(command)
-
-
-def _parameter(flag: Flag) -> inspect.Parameter:
-    kind = flag.kind if flag.required else flag.kind | None
-    kind = bool if flag.name in SWITCHES else kind
-    absent: Any = False if flag.name in SWITCHES else None
-    return inspect.Parameter(
-        flag.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if flag.required else absent,
-        annotation=Annotated[
-            kind, typer.Option(flag.names, help=flag.help, metavar=METAVARS.get(flag.name))
-        ],
-    )
-
-
-def _add_methods() -> None:
-    for method, sentence in METHODS.items():
-        flags = list(flags_for(frozenset({method})))
-        register(method, sentence, flags, lambda given, method=method: _train(method, given))
-    every = [("Comparison", flag) for flag in COMPARISON] + list(flags_for(RL))
-    register("ablate", "Compare methods over seeds on equal budgets.", every, _ablate)
+@app.callback(help="Train a model: one method, or many in comparison.")
+def group() -> None:
+    """The commands are made by `Methods`."""
 
 
 # --- one method -----------------------------------------------------------------------------------
@@ -125,9 +114,12 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
     from soulkit.train.material.feasible import weightless
+    from soulkit.train.objectives.registry import overruled
     from soulkit.train.planning import plan_of
     from soulkit.train.run import train
 
+    if remark := overruled(method):
+        _say(remark)
     flags = settings_of(method, given)
     config = TrainConfig.load(given["config"], flags=flags, trust=given["trust"])
     if given["dry_run"]:
@@ -235,10 +227,13 @@ def _ablate(given: Mapping[str, Any]) -> None:
     from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(given["methods"] or TEN)
-    out = given["out"] or default_run_path("ablate", given["task"].split(","))
+    common = settings_of(arms[0].method, given)
+    tasks = list(common.get("tasks") or tasks_in(given["config"]))
+    out = given["out"] or default_run_path("ablate", tasks)
     runs = plan(
         arms, out, given["config"], lambda method: settings_of(method, given),
-        seeds=3 if given["seeds"] is None else given["seeds"], match=given["match"] or "rollouts",
+        seeds=SEEDS if given["seeds"] is None else given["seeds"],
+        match=given["match"] or "rollouts",
         trust=given["trust"], force_mixed=given["force_mixed"],
     )  # fmt: skip
     if given["dry_run"]:
@@ -281,6 +276,3 @@ def _watch(bar: Bar) -> tuple[Callable[[Planned, dict[str, Any]], None], Callabl
             err.print(f"{name} failed: {run.reason}", markup=False, soft_wrap=True)
 
     return show, ended
-
-
-_add_methods()

@@ -14,73 +14,132 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from soulkit.config import setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.ledger import Mode
 from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
 from soulkit.play.plan import Work
+from soulkit.play.settings import PlayConfig, chosen_rows
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import examples_for
 from soulkit.tasks.registry import Registry, TaskSpec, load_registry
-from soulkit.types import Protocol, Sampling
+from soulkit.types import Sampling
 
 
-class EvalConfig(RolesConfig):
+class EvalConfig(PlayConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
 
     PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {
         "concurrency", "batch_size", "max_unscored",
     }  # fmt: skip
 
-    kind: Literal["local", "api"]
-    model: str = Field(min_length=1)
-    """A folder or hub id (local), or the model's name as the server knows it (api)."""
-    adapter: str | None = None
-    base_url: str | None = None
-    """Of an api model: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
+    kind: Literal["local", "api"] = setting(flag=None, help="The name of the command.")
+    base_url: str | None = setting(
+        None,
+        section="Task and model",
+        only=("api",),
+        metavar="URL",
+        unset="OPENAI_BASE_URL, or OpenAI's own",
+        help="The server's address, up to /v1.",
+    )
+    api_key_env: str = setting(
+        "OPENAI_API_KEY",
+        section="Task and model",
+        only=("api",),
+        metavar="NAME",
+        help="NAME of the environment variable with the key.",
+    )
 
     # -- rows --
-    tasks: tuple[str, ...] = ()
-    suite: str | None = None
-    tasks_file: str | None = None
-    data: dict[str, str] = Field(default_factory=dict)
-    """Task → file, folder with the released files, or `synth:N`; `*` is every other task."""
-    protocol: Protocol = "paper"
-    limit: int | None = Field(default=None, gt=0)
-    """Rows of each task: the same ones whatever the order of the file."""
-    seed: int = 0
-    repeats: int = Field(default=1, gt=0)
+    tasks: tuple[str, ...] = setting(
+        (),
+        section="Task and model",
+        flag="--task",
+        complete="tasks",
+        metavar="TASK",
+        help="Tasks to play: hitom,tomi.",
+    )
+    suite: str | None = setting(
+        None,
+        section="Task and model",
+        complete="suites",
+        metavar="SUITE",
+        help="A named list of tasks instead.",
+    )
+    repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
 
     # -- sampling; None is the task's own --
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, gt=0)
-    thinking: bool | None = None
-    reasoning_effort: str | None = None
+    temperature: float | None = setting(
+        None, ge=0, section="Sampling", unset="the task's own", help="0 is greedy."
+    )
+    top_p: float | None = setting(
+        None,
+        gt=0,
+        le=1,
+        section="Sampling",
+        unset="the task's own",
+        help="Nucleus; 1 keeps every token.",
+    )
+    max_tokens: int | None = setting(
+        None, gt=0, section="Sampling", unset="the task's own", help="Limit of a reply."
+    )
+    reasoning_effort: str | None = setting(
+        None,
+        section="Sampling",
+        only=("api",),
+        unset="the server's own",
+        help="As the server knows it: low, medium …",
+    )
 
     # -- calls --
-    concurrency: int = Field(default=16, gt=0)
-    """Requests in flight at most."""
-    price_in: float | None = Field(default=None, ge=0)
-    """US dollars per million prompt tokens."""
-    price_out: float | None = Field(default=None, ge=0)
-    ledger: Mode = "record"
-    ledger_file: str | None = None
-    """The ledger to replay; a recording run keeps its own in its folder."""
+    price_in: float | None = setting(
+        None,
+        ge=0,
+        section="Calls",
+        only=("api",),
+        unset="the price table's",
+        help="US dollars per million prompt tokens.",
+    )
+    price_out: float | None = setting(
+        None,
+        ge=0,
+        section="Calls",
+        only=("api",),
+        unset="the price table's",
+        help="US dollars per million reply tokens.",
+    )
+    ledger: Mode = setting(
+        "record", section="Calls", help="Keep paid replies, or replay them without any call."
+    )
+    ledger_file: str | None = setting(
+        None,
+        section="Calls",
+        metavar="FILE",
+        help="The ledger to replay; a recording run keeps its own in its folder.",
+    )
 
     # -- local models --
-    batch_size: int = Field(default=64, gt=0)
-    device: str = "auto"
-    dtype: str = "auto"
-    max_context: int | None = Field(default=None, gt=0)
-    allow_overflow: bool = False
-    """Leave prompts that do not fit the context unscored instead of stopping."""
+    max_context: int | None = setting(
+        None,
+        gt=0,
+        section="Machine",
+        only=("local",),
+        unset="the model's own",
+        help="Longest prompt with reply, in tokens.",
+    )
+    allow_overflow: bool = setting(
+        False,
+        section="Machine",
+        only=("local",),
+        help="Leave prompts that do not fit unscored instead of stopping.",
+    )
 
-    max_unscored: float = Field(default=0.05, ge=0, le=1)
-    """The command fails when a larger share of the episodes stays unscored."""
+    max_unscored: float = setting(
+        0.05, ge=0, le=1, section="Run", help="A larger share of unscored episodes exits with 1."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -133,7 +192,7 @@ class EvalConfig(RolesConfig):
         return Sampling(
             temperature=_first(self.temperature, own.get("temperature"), 1.0),
             top_p=_first(self.top_p, own.get("top_p"), 1.0),
-            max_tokens=int(_first(self.max_tokens, own.get("max_tokens"), 512)),
+            max_tokens=self.reply_limit(own),
             seed=self.seed,
             thinking=self.thinking,
             reasoning_effort=self.reasoning_effort,
@@ -184,4 +243,4 @@ def load_rows(config: EvalConfig) -> list[Work]:
 def _work(task: Task, config: EvalConfig) -> Work:
     source = config.data.get(task.name) or config.data.get("*")
     loaded = examples_for(task, source, limit=config.limit, seed=config.seed)
-    return Work(task, loaded.examples, loaded.bad)
+    return Work(task, chosen_rows(loaded.examples, config, task.name), loaded.bad)

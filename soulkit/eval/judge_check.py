@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
+from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
@@ -64,20 +65,27 @@ class CheckConfig(RolesConfig):
 
     PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {"concurrency"}
 
-    run: str
-    """Folder of the evaluation."""
-    episodes: str = ""
-    """Digest of the episodes that are judged: another evaluation in the same folder is noticed."""
-    samples: int = Field(default=2, gt=0)
-    """Opinions of each judge on each episode."""
-    limit: int | None = Field(default=None, gt=0)
-    """Episodes of each task at most: the same ones at every call."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Of every judge; None: as the evaluation sampled it."""
-    pairs: bool = True
-    """Whether drafts of the same row are compared in both orders, where there are several."""
-    seed: int = 0
-    concurrency: int = Field(default=16, gt=0)
+    run: str = setting(flag=None, help="Folder of the evaluation.")
+    episodes: str = setting(
+        "",
+        flag=None,
+        help="Digest of the episodes: another evaluation in the same folder is noticed.",
+    )
+    samples: int = setting(2, gt=0, section="Check", help="Opinions of each judge.")
+    limit: int | None = setting(
+        None,
+        gt=0,
+        section="Check",
+        unset="all",
+        help="Episodes of each task at most: the same ones at every call.",
+    )
+    temperature: float | None = setting(
+        None, ge=0, section="Check", unset="as in the run", help="Of the judges."
+    )
+    pairs: bool = setting(
+        True, section="Check", help="Compare drafts of the same row in both orders."
+    )
+    seed: int = setting(0, section="Check", help="Of the judges' sampling.")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from soulkit.models.api.address import checked_url
 from soulkit.models.api.prices import load_prices
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.models.roles.players import RolesConfig, RoleSettings
-from soulkit.play.plan import Asked, Machine, Plan, Voice, Work, on_machine, plan
+from soulkit.play.plan import TOKENS_PER_WORD, Asked, Machine, Plan, Voice, Work, on_machine, plan
 
 
 def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
@@ -123,7 +123,7 @@ def limit_of(found: Plan, task: str) -> int:
 
 def longest_tokens(words: int, replies: int) -> int:
     """Tokens of the longest context: its first prompt and what is said after it."""
-    return round(words * 4 / 3) + replies
+    return round(words * TOKENS_PER_WORD) + replies
 
 
 def number_bytes(dtype: str, kind: str, model: Footprint) -> int:

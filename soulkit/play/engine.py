@@ -50,6 +50,10 @@ class Job:
         return Rollout(index=self.index, kind=kind, step=self.step, seed=seed, feedback=feedback)
 
 
+BLIND_READS = 8
+"""Answers that a blind reader gives on each feedback."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackPolicy:
     """When a draft gets feedback. `blind_reader` adds a model to the leak check."""
@@ -59,7 +63,7 @@ class FeedbackPolicy:
     terse: bool = False
     """The task's own rules without remarks on the draft, instead of the cast's coach."""
     blind_reader: Player | None = None
-    blind_reads: int = 8
+    blind_reads: int = BLIND_READS
     show_draft: bool = False
     """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
     the coach wrote."""

@@ -29,7 +29,8 @@ from soulkit.keys import shown
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
-from soulkit.train.config import Method, TrainConfig
+from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.objectives.registry import method_class, rollout_methods
 
 Match = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
@@ -95,28 +96,36 @@ def parse_arms(text: str) -> list[Arm]:
 
 def _arm(spelling: str) -> Arm:
     method, *parts = spelling.split(":")
-    known = [name for name in get_args(Method) if name != "sft"]
-    if method not in known:
+    if not comparable(method):
+        known = rollout_methods()
         raise ConfigError(
             f"'{method}' in --methods is no method that can be compared.",
             "Compared are methods that play rollouts: their rewards mean the same thing.",
             did_you_mean(method, known),
         )
-    settings = dict(_setting(part, spelling) for part in parts)
+    settings = dict(_setting(part, spelling, settings_class(method)) for part in parts)
     return Arm(spelling, method, settings)
 
 
-def _setting(part: str, spelling: str) -> tuple[str, Any]:
+def comparable(method: str) -> bool:
+    """Whether it is a method that plays rollouts, a package's included."""
+    try:
+        return "rollouts" in method_class(method).traits(method)
+    except ConfigError:
+        return False
+
+
+def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, Any]:
     import yaml
 
     name, equals, text = part.partition("=")
     name = name.strip().replace("-", "_")
-    field = TrainConfig.model_fields.get(name.partition(".")[0])
+    field = kind.model_fields.get(name.partition(".")[0])
     if field is None or name in ("method", "seed"):
         raise ConfigError(
             f"'{part}' in '{spelling}' is no setting of a method.",
             "After a colon stands NAME=VALUE, or the NAME of a switch.",
-            did_you_mean(name, set(TrainConfig.model_fields) - {"method", "seed"}),
+            did_you_mean(name, set(kind.model_fields) - {"method", "seed"}),
         )
     value = yaml.safe_load(text) if equals else True
     if value is None or (not equals and field.annotation is not bool):
@@ -182,9 +191,7 @@ def arm_config(
 
 def refines(config: TrainConfig) -> bool:
     """Whether the method samples a refined rollout for every draft with feedback."""
-    from soulkit.train.objectives.registry import make_objective
-
-    return make_objective(config).refines
+    return "refined" in method_class(config.method).traits(config.method)
 
 
 def refuse_other_settings(run: Planned) -> None:

@@ -1,190 +1,322 @@
-"""What a training run can be told. Defaults are the paper's, where it names one."""
+"""What a training run can be told. Defaults are the paper's, where it names one.
+
+What only one method reads is declared with the method, in `objectives/`; TrainConfig holds the
+settings of all built-in ones. A method of another package adds its own: `settings_class`.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import field_validator
 
-from soulkit.config import Settings
-from soulkit.models.roles.players import RolesConfig, RoleSettings
-from soulkit.types import Protocol
+from soulkit.config import Settings, read_settings_file, setting
+from soulkit.errors import ConfigError
+from soulkit.models.roles.players import RoleSettings
+from soulkit.play.settings import PlayConfig
+from soulkit.train.objectives.ditto import DittoSettings
+from soulkit.train.objectives.erl import ErlSettings
+from soulkit.train.objectives.opd import OpdSettings
+from soulkit.train.objectives.registry import built_in, method_class
+from soulkit.train.objectives.sdpo import SdpoSettings
+from soulkit.train.objectives.sft import SftSettings
 
-Method = Literal[
-    "sft",
-    "grpo",
-    "ditto",
-    "rltf-sd",
-    "erl",
-    "sdpo-token",
-    "sdpo-logits",
-    "sdpo-token+grpo",
-    "sdpo-logits+grpo",
-    "opd",
-]
+RL = ("rollouts",)
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+"""Tokens that one forward pass computes, by kind of device, unless told otherwise."""
 
 
 class LoraSettings(Settings):
     """The adapter that is trained (PEFT), on every linear layer."""
 
-    r: int = Field(default=32, gt=0)
-    alpha: int = Field(default=64, gt=0)
+    r: int = setting(
+        32, gt=0, section="Task and model",
+        help="Rank of the adapter; as an option it sets alpha to twice that.",
+    )  # fmt: skip
+    alpha: int = setting(
+        64, gt=0, section="Task and model", flag=None, help="Scale of the adapter, times its rank."
+    )
 
 
-class TrainConfig(RolesConfig):
-    method: Method
-    model: str
-    """A local Hugging Face folder, a hub id, or `tiny`."""
-    adapter: str | None = None
-    """Start from this LoRA adapter instead of a new one."""
-    tasks: dict[str, float]
-    """Task → mixing ratio: 0.5 takes half of its rows, 2.0 takes each twice."""
-    tasks_file: str | None = None
-    data: dict[str, str] = Field(default_factory=dict)
-    """Task → training file, a folder with the released ones, or `synth:N` for N generated rows;
-    for tasks that are not named here, the pulled files are looked up."""
-    limit: int | None = Field(default=None, gt=0)
-    where: dict[str, str] = Field(default_factory=dict)
-    """Train only on rows whose tags match: tag → regular expression."""
-    protocol: Protocol = "paper"
-    seed: int = 0
+class RolloutSettings(Settings):
+    """What is played in a step, and who comments on it."""
 
-    # -- rollouts --
-    steps: int = Field(default=100, gt=0)
-    prompts_per_step: int = Field(default=64, gt=0)
-    group_size: int = Field(default=8, gt=0)
-    temperature: float = Field(default=1.0, gt=0)
-    max_tokens: int | None = Field(default=None, gt=0)
-    """Response limit; None takes each task's own."""
-    batch_size: int = Field(default=64, gt=0)
-    """Sequences that the local sampler generates at once."""
-    concurrency: int = Field(default=512, gt=0)
+    steps: int = setting(
+        100, gt=0, section="Rollouts", help="Optimizer steps (sft) or rollout steps."
+    )
+    prompts_per_step: int = setting(
+        64, gt=0, section="Rollouts", only=RL, flag="--prompts", help="Prompts per step."
+    )
+    group_size: int = setting(
+        8, gt=0, section="Rollouts", only=RL, help="Drafts of each prompt (G)."
+    )
+    temperature: float = setting(
+        1.0, gt=0, section="Sampling", only=RL,
+        help="Of the sampling, and of the log-probs in the loss.",
+    )  # fmt: skip
+    max_tokens: int | None = setting(
+        None, gt=0, section="Sampling", only=RL, unset="the task's own", help="Limit of a reply."
+    )
+    feedback_for: Literal["auto", "all", "imperfect", "task"] = setting(
+        "auto", section="Feedback", only=("feedback",),
+        help="Drafts that get feedback: all; imperfect: below the full reward; task: the "
+        "reference's gates; auto: all, under protocol reference task.",
+    )  # fmt: skip
+    coach: Literal["symbolic", "terse"] | RoleSettings = setting(
+        "symbolic", section="Feedback", only=("feedback", "sft"), metavar="WHO",
+        help="Writes feedback: the task's rules (terse: without remarks on the draft), actor or "
+        "another player.",
+    )  # fmt: skip
+    blind_reader: RoleSettings | None = setting(
+        None, section="Feedback", only=("feedback",), metavar="WHO",
+        help="Answers from the feedback alone, to find what gives the answer away.",
+    )  # fmt: skip
+    worked_examples: bool = setting(
+        False, section="Feedback", flag=None, only=("feedback", "sft"),
+        help="Use feedback that shows how the row is solved, answer included, where a task gives "
+        "such; without it such a task is refused by methods that need feedback.",
+    )  # fmt: skip
+    shuffle_feedback: bool = setting(
+        False, section="Feedback", only=("feedback",),
+        help="Control: every draft gets the feedback of another example's draft.",
+    )  # fmt: skip
+    show_draft: bool = setting(
+        False, section="Feedback", only=("refined",),
+        help="Refined rollouts see their draft beside the feedback.",
+    )  # fmt: skip
 
-    # -- feedback --
-    feedback_for: Literal["auto", "all", "imperfect", "task"] = "auto"
-    """`auto`: every draft under protocol paper, the reference's gates under protocol reference."""
-    coach: Literal["symbolic", "terse"] | RoleSettings = "symbolic"
-    """`symbolic`: the task's rules; `terse`: the same without remarks on the draft; else a player,
-    `actor` for the model that is trained."""
-    blind_reader: RoleSettings | None = None
-    """A model that tries to answer from question, options and feedback alone, eight times per
-    feedback; what leads it to the gold above chance leaks, too."""
-    worked_examples: bool = False
-    """Use feedback that shows how the row is solved, answer included, where a task gives such."""
-    shuffle_feedback: bool = False
-    """Control: every draft gets the feedback of another example's draft."""
 
-    # -- objective --
-    lambda_fb: float = Field(default=1.0, ge=0)
-    only_copy: bool = False
-    denominator: Literal["joint", "separate"] = "joint"
-    advantage_std: Literal["group", "batch", "none"] = "group"
-    ratio: Literal["token", "sequence"] = "token"
-    eps_low: float = Field(default=0.2, gt=0, lt=1)
-    eps_high: float = Field(default=0.28, gt=0)
-    clip_ratio_c: float = Field(default=10.0, gt=1)
+class LossSettings(Settings):
+    """How sequences become a loss, whatever the method."""
+
+    denominator: Literal["joint", "separate"] = setting(
+        "joint", section="Objective", flag=None, only=RL,
+        help="Token means over all parts together, or over each.",
+    )  # fmt: skip
+    advantage_std: Literal["group", "batch", "none"] = setting(
+        "group", section="Objective", flag=None, only=RL,
+        help="What divides a centred reward: the spread of its group, of the batch, nothing.",
+    )  # fmt: skip
+    ratio: Literal["token", "sequence"] = setting(
+        "token", section="Objective", flag=None, only=RL,
+        help="Importance ratio per token, or per sequence (with seq-mean-token-mean).",
+    )  # fmt: skip
+    eps_low: float = setting(
+        0.2, gt=0, lt=1, section="Objective", flag=None, only=RL,
+        help="Lower clip bound: ratios below 1 − this.",
+    )  # fmt: skip
+    eps_high: float = setting(
+        0.28, gt=0, section="Objective", flag=None, only=RL,
+        help="Upper clip bound: ratios above 1 + this.",
+    )  # fmt: skip
+    clip_ratio_c: float = setting(
+        10.0, gt=1, section="Objective", flag=None, only=RL,
+        help="Dual clip of tokens with negative advantage.",
+    )  # fmt: skip
     aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-    ] = "token-mean"
-    norm_length: int = Field(default=8192, gt=0)
-    """The fixed length of `seq-mean-token-sum-norm`."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    entropy_coef: float = Field(default=0.0, ge=0)
-    sampler_cap: float | None = Field(default=None, gt=0)
-    """Cap of the sampler/trainer correction; None: no correction."""
-    mask_truncated: bool = False
-    """Leave completions that ran into the length limit out of the loss."""
+    ] = setting(
+        "token-mean", section="Objective", flag=None, only=RL,
+        help="How losses of tokens become one.",
+    )  # fmt: skip
+    norm_length: int = setting(
+        8192, gt=0, section="Objective", flag=None, only=RL,
+        help="The fixed length of seq-mean-token-sum-norm.",
+    )  # fmt: skip
+    kl_coef: float = setting(
+        0.0, ge=0, section="Objective", flag=None, only=RL,
+        help="Penalty on the distance to the base (the adapter switched off), k3 estimate.",
+    )  # fmt: skip
+    entropy_coef: float = setting(
+        0.0, ge=0, section="Objective", flag=None, only=RL, help="Entropy bonus."
+    )
+    sampler_cap: float | None = setting(
+        None, gt=0, section="Objective", only=RL, unset="no correction",
+        help="Cap of the sampler/trainer correction; a copy takes its refined twin's.",
+    )  # fmt: skip
+    mask_truncated: bool = setting(
+        False, section="Objective", flag=None, only=RL,
+        help="Replies that ran into the length limit leave the loss, not the baseline.",
+    )  # fmt: skip
 
-    # -- objective: neighbours of Ditto --
-    aux_weight: float = Field(default=1.0, ge=0)
-    """Weight of the regression (rltf-sd) or imitation (erl) of refined rollouts."""
-    accept_from: float | None = None
-    """erl imitates refined rollouts of at least this reward; None: those above their draft's."""
-    show_draft: bool = False
-    """The refined rollout's prompt shows the draft beside the feedback."""
-    teacher: Literal["live", "base", "ema"] = "live"
-    """Who reads the feedback in sdpo: the current weights, the frozen base, or a moving average."""
-    ema_tau: float = Field(default=0.05, gt=0, le=1)
-    """Share of the student that the moving average takes up after each optimizer update."""
-    teacher_model: str | None = None
-    """opd: folder or hub id of the teacher; None: the student's own base, with teacher_adapter."""
-    teacher_adapter: str | None = None
-    """opd: a LoRA adapter on the teacher, a task expert for instance."""
-    opd_form: Literal["token", "logits"] = "token"
-    distill_weight: float | None = Field(default=None, ge=0)
-    """Weight of the teacher's part in a sum; None: 0.1 in token form, 1.0 in logit form."""
-    distill_clip: float = Field(default=5.0, gt=0)
-    estimator: Literal["local", "sum", "discount", "window"] = "local"
-    """How far ahead a token's distillation advantage looks."""
-    estimator_discount: float = Field(default=0.99, gt=0, le=1)
-    estimator_window: int = Field(default=32, ge=0)
-    distill_centred: bool = False
-    """Subtract the group's mean from the distillation advantages."""
-    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
-    divergence_top_k: int | None = Field(default=10, gt=0)
-    """Tokens of the student's distribution that are compared; None: the whole vocabulary."""
-    divergence_tail: Literal["renorm", "bucket"] = "renorm"
-    """The mass outside the top k: left out, or one more outcome."""
-    divergence_temperature: float = Field(default=1.0, gt=0)
-    jsd_beta: float = Field(default=0.5, gt=0, lt=1)
 
-    # -- optimizer --
-    lr: float = Field(default=5e-6, gt=0)
-    lr_schedule: Literal["constant", "cosine"] = "constant"
-    """After the warm-up; `cosine` falls to a tenth at the last step."""
-    warmup_steps: int = Field(default=0, ge=0)
-    beta2: float = Field(default=0.999, gt=0, lt=1)
-    mini_batch_prompts: int = Field(default=16, gt=0)
-    tokens_per_batch: int | None = Field(default=None, gt=0)
-    """Tokens that one forward pass computes; None: 4096 on a CPU, 16384 elsewhere."""
-    packing: Literal["auto", "off"] = "auto"
-    """`auto`: shared prefixes are computed once where that is cheaper; `off`: padded rows."""
-    attention: Literal["auto", "sdpa", "flex"] = "auto"
-    """Kernel of packed attention; `auto`: flex on a GPU, sdpa elsewhere."""
-    fused: Literal["auto", "off", "modules", "compile"] = "auto"
-    """Fewer kernels for the same numbers; `auto`: adapted layers, `modules`: norms and feed-forward
-    parts, too, `compile`: torch.compile for the parts of each layer."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    lora: LoraSettings = LoraSettings()
-    device: str = "auto"
-    dtype: str = "auto"
+class OptimizerSettings(Settings):
+    """How weights move, and what that may cost in memory."""
 
-    # -- supervised (sft) --
-    full: bool = False
-    """SFT of all weights instead of an adapter: how a tiny model gets its first words."""
-    sft_batch: int = Field(default=32, gt=0)
-    sft_feedback: float = Field(default=0.0, ge=0, le=1)
-    """Share of the prompts that hold the symbolic coach's feedback, as on a made-up draft."""
-    sft_feedback_always: dict[str, str] = Field(default_factory=dict)
-    """Rows whose tags match (tag → regular expression) always hold it."""
-    sft_prompt_weight: float = Field(default=0.0, ge=0)
-    """Weight of the prompts' own tokens (mean per token) beside the replies': plain language
-    modelling, which gives a model from scratch its first grammar."""
+    lr: float = setting(5e-6, gt=0, section="Optimizer and memory", help="Learning rate of AdamW.")
+    lr_schedule: Literal["constant", "cosine"] = setting(
+        "constant", section="Optimizer and memory", flag=None,
+        help="After the warm-up; cosine falls to a tenth at the last step.",
+    )  # fmt: skip
+    warmup_steps: int = setting(
+        0, ge=0, section="Optimizer and memory", flag=None, help="Linear warm-up."
+    )
+    beta2: float = setting(
+        0.999, gt=0, lt=1, section="Optimizer and memory", flag=None, help="Of AdamW."
+    )
+    weight_decay: float = setting(
+        0.0, ge=0, section="Optimizer and memory", flag=None, help="Of AdamW."
+    )
+    max_grad_norm: float = setting(
+        1.0, gt=0, section="Optimizer and memory", flag=None,
+        help="Gradients are scaled down to this norm.",
+    )  # fmt: skip
+    mini_batch_prompts: int = setting(
+        16, gt=0, section="Optimizer and memory", flag=None, only=RL,
+        help="Prompts an update; 64 prompts make four updates a step.",
+    )  # fmt: skip
+    tokens_per_batch: int | None = setting(
+        None, gt=0, section="Optimizer and memory",
+        unset="{cpu} on a CPU, {cuda} elsewhere".format(**TOKENS_PER_BATCH),
+        help="Tokens in one forward pass; same result.",
+    )  # fmt: skip
+    packing: Literal["auto", "off"] = setting(
+        "auto", section="Optimizer and memory",
+        help="Shared prefixes are computed once where that is cheaper; off: padded rows.",
+    )  # fmt: skip
+    attention: Literal["auto", "sdpa", "flex"] = setting(
+        "auto", section="Optimizer and memory",
+        help="Kernel of packed attention; auto: flex on a GPU, sdpa elsewhere.",
+    )  # fmt: skip
+    fused: Literal["auto", "off", "modules", "compile"] = setting(
+        "auto", section="Optimizer and memory", flag=None,
+        help="Fewer kernels for the same numbers; auto: adapted layers, modules: norms and "
+        "feed-forward parts, too, compile: torch.compile for the parts of each layer.",
+    )  # fmt: skip
+    activation_checkpointing: bool = setting(
+        False, section="Optimizer and memory", help="Less memory, more time; same result."
+    )
 
-    # -- keeping --
-    checkpoint_every: int = Field(default=50, gt=0)
-    keep_last: int = Field(default=3, gt=0)
-    keep_best: int = Field(default=1, ge=0)
-    """Checkpoints with the best dev score that are kept beside the newest (with eval_every)."""
-    deterministic: bool = False
-    """Fixed sampling waves and deterministic kernels: a resumed run is equal to the bit."""
-    eval_every: int | None = Field(default=None, gt=0)
-    canary_every: int | None = Field(default=None, gt=0)
-    """Steps between two scorings of the canaries; None: none."""
-    canary_margin: float = Field(default=0.1, ge=0)
-    """Share of the metric's scale that a canary may rise above its first score without alarm."""
-    dev_share: float = Field(default=0.1, gt=0, lt=1)
-    dev_limit: int = Field(default=200, gt=0)
-    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+
+class KeepingSettings(Settings):
+    """What is kept, measured and checked on the way."""
+
+    checkpoint_every: int = setting(50, gt=0, help="Steps between checkpoints.")
+    keep_last: int = setting(3, gt=0, help="Newest checkpoints that stay.")
+    keep_best: int = setting(
+        1, ge=0, only=RL, help="Checkpoints with the best dev score that stay beside them."
+    )
+    deterministic: bool = setting(
+        False, help="Fixed sampling waves and deterministic kernels: resume to the bit; slower."
+    )
+    eval_every: int | None = setting(
+        None, gt=0, only=RL, unset="never",
+        help="Steps between greedy scores on a dev split of the training rows.",
+    )  # fmt: skip
+    canary_every: int | None = setting(
+        None, gt=0, only=RL, unset="never",
+        help="Steps between checks that no judge likes nonsense.",
+    )  # fmt: skip
+    canary_margin: float = setting(
+        0.1, ge=0, flag=None, only=RL,
+        help="Share of the metric's scale that a canary may rise above its first score.",
+    )  # fmt: skip
+    dev_share: float = setting(
+        0.1, gt=0, lt=1, flag=None, only=RL,
+        help="Share of the rows in the dev split, whole stories at a time.",
+    )  # fmt: skip
+    dev_limit: int = setting(
+        200, gt=0, flag=None, only=RL, help="Rows of a task in the dev split at most."
+    )
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
+        "none", help="Where metrics go beside metrics.jsonl."
+    )
+
+
+class TrainConfig(
+    DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
+    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, PlayConfig,
+):  # fmt: skip
+    """One training run, of whatever built-in method."""
+
+    method: str = setting(flag=None, help="The name of the command.")
+    tasks: dict[str, float] = setting(
+        section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
+        help="Tasks with mixing ratios: hitom,paratomi:0.5 takes half of the second's rows.",
+    )  # fmt: skip
+    lora: LoraSettings = setting(
+        LoraSettings(), flag=None, section="Task and model", help="The adapter that is trained."
+    )
+    concurrency: int = setting(
+        512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
+    )
+    requests_per_minute: float | None = setting(
+        None, gt=0, section="Calls", only=RL,
+        help="Of each served player for which --endpoints says nothing else.",
+    )  # fmt: skip
+    tokens_per_minute: float | None = setting(
+        None, gt=0, section="Calls", only=RL,
+        help="Of each served player for which --endpoints says nothing else.",
+    )  # fmt: skip
+
+    @field_validator("method")
+    @classmethod
+    def _is_a_method(cls, name: str) -> str:
+        try:
+            method_class(name)
+        except ConfigError as error:
+            raise ValueError(f"{error.what} {error.why} {error.way_out}") from error
+        return name
+
+    @classmethod
+    def owners(cls, name: str) -> frozenset[str]:
+        """The methods whose own setting this is; `train` where it is everybody's."""
+        methods = {one for one in built_in() if name in method_class(one).settings.model_fields}
+        return frozenset(methods or {"train"})
+
+    @classmethod
+    def load(
+        cls, file: Path | None = None, env: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None, *, trust: bool = False,
+        unread: Collection[str] = (),
+    ) -> Self:  # fmt: skip
+        """As every Settings, with the settings of the method that is named."""
+        name = (flags or {}).get("method")
+        if name is None and file is not None:
+            name = read_settings_file(file).get("method")
+        kind = settings_class(name) if cls is TrainConfig and isinstance(name, str) else cls
+        if kind is not cls:
+            return kind.load(file, env, flags, trust=trust, unread=unread)  # type: ignore[return-value]
+        return super().load(file, env, flags, trust=trust, unread=unread)
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
+
+    def settings_of_players(self) -> list[RoleSettings]:
+        limits = {
+            "requests_per_minute": self.requests_per_minute,
+            "tokens_per_minute": self.tokens_per_minute,
+        }
+        return [
+            one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
+            for one in super().settings_of_players()
+        ]
 
     @property
     def feedback_when(self) -> str:
         if self.feedback_for != "auto":
             return self.feedback_for
         return "task" if self.protocol == "reference" else "all"
+
+
+@cache
+def settings_class(method: str) -> type[TrainConfig]:
+    """TrainConfig, with the settings of a method that another package brings."""
+    own = method_class(method).settings
+    if issubclass(TrainConfig, own):
+        return TrainConfig
+    shadowed = sorted(set(own.__annotations__) & set(TrainConfig.model_fields) - {"method"})
+    if shadowed:
+        raise ConfigError(
+            f"The method '{method}' declares settings that are there already: "
+            f"{', '.join(shadowed)}.",
+            "One name would mean two things.",
+            "Rename them in the package of the method.",
+        )
+    kind: type[TrainConfig] = type(
+        "TrainConfig", (TrainConfig, own), {"__module__": own.__module__}
+    )
+    return kind

@@ -20,17 +20,27 @@ from soulkit.eval.planning import (
     voice_of,
 )
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
-from soulkit.play.plan import Machine, Plan, TaskPlan, Voice, Work, on_machine, plan, scaled
+from soulkit.play.engine import BLIND_READS
+from soulkit.play.plan import (
+    TOKENS_PER_WORD,
+    Machine,
+    Plan,
+    TaskPlan,
+    Voice,
+    Work,
+    on_machine,
+    plan,
+    scaled,
+)
 from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.material.assemble import Material, gather_material, make_objective
 from soulkit.train.material.sampling import Pool
 from soulkit.train.rollouts.canaries import caged
 
-EACH = {"coach": 1, "blind_reader": 8}
+EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 
 def plan_of(config: TrainConfig, material: Material | None = None) -> Plan:
@@ -126,7 +136,7 @@ def _phase(config: TrainConfig, work: list[Work], label: str, *, told: bool) -> 
 
 
 def _voices(config: TrainConfig, work: Work, told: bool) -> list[Voice]:
-    reply = int(config.max_tokens or work.task.spec.sampling.get("max_tokens", 512))
+    reply = config.reply_limit(work.task.spec.sampling)
     actor = Voice(role="actor", name=config.model, limit=reply, served=False)
     voices = [actor]
     for role, settings in config.players():
@@ -172,4 +182,4 @@ def _seconds(config: TrainConfig, found: Plan, model: Footprint) -> float:
 
 def _mean_prompt(work: list[Work]) -> float:
     found = plan(work, 1, {w.task.name: () for w in work})
-    return found.prompt_words * 4 / 3 / max(found.episodes, 1)
+    return found.prompt_words * TOKENS_PER_WORD / max(found.episodes, 1)

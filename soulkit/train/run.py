@@ -235,12 +235,9 @@ async def _reinforce(
 
 
 def _provenance(config: TrainConfig, crew: Crew, material: Material) -> dict[str, Any]:
-    limits = {
-        name: int(config.max_tokens or task.spec.sampling.get("max_tokens", 512))
-        for name, task in material.tasks.items()
-    }
+    limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
-        name: Sampling(temperature=config.temperature, max_tokens=limit)
+        name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
         for name, limit in limits.items()
     }
     actor = actor_print(config.model_dump())

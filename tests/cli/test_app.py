@@ -60,7 +60,8 @@ def test_version_and_usage_errors() -> None:
     assert soul("--version").stdout.startswith("soul 0.")
     unknown = soul("evla")
     assert unknown.returncode == 2
-    assert "No such command 'evla'. Did you mean 'eval'?" in unknown.stderr
+    lines = unknown.stderr.splitlines()
+    assert lines[0] == "error: No such command 'evla'." and "Did you mean 'eval'?" in lines[2]
     assert soul("--no-such-option").returncode == 2
     wrong_value = soul("completion", "tcsh")
     assert wrong_value.returncode == 2

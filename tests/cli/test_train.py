@@ -9,15 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from soulkit.cli.methods import BY_HAND, METHODS, flags_for, settings_of
 from soulkit.cli.options import pairs, ratios
-from soulkit.cli.train import one_line_summary
+from soulkit.cli.train import method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
+from soulkit.train.objectives.registry import built_in
 from tests.support.evaluation import visitor
 from tests.train.support import random_model, soul
 
@@ -233,25 +233,25 @@ def test_an_unknown_method_is_told_in_three_lines(capsys: pytest.CaptureFixture[
 
 
 def test_every_method_of_the_trainer_is_a_command() -> None:
-    from soulkit.train.config import Method, TrainConfig
+    from soulkit.train.config import TrainConfig
 
-    assert tuple(METHODS) == get_args(Method)
     names = set(TrainConfig.model_fields)
-    for _, flag in flags_for(frozenset(METHODS)):
-        if flag.name not in BY_HAND:
-            assert (flag.setting or flag.name).partition(".")[0] in names, flag.names
+    for method in built_in():
+        for option in method_options(method):
+            assert not option.setting or option.setting.partition(".")[0] in names, option.flag
 
 
 def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = set(built_in())
     own = {
         "--lambda-fb": {"ditto"}, "--accept-from": {"erl"}, "--aux-weight": {"rltf-sd", "erl"},
         "--teacher-model": {"opd"}, "--estimator": {"sdpo-token", "sdpo-token+grpo", "opd"},
         "--distill-weight": {"sdpo-token+grpo", "sdpo-logits+grpo"},
-        "--coach": set(METHODS) - {"grpo", "opd"}, "--group-size": set(METHODS) - {"sft"},
-        "--packing": set(METHODS),
+        "--coach": methods - {"grpo", "opd"}, "--group-size": methods - {"sft"},
+        "--packing": methods,
     }  # fmt: skip
     shown: dict[str, set[str]] = {option: set() for option in own}
-    for method in METHODS:
+    for method in built_in():
         assert soul("train", method, "--help") == 0
         text = capsys.readouterr().out
         assert "Optimizer and memory:" in text
@@ -272,7 +272,7 @@ def test_help_does_not_load_the_trainer() -> None:
 
 def test_options_become_settings() -> None:
     given = {
-        "task": "tomi:2", "model": "m", "data": ["rows"], "tasks": Path("t.yaml"), "lora_r": 8,
+        "task": ["tomi:2"], "model": "m", "data": ["rows"], "tasks": Path("t.yaml"), "lora_r": 8,
         "coach": "local:wise", "show_draft": True, "set": ["kl_coef=0.1"], "prompts": None,
     }  # fmt: skip
     assert settings_of("erl", given) == {

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.methods import REFINED
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan
@@ -84,15 +83,18 @@ def test_seeds_count_up_from_the_first(tmp_path: Path) -> None:
             plan(parse_arms("grpo"), tmp_path, None, common, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_command_line_and_the_objectives_agree_on_who_refines() -> None:
-    from soulkit.cli.methods import RL, TOLD
-    from soulkit.train.objectives.registry import METHODS, make_objective
+def test_the_traits_of_a_method_are_those_of_its_objective() -> None:
+    from soulkit.train.objectives.registry import make_objective, method_class, rollout_methods
     from tests.train.support import config
 
-    made = {n: make_objective(config(method=n, teacher_model="m")) for n in METHODS}
-    assert set(made) == RL
-    assert {name for name, one in made.items() if one.refines} == REFINED
-    assert {name for name, one in made.items() if one.uses_feedback} == TOLD
+    made = {n: make_objective(config(method=n, teacher_model="m")) for n in rollout_methods()}
+    traits = {name: method_class(name).traits(name) for name in made}
+    assert {name for name, one in made.items() if one.refines} == {"ditto", "rltf-sd", "erl"}
+    for name, one in made.items():
+        assert ("refined" in traits[name], "feedback" in traits[name]) == (
+            one.refines, one.uses_feedback
+        )  # fmt: skip
+        assert one.name == name
 
 
 # --- whole comparisons ----------------------------------------------------------------------------
@@ -167,9 +169,15 @@ def test_an_interrupted_comparison_goes_on(
 
 
 def test_an_option_reaches_the_methods_that_know_it(tmp_path: Path, model: Path) -> None:
-    from soulkit.cli.methods import settings_of
+    from soulkit.cli.train import settings_of
 
-    given = {"task": "tomi", "model": "m", "lambda_fb": 0.5, "teacher": "base", "set": ["lr=1e-4"]}
+    given = {
+        "task": ["tomi"],
+        "model": "m",
+        "lambda_fb": 0.5,
+        "teacher": "base",
+        "set": ["lr=1e-4"],
+    }
     grpo, ditto, sdpo = (settings_of(m, given) for m in ("grpo", "ditto", "sdpo-logits"))
     assert "lambda_fb" not in grpo and ditto["lambda_fb"] == 0.5 and "lambda_fb" not in sdpo
     assert sdpo["teacher"] == "base" and "teacher" not in ditto

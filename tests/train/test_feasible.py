@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.methods import TOLD
 from soulkit.runs.folder import Run
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
 from soulkit.train.material.feasible import NoFeedback, obstacle_of, weightless
-from soulkit.train.objectives.registry import make_objective
+from soulkit.train.objectives.registry import make_objective, method_class, rollout_methods
 from tests.support.evaluation import three_lines as printed_lines
 from tests.support.road import made_rows
 from tests.support.shades import SMALL, TASKS, shade_options, steps_of, train, write_rows
@@ -44,6 +43,9 @@ def refusal(capfd: Any, method: str, model: Path, out: Path, *options: Any) -> d
 
 
 # --- built-in tasks -------------------------------------------------------------------------------
+
+
+TOLD = [name for name in rollout_methods() if "feedback" in method_class(name).traits(name)]
 
 
 @pytest.mark.parametrize("method", sorted(TOLD))

@@ -17,7 +17,7 @@ from soulkit.train.forward.teacher import start_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import mini_batches, prepare, update, with_advantages
 from soulkit.train.learn import learn
-from soulkit.train.objectives.registry import METHODS
+from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.run import train
 from soulkit.types import Record
 from tests.train.method_support import (
@@ -231,7 +231,7 @@ def second_model(config: TrainConfig, other: Policy) -> Policy | None:
 
 
 def test_every_method_has_a_case() -> None:
-    assert {case.partition(" ")[0] for case in CASES} == set(METHODS)
+    assert {case.partition(" ")[0] for case in CASES} == set(rollout_methods())
 
 
 @pytest.mark.parametrize("budget", [1, 16384])
@@ -468,7 +468,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out / "model")
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "grpo"])
+@pytest.mark.parametrize("method", [m for m in rollout_methods() if m != "grpo"])
 def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     """From rows to a saved adapter, with everything on that goes together."""
     asked = config(

@@ -22,7 +22,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import start_ema
 from soulkit.train.forward.terms import Prepared, Tally
 from soulkit.train.forward.update import prepare, update, with_advantages
-from soulkit.train.objectives.registry import METHODS
+from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.objectives.sequences import Span
 from soulkit.types import Record
 from tests.train.method_support import SMALL, found, play, told
@@ -31,7 +31,7 @@ from tests.train.support import assert_close, config, gradients, jolt, policy_of
 
 OTHER: dict[str, Any] = {"teacher_model": "another"}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((method, OTHER if method == "opd" else {}) for method in METHODS),
+    *((method, OTHER if method == "opd" else {}) for method in rollout_methods()),
     ("opd", OTHER | {"opd_form": "logits"}),
     ("ditto", {"ratio": "sequence"}),
     ("ditto", {"aggregation": "seq-mean-token-mean", "denominator": "separate"}),

@@ -36,22 +36,23 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from soulkit.config import Settings, merge
+from soulkit.config import Settings, merge, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.api.budget import Budget
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.prices import load_prices
 from soulkit.models.base import Cast, ChatModel, Panel, Player
+from soulkit.models.calling import ASKING, CallSettings
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.scripted import ScriptedModel
 from soulkit.runs.folder import INSTEAD, is_secret, plain_config, refuse_secrets
-from soulkit.types import Role, Sampling
+from soulkit.types import MAX_TOKENS, Role, Sampling
 
 FORMS = "endpoint:MODEL@URL, local:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
 _REPLY: dict[str, tuple[float, int]] = {
-    "partner": (1.0, 512),
-    "environment": (1.0, 512),
+    "partner": (1.0, MAX_TOKENS),
+    "environment": (1.0, MAX_TOKENS),
     "judge": (0.0, 4096),
     "coach": (1.0, 2048),
     "blind_reader": (1.0, 256),
@@ -170,7 +171,7 @@ def named(given: Any, book: Mapping[str, Mapping[str, Any]], words: Sequence[str
     return dict(book[given])
 
 
-class RolesConfig(Settings):
+class RolesConfig(CallSettings):
     """The settings of everybody but the actor; base of every command that plays."""
 
     PATIENCE: ClassVar[frozenset[str]] = frozenset(
@@ -181,31 +182,34 @@ class RolesConfig(Settings):
     )  # fmt: skip
     """Settings that change only speed, patience and prices: a run may be resumed with others."""
 
-    endpoints: str | None = None
-    """A YAML file with models by name; see models/roles.py."""
-    partner: RoleSettings | None = None
-    environment: RoleSettings | None = None
-    judge: tuple[RoleSettings, ...] = ()
-    """Several are an ensemble."""
-    judge_samples: int = Field(default=1, gt=0)
-    """Opinions of each judge on each episode."""
-    judge_combine: Literal["mean", "vote"] = "mean"
-    judge_order: Literal["both", "seeded"] = "both"
-    """Of pairwise judgements."""
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    """Of the actor, where it is an endpoint."""
-    tokens_per_minute: float | None = Field(default=None, gt=0)
-    prices: str | None = None
-    """A YAML file with prices that go before the built-in table."""
-    max_cost: float | None = Field(default=None, gt=0)
-    """US dollars after which no further call is made."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    """Of one attempt at an endpoint."""
-    max_attempts: int = Field(default=6, gt=0)
-    backoff_s: float = Field(default=1.0, ge=0)
-    """Seconds before the second attempt, doubled after each one."""
-    down_after_s: float = Field(default=120.0, gt=0)
-    """Seconds of silence after which an endpoint counts as down and its calls fail."""
+    endpoints: str | None = setting(
+        None,
+        section="Players",
+        only=ASKING,
+        metavar="FILE",
+        help="Models by name: URLs, limits, prices; may also say who plays a role.",
+    )
+    partner: RoleSettings | None = setting(
+        None, section="Players", only=("plays",), metavar="WHO", help="Plays the other side."
+    )
+    environment: RoleSettings | None = setting(
+        None, section="Players", only=("plays",), metavar="WHO", help="Plays the surroundings."
+    )
+    judge: tuple[RoleSettings, ...] = setting(
+        (), section="Players", only=ASKING, metavar="WHO", help="Scores; may be repeated."
+    )
+    judge_samples: int = setting(
+        1, gt=0, section="Players", only=("plays",), help="Opinions of each judge."
+    )
+    judge_combine: Literal["mean", "vote"] = setting(
+        "mean", section="Players", only=("plays",), help="What becomes of several opinions."
+    )
+    judge_order: Literal["both", "seeded"] = setting(
+        "both",
+        section="Players",
+        only=("plays",),
+        help="Of pairs: both ways round, or one by seed.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -32,7 +32,7 @@ from soulkit.models.local.loading import (
 )
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
 from soulkit.train.forward.fuse import Setting, fuse, parts_of
 from soulkit.train.forward.packing import Entries, Pack, Shape, entries, plan
@@ -42,7 +42,7 @@ from soulkit.train.objectives.sequences import Span
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits that are held at once, by device."""
 
-BUDGET = {"cpu": 1 << 12, "cuda": 1 << 14}
+BUDGET = TOKENS_PER_BATCH
 """Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
 
 
@@ -72,12 +72,13 @@ class Policy:
         attention: Literal["auto", "sdpa", "flex"] = "auto",
         activation_checkpointing: bool = False,
         fused: Setting = "auto",
+        thinking: bool | None = None,
     ) -> None:
         """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
         self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
         self.tokenizer = tokenizer
         self.temperature = temperature
-        self.renderer = Renderer(tokenizer)
+        self.renderer = Renderer(tokenizer, thinking)
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
         """The moving average of the trained weights, by name, where a run keeps one."""
@@ -390,4 +391,5 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         attention=config.attention,
         activation_checkpointing=config.activation_checkpointing,
         fused=config.fused,
+        thinking=config.thinking,
     )

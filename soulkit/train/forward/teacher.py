@@ -141,7 +141,7 @@ def load_teacher(config: TrainConfig, student: Policy) -> Policy | None:
     )
     teacher = Policy(
         loaded.model.requires_grad_(False), loaded.tokenizer, config.temperature,
-        packing=config.packing, attention=config.attention,
+        packing=config.packing, attention=config.attention, thinking=config.thinking,
     )  # fmt: skip
     check_tokens(student, teacher)
     if objective.logits:

@@ -6,7 +6,6 @@ loaded: unknown tasks, missing rows, a missing partner, prompts that do not fit.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Crew, RoleSettings, cast_of
+from soulkit.play.settings import chosen_rows
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import examples_for
@@ -53,7 +53,7 @@ def gather_material(config: TrainConfig) -> Material:
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
     for name, task in tasks.items():
-        rows = matching(training_rows(task, config), config.where)
+        rows = chosen_rows(training_rows(task, config), config, name)
         kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
         train[name] = kept
         dev += [(task, example) for example in held[: config.dev_limit]]
@@ -63,15 +63,6 @@ def gather_material(config: TrainConfig) -> Material:
         caged(pool)
     refuse_without_feedback(config, pool)
     return Material(tasks, pool, dev)
-
-
-def matching(rows: Sequence[Example], where: Mapping[str, str]) -> list[Example]:
-    """Rows whose every named tag matches its regular expression whole."""
-    return [row for row in rows if has_tags(row, where)]
-
-
-def has_tags(example: Example, where: Mapping[str, str]) -> bool:
-    return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
@@ -134,7 +125,7 @@ def check_lengths(
         return
     worst, count = 0, 0
     for task, example in material.pool:
-        room = int(config.max_tokens or task.spec.sampling.get("max_tokens", 512))
+        room = config.reply_limit(task.spec.sampling)
         length = len(policy.renderer.prompt_ids(task.preview(example))) + room
         worst, count = max(worst, length), count + (length > limit)
     if count:

@@ -28,7 +28,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.material import trial
 from soulkit.train.material.sampling import Pool
 from soulkit.train.objectives.base import Objective
-from soulkit.train.objectives.registry import make_objective
+from soulkit.train.objectives.registry import make_objective, method_class
 from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
 from soulkit.types import Episode, Example, Feedback, Score, Segment
 
@@ -216,13 +216,11 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
 def _refuse_weightless(config: TrainConfig, pool: Pool) -> None:
     """Settings under which the part that learns from feedback, or a teacher, is always 0."""
     _refuse_one_outcome(config)
-    _refuse_unreachable(config, pool)
-    if config.method in ("sdpo-token", "sdpo-logits", "opd") and config.distill_weight == 0:
-        raise NoFeedback(
-            f"The teacher's part of '{config.method}' has the weight 0.",
-            "It is all that this method trains, so that nothing would be learned.",
-            "Leave out distill_weight, or train on rewards alone, with soul train grpo.",
-        )
+    # Rewards of the reference are not on the scale of the metric.
+    paper = config.protocol == "paper"
+    highs = {task.name: task.spec.metric.high for task, _ in pool} if paper else {}
+    if lines := method_class(config.method).futile(config, highs):
+        raise NoFeedback(*lines)
 
 
 def _refuse_one_outcome(config: TrainConfig) -> None:
@@ -237,31 +235,9 @@ def _refuse_one_outcome(config: TrainConfig) -> None:
         )
 
 
-def _refuse_unreachable(config: TrainConfig, pool: Pool) -> None:
-    """Where no reward reaches `accept_from`, erl imitates nothing."""
-    least = config.accept_from
-    # Rewards of the reference are not on the scale of the metric.
-    if config.method != "erl" or least is None or config.protocol == "reference":
-        return
-    highs = {task.name: task.spec.metric.high for task, _ in pool}
-    if beyond := [f"{name} ({high:g})" for name, high in highs.items() if high < least]:
-        raise NoFeedback(
-            f"'erl' was to imitate rewards from {least:g}, above the highest of "
-            f"{', '.join(beyond)}.",
-            "No refined rollout would be imitated: that is another method under this name.",
-            "Lower accept_from, or leave it out to imitate what beats its draft.",
-        )
-
-
 def weightless(config: TrainConfig) -> str:
     """What a weight of 0, an ablation, makes of the method, in a sentence; empty without one."""
-    if config.method.endswith("+grpo") and config.distill_weight == 0:
-        return "distill_weight is 0: the teacher's part counts for nothing, so this is grpo"
-    if config.method in ("rltf-sd", "erl") and config.aux_weight == 0:
-        return "aux_weight is 0: refined rollouts teach nothing about prompts without feedback"
-    if config.method == "ditto" and config.lambda_fb == 0:
-        return "lambda_fb is 0: refined rollouts are trained as copies alone"
-    return ""
+    return method_class(config.method).remark(config)
 
 
 # --- lessons --------------------------------------------------------------------------------------

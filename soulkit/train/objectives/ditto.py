@@ -8,26 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from soulkit.train.config import TrainConfig
+from soulkit.config import Settings, setting
 from soulkit.train.objectives.base import Objective, no_slot
 from soulkit.train.objectives.sequences import Part, Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
+class DittoSettings(Settings):
+    lambda_fb: float = setting(
+        1.0, ge=0, section="Objective", help="Weight of the feedback-conditioned part."
+    )
+    only_copy: bool = setting(False, section="Objective", help="Ablation: train copies alone.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ditto(Objective):
+    names: ClassVar = {"ditto": "Learn from verbal feedback, then act without it."}
+    settings: ClassVar = DittoSettings
+    uses_feedback: ClassVar = True
+    refines: ClassVar = True
+
     lambda_fb: float = 1.0
     """Weight of the feedback-conditioned component."""
     only_copy: bool = False
     """Ablation: neither drafts nor refined rollouts are trained. Drafts still set the baseline."""
     name: str = "ditto"
-    uses_feedback: bool = True
-    refines: bool = True
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Ditto:
+    def of(cls, config: DittoSettings) -> Ditto:
         return cls(lambda_fb=config.lambda_fb, only_copy=config.only_copy)
+
+    @classmethod
+    def remark(cls, config: DittoSettings) -> str:
+        alone = config.lambda_fb == 0
+        return "lambda_fb is 0: refined rollouts are trained as copies alone" if alone else ""
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

@@ -7,28 +7,57 @@ others stay as sequences of weight 0, so that the accepted share can be counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Objective, no_slot, scored
+from soulkit.config import setting
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
+from soulkit.train.objectives.rltf import AuxSettings, aux_remark
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
+class ErlSettings(AuxSettings):
+    accept_from: float | None = setting(
+        None, section="Objective", unset="where the draft is beaten",
+        help="Imitate refined rollouts from this reward on.",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ERL(Objective):
+    names: ClassVar = {"erl": "Imitate refined rollouts that beat their draft."}
+    settings: ClassVar = ErlSettings
+    uses_feedback: ClassVar = True
+    refines: ClassVar = True
+
     aux_weight: float = 1.0
     """Weight of the imitation."""
     accept_from: float | None = None
     """The least reward of what is imitated; None: more than the same rollout's draft."""
     name: str = "erl"
-    uses_feedback: bool = True
-    refines: bool = True
 
     @classmethod
-    def of(cls, config: TrainConfig) -> ERL:
+    def of(cls, config: ErlSettings) -> ERL:
         return cls(aux_weight=config.aux_weight, accept_from=config.accept_from)
+
+    @classmethod
+    def remark(cls, config: ErlSettings) -> str:
+        return aux_remark(config)
+
+    @classmethod
+    def futile(cls, config: ErlSettings, highs: Mapping[str, float]) -> Lines | None:
+        least = config.accept_from
+        names = [n for n, high in highs.items() if least is not None and high < least]
+        if least is None or not names:
+            return None
+        return (
+            f"'erl' was to imitate rewards from {least:g}, above the highest of "
+            f"{', '.join(f'{name} ({highs[name]:g})' for name in names)}.",
+            "No refined rollout would be imitated: that is another method under this name.",
+            "Lower accept_from, or leave it out to imitate what beats its draft.",
+        )
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

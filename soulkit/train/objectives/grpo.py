@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective, no_slot, scored
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
@@ -13,11 +13,9 @@ from soulkit.types import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO(Objective):
-    name: str = "grpo"
+    names: ClassVar = {"grpo": "Reinforce a scalar reward."}
 
-    @classmethod
-    def of(cls, config: TrainConfig) -> GRPO:
-        return cls()
+    name: str = "grpo"
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

@@ -6,25 +6,49 @@ says token by token what it would have done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
+from soulkit.config import setting
 from soulkit.errors import ConfigError
-from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
-from soulkit.train.objectives.sdpo import taught
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
+from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
+class OpdSettings(DistillSettings):
+    teacher_model: str | None = setting(
+        None,
+        section="Objective",
+        metavar="MODEL",
+        unset="the student's base, with teacher_adapter",
+        help="Folder or hub id of the teacher.",
+    )
+    teacher_adapter: str | None = setting(
+        None,
+        section="Objective",
+        metavar="FOLDER",
+        help="LoRA adapter on the teacher, a task expert for instance.",
+    )
+    opd_form: Literal["token", "logits"] = setting(
+        "token", section="Objective", help="Compare sampled tokens, or whole distributions."
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OPD(Objective):
+    names: ClassVar = {"opd": "Follow another teacher on the actor's own drafts."}
+    settings: ClassVar = OpdSettings
+    marks: ClassVar = {"opd": ("token", "logits")}
+    reader: ClassVar = "other"
+
     weight: float = 1.0
     name: str = "opd"
-    reader: Reader = "other"
 
     @classmethod
-    def of(cls, config: TrainConfig) -> OPD:
+    def of(cls, config: OpdSettings) -> OPD:
         """Raises ConfigError when no teacher is named."""
         if config.teacher_model is None and config.teacher_adapter is None:
             raise ConfigError(
@@ -35,6 +59,10 @@ class OPD(Objective):
             )
         weight = 1.0 if config.distill_weight is None else config.distill_weight
         return cls(logits=config.opd_form == "logits", weight=weight)
+
+    @classmethod
+    def futile(cls, config: OpdSettings, highs: Mapping[str, float]) -> Lines | None:
+        return unweighted(config)
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

@@ -11,24 +11,50 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import ClassVar
 
-from soulkit.train.config import TrainConfig
+from soulkit.config import Settings, setting
 from soulkit.train.objectives.base import Objective, no_slot, scored
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
 
+class AuxSettings(Settings):
+    """Of methods that teach the plain prompt by refined rollouts, beside RL on both turns."""
+
+    aux_weight: float = setting(
+        1.0,
+        ge=0,
+        section="Objective",
+        help="Weight of what refined rollouts teach without feedback.",
+    )
+
+
+def aux_remark(config: AuxSettings) -> str:
+    """What a weight of 0 makes of such a method."""
+    if config.aux_weight > 0:
+        return ""
+    return "aux_weight is 0: refined rollouts teach nothing about prompts without feedback"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLTF(Objective):
+    names: ClassVar = {"rltf-sd": "Reward-weighted regression of refined rollouts."}
+    settings: ClassVar = AuxSettings
+    uses_feedback: ClassVar = True
+    refines: ClassVar = True
+
     aux_weight: float = 1.0
     """Weight of the regression."""
     name: str = "rltf-sd"
-    uses_feedback: bool = True
-    refines: bool = True
 
     @classmethod
-    def of(cls, config: TrainConfig) -> RLTF:
+    def of(cls, config: AuxSettings) -> RLTF:
         return cls(aux_weight=config.aux_weight)
+
+    @classmethod
+    def remark(cls, config: AuxSettings) -> str:
+        return aux_remark(config)
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

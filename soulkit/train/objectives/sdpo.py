@@ -8,11 +8,12 @@ nothing in the pure forms and keeps its group's advantage in the sums with GRPO.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-from soulkit.train.config import TrainConfig
-from soulkit.train.objectives.base import Objective, Reader, no_slot, scored
+from soulkit.config import Settings, setting
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, told_sequences
 from soulkit.types import Record
 
@@ -20,23 +21,157 @@ TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0
 """What the teacher's part counts for beside the rewards, unless told otherwise."""
 
 
+class DistillSettings(Settings):
+    """What every method has that follows a teacher."""
+
+    method: str
+    distill_weight: float | None = setting(
+        None,
+        ge=0,
+        section="Objective",
+        only=("sum",),
+        unset="0.1 in token form, 1.0 in logit form",
+        help="Weight of the teacher's part in a sum.",
+    )
+    distill_clip: float = setting(
+        5.0,
+        gt=0,
+        section="Objective",
+        flag=None,
+        only=("token",),
+        help="Bound of a token's distillation advantage.",
+    )
+    distill_centred: bool = setting(
+        False,
+        section="Objective",
+        flag=None,
+        only=("token",),
+        help="Subtract the group's mean from distillation advantages.",
+    )
+    estimator: Literal["local", "sum", "discount", "window"] = setting(
+        "local",
+        section="Objective",
+        only=("token",),
+        help="How far ahead a token's distillation advantage looks.",
+    )
+    estimator_discount: float = setting(
+        0.99,
+        gt=0,
+        le=1,
+        section="Objective",
+        flag=None,
+        only=("token",),
+        help="Of the estimator discount, per trained token.",
+    )
+    estimator_window: int = setting(
+        32,
+        ge=0,
+        section="Objective",
+        flag=None,
+        only=("token",),
+        help="Of the estimator window, trained tokens ahead.",
+    )
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = setting(
+        "reverse_kl",
+        section="Objective",
+        only=("logits",),
+        help="How far two distributions are apart.",
+    )
+    divergence_top_k: int | None = setting(
+        10,
+        gt=0,
+        section="Objective",
+        only=("logits",),
+        unset="the whole vocabulary",
+        help="Student's likeliest tokens that are compared; null in a file: the whole vocabulary.",
+    )
+    divergence_tail: Literal["renorm", "bucket"] = setting(
+        "renorm",
+        section="Objective",
+        only=("logits",),
+        help="The mass outside: left out (renorm), or one more outcome.",
+    )
+    divergence_temperature: float = setting(
+        1.0, gt=0, section="Objective", flag=None, only=("logits",), help="Of both distributions."
+    )
+    jsd_beta: float = setting(
+        0.5,
+        gt=0,
+        lt=1,
+        section="Objective",
+        flag=None,
+        only=("logits",),
+        help="The teacher's share in the mixture of jsd.",
+    )
+
+
+class SdpoSettings(DistillSettings):
+    teacher: Literal["live", "base", "ema"] = setting(
+        "live",
+        section="Objective",
+        help="Who reads the feedback: the current weights, the frozen base, a moving average.",
+    )
+    ema_tau: float = setting(
+        0.05,
+        gt=0,
+        le=1,
+        section="Objective",
+        help="Share of the student that ema takes up after each update.",
+    )
+
+
+def unweighted(config: DistillSettings) -> Lines | None:
+    """The refusal of a weight of 0 where the teacher's part is all there is."""
+    if config.distill_weight != 0:
+        return None
+    return (
+        f"The teacher's part of '{config.method}' has the weight 0.",
+        "It is all that this method trains, so that nothing would be learned.",
+        "Leave out distill_weight, or train on rewards alone, with soul train grpo.",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SDPO(Objective):
+    names: ClassVar = {
+        "sdpo-token": "Follow the model that read feedback, token by token.",
+        "sdpo-logits": "Match that model's distributions.",
+        "sdpo-token+grpo": "sdpo-token and grpo in one loss.",
+        "sdpo-logits+grpo": "sdpo-logits and grpo in one loss.",
+    }
+    settings: ClassVar = SdpoSettings
+    marks: ClassVar = {
+        "sdpo-token": ("token",),
+        "sdpo-logits": ("logits",),
+        "sdpo-token+grpo": ("token", "sum"),
+        "sdpo-logits+grpo": ("logits", "sum"),
+    }
+    uses_feedback: ClassVar = True
+    reader: ClassVar = "self"
+
     rewarded: bool = False
     """The sum with GRPO on the drafts."""
     weight: float = 1.0
     """Of the teacher's part."""
     name: str = "sdpo-token"
-    uses_feedback: bool = True
-    reader: Reader = "self"
 
     @classmethod
-    def of(cls, config: TrainConfig) -> SDPO:
+    def of(cls, config: SdpoSettings) -> SDPO:
         form, _, sum_ = config.method.partition("+")
         logits, rewarded = form == "sdpo-logits", bool(sum_)
         share = TOKEN_SHARE if rewarded and not logits else LOGIT_SHARE
         weight = share if config.distill_weight is None else config.distill_weight
         return cls(name=config.method, logits=logits, rewarded=rewarded, weight=weight)
+
+    @classmethod
+    def remark(cls, config: SdpoSettings) -> str:
+        if not config.method.endswith("+grpo") or config.distill_weight != 0:
+            return ""
+        return "distill_weight is 0: the teacher's part counts for nothing, so this is grpo"
+
+    @classmethod
+    def futile(cls, config: SdpoSettings, highs: Mapping[str, float]) -> Lines | None:
+        return None if config.method.endswith("+grpo") else unweighted(config)
 
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot

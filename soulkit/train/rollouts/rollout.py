@@ -104,11 +104,11 @@ class RolloutStep:
         return jobs
 
     def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
-        default = task.spec.sampling.get("max_tokens", 512)
         sampling = Sampling(
             temperature=temperature,
-            max_tokens=int(self.config.max_tokens or default),
+            max_tokens=self.config.reply_limit(task.spec.sampling),
             seed=self.config.seed,
+            thinking=self.config.thinking,
         )
         cast = replace(self.cast, actor=replace(self.cast.actor, sampling=sampling))
         return Engine(cast, self.config.seed, self.config.concurrency, feedback)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError, DataError
+from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, clip_gradients
-from soulkit.train.material.assemble import has_tags
 from soulkit.train.material.feasible import rehearsed
 from soulkit.train.material.sampling import Pool, batch
 from soulkit.train.objectives.sequences import Span, gold_spans

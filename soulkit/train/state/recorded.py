@@ -14,10 +14,11 @@ from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Crew, cast_of
+from soulkit.runs.folder import read_config
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.material.assemble import training_rows
 from soulkit.types import Example, Record
 
@@ -28,7 +29,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
     weights have moved on), and scorers that ask it meet a miss.
     """
-    config, settings, sealed = load_recorded(TrainConfig, path, trust=trust)
+    config, settings, sealed = load_recorded(_kind(path), path, trust=trust)
 
     def players(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
@@ -47,6 +48,11 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=players, sampling=None, summary=summary,
     )  # fmt: skip
+
+
+def _kind(path: Path) -> type[TrainConfig]:
+    """The settings of the run's method, a package's included."""
+    return settings_class(str(read_config(path).get("method", "")))
 
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:

@@ -1,0 +1,108 @@
+"""What the parser of the command line refuses, in the three lines of every other error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.text import one_line
+
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+"""The parser's errors about what was written; Typer names only this kind of them."""
+
+
+def help_instead(error: Any) -> str:
+    """The help of a group that was called without a command; empty for a mistake."""
+    return str(error.message) if type(error).__name__ == "NoArgsIsHelpError" else ""
+
+
+def mistyped(error: Any) -> ConfigError:
+    """A usage error as what was written, what is allowed, and how to write it."""
+    command = error.ctx.command_path if error.ctx else "soul"
+    if hasattr(error, "option_name"):
+        return _option(error, command)
+    if isinstance(error, typer.BadParameter):
+        return _parameter(error, command)
+    return _words(error, command)
+
+
+def _option(error: Any, command: str) -> ConfigError:
+    """An option that is none, or has no value."""
+    name = one_line(error.option_name, 60)
+    if error.ctx is None:  # the parser of words knows options alone, not whose they are
+        return ConfigError(
+            one_line(error.message, 200),
+            f"{name} takes a value where it takes one, and a switch such as --json takes none.",
+            f"Write {name} VALUE, or {name} alone; --help behind the command says which.",
+        )
+    known = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
+    known = [flag for flag in known if flag.startswith("-")]
+    return ConfigError(
+        f"'{command}' has no option '{name}'.",
+        "An option that nobody reads would change nothing.",
+        f"{did_you_mean(name, [*known, '--help'])} See: {command} --help",
+    )
+
+
+def _parameter(error: Any, command: str) -> ConfigError:
+    """A value that is missing, or none of those allowed."""
+    name = _name(error)
+    if type(error).__name__ == "MissingParameter":
+        return ConfigError(
+            f"'{command}' needs {name}.",
+            "Without it nothing can be done.",
+            f"Write {command} {_written(error)}; see: {command} --help",
+        )
+    message = one_line(error.message, 200).removeprefix("Value error, ")
+    value = _value(error)
+    return ConfigError(
+        f"{name}: {message}" if value in message else f"{name} {value}: {message}",
+        f"'{command}' cannot take this for another value.",
+        f"Write {_written(error)}; see: {command} --help",
+    )
+
+
+def _words(error: Any, command: str) -> ConfigError:
+    """A command that is none, or a word too many."""
+    commands = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
+    known = commands(error.ctx) if commands else []
+    message = one_line(error.message, 200)
+    if not known:
+        return ConfigError(
+            f"'{command}': {message}",
+            "A word that nobody reads would change nothing.",
+            f"Put options before their values and texts with spaces in quotes; see: {command} "
+            "--help",
+        )
+    words = [*error.ctx._protected_args, *error.ctx.args]
+    name = message.partition("'")[2].partition("'")[0] or " ".join(words)
+    return ConfigError(
+        f"No such command '{one_line(name, 60)}'.",
+        f"'{command}' has {', '.join(known)}.",
+        f"{did_you_mean(name, known)} See: {command} --help",
+    )
+
+
+def _name(error: Any) -> str:
+    """The option, or the argument as help writes it."""
+    if error.param is None:
+        return "a value"
+    option = error.param.param_type_name == "option"
+    return str(error.param.opts[0]) if option else _written(error).strip("[]")
+
+
+def _value(error: Any) -> str:
+    """What was written, as far as the error's cause tells it."""
+    for cause in (error.__cause__, error.__context__):
+        items = cause.errors() if hasattr(cause, "errors") else ()
+        for item in items:
+            return f"'{one_line(str(item.get('input')), 60)}'"
+    return ""
+
+
+def _written(error: Any) -> str:
+    """An option or argument as help writes it: `--protocol <paper|reference>`."""
+    record = error.param.get_help_record(error.ctx) if error.param and error.ctx else None
+    return str(record[0]) if record else "it as --help says"

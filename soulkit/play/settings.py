@@ -1,0 +1,162 @@
+"""What every command can be told that plays tasks: the model, the rows, the machine.
+
+Rows are chosen in this order: those of the files, those that --limit keeps of them, and of these
+the ones that --where and --example name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import field_validator
+
+from soulkit.config import setting
+from soulkit.errors import DataError
+from soulkit.models.roles.players import RolesConfig
+from soulkit.types import MAX_TOKENS, Example, Protocol
+
+HERE = ("local", "rollouts")
+"""Traits of the commands whose actor is sampled on this machine."""
+ENGINES = ("auto", "local")
+"""What `engine` may be."""
+
+
+class PlayConfig(RolesConfig):
+    """Base of evaluation and training."""
+
+    model: str = setting(
+        min_length=1,
+        section="Task and model",
+        help="A Hugging Face folder or hub id; a served model: its name on the server.",
+    )
+    adapter: str | None = setting(
+        None,
+        section="Task and model",
+        only=("local", "train"),
+        metavar="FOLDER",
+        help="A LoRA adapter on the model; training goes on from it.",
+    )
+    tasks_file: str | None = setting(
+        None,
+        section="Task and model",
+        flag="--tasks",
+        metavar="FILE",
+        help="A YAML file with your own tasks.",
+    )
+    data: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        metavar="[TASK=]WHERE",
+        unset="what was pulled",
+        help="FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
+    )
+    limit: int | None = setting(
+        None, gt=0, section="Task and model", unset="all", help="Rows of each task at most."
+    )
+    where: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        metavar="TAG=REGEX",
+        unset="all rows",
+        help="Only rows whose tag matches as a whole; may be repeated.",
+    )
+    example: tuple[str, ...] = setting(
+        (),
+        section="Task and model",
+        metavar="ID",
+        unset="all rows",
+        help="Only the row of this id; may be repeated.",
+    )
+    protocol: Protocol = setting(
+        "paper",
+        section="Task and model",
+        only=("plays",),
+        help="Score as the paper says, or as the published code does.",
+    )
+    seed: int = setting(0, section="Run", help="Of every random choice.")
+    engine: str = setting(
+        "auto",
+        section="Machine",
+        only=HERE,
+        metavar="auto|local",
+        complete="engines",
+        help="What samples on this machine.",
+    )
+    batch_size: int = setting(
+        64, gt=0, section="Machine", only=HERE, help="Replies generated at once."
+    )
+    device: str = setting(
+        "auto",
+        section="Machine",
+        only=("local", "train"),
+        help="cpu, cuda:0 …; auto: a GPU if any.",
+    )
+    dtype: str = setting(
+        "auto",
+        section="Machine",
+        only=("local", "train"),
+        help="float32, bfloat16 …; auto: the checkpoint's own; on a CPU, or with --full, float32.",
+    )
+    thinking: bool | None = setting(
+        None,
+        section="Sampling",
+        unset="the model's own",
+        help="Of hybrid models: with thinking or without.",
+    )
+
+    @field_validator("engine")
+    @classmethod
+    def _sampled(cls, engine: str) -> str:
+        if engine not in ENGINES:
+            raise ValueError(f"no engine of that name; write --engine {' or '.join(ENGINES)}")
+        return engine
+
+    @field_validator("where")
+    @classmethod
+    def _patterns(cls, where: dict[str, str]) -> dict[str, str]:
+        for tag, form in where.items():
+            try:
+                re.compile(form)
+            except re.error as error:
+                why = f"'{form}' of the tag '{tag}' is no regular expression ({error})"
+                raise ValueError(why) from error
+        return where
+
+    def reply_limit(self, sampling: Mapping[str, Any]) -> int:
+        """The longest reply of a task whose own `sampling` this is."""
+        limit: int | None = getattr(self, "max_tokens", None)
+        return int(limit or sampling.get("max_tokens", MAX_TOKENS))
+
+
+def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple[Example, ...]:
+    """The rows that --where and --example leave; DataError when that is none of them."""
+    rows = tuple(rows)
+    left = tuple(row for row in rows if has_tags(row, config.where) and _is_named(row, config))
+    if rows and not left:
+        raise DataError(
+            f"None of {len(rows)} rows of '{task}' is left by {_filters(config)}.",
+            f"Their tags are {_tags(rows)}; their ids are such as '{rows[0].id}'.",
+            "Change --where or --example, or leave them out.",
+        )
+    return left
+
+
+def has_tags(example: Example, where: Mapping[str, str]) -> bool:
+    """Whether every named tag matches its regular expression as a whole."""
+    return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
+
+
+def _is_named(row: Example, config: PlayConfig) -> bool:
+    return not config.example or row.id in config.example
+
+
+def _filters(config: PlayConfig) -> str:
+    where = [f"--where {tag}={form}" for tag, form in config.where.items()]
+    return " ".join([*where, *(f"--example {name}" for name in config.example)])
+
+
+def _tags(rows: Iterable[Example]) -> str:
+    names = sorted({name for row in rows for name in row.tags})
+    return ", ".join(names) or "none"

@@ -1,0 +1,46 @@
+"""Supervised fine-tuning: the replies of the tasks' gold episodes. `train/sft.py` does a step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from soulkit.config import Settings, setting
+from soulkit.train.objectives.base import Method
+
+
+class SftSettings(Settings):
+    full: bool = setting(
+        False,
+        section="Task and model",
+        flag="--full/--lora",
+        help="Train all weights instead of an adapter.",
+    )
+    sft_batch: int = setting(
+        32, gt=0, section="Optimizer and memory", flag="--batch", help="Examples an update."
+    )
+    sft_feedback: float = setting(
+        0.0,
+        ge=0,
+        le=1,
+        section="Feedback",
+        flag="--feedback",
+        help="Share of prompts that hold feedback on a made-up draft.",
+    )
+    sft_feedback_always: dict[str, str] = setting(
+        factory=dict,
+        section="Feedback",
+        flag=None,
+        help="Tag → regular expression: rows that match always hold it.",
+    )
+    sft_prompt_weight: float = setting(
+        0.0,
+        ge=0,
+        section="Objective",
+        flag=None,
+        help="Weight of the prompts' own tokens (mean per token): plain language modelling.",
+    )
+
+
+class SFT(Method):
+    names: ClassVar = {"sft": "Imitate the tasks' gold episodes."}
+    settings: ClassVar = SftSettings
