@@ -1,0 +1,119 @@
+"""What `import soulkit as sk` offers as functions: the commands, from Python.
+
+Each does what the command of the same purpose does, with the same checks, files and resume, and
+returns what the command would print. Settings are those of the command line, with underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from soulkit.eval.compare import Comparison
+    from soulkit.eval.runner import Summary
+    from soulkit.report.load import RunData
+    from soulkit.tasks.base import Task
+    from soulkit.types import Protocol
+
+
+def evaluate(
+    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
+) -> Summary:
+    """Score a model on tasks, as `soul eval` does; returns the summary that `summary.json` holds.
+
+    A checkpoint on this machine, or with `base_url` a model behind an OpenAI-compatible server.
+
+        sk.evaluate("runs/ditto/model", "tomi", data={"tomi": "synth:200"}, out="runs/after")
+        sk.evaluate("gpt-5-nano", ["tomi", "hitom"], base_url="https://api.openai.com/v1")
+
+    Raises a UserError for whatever the command would refuse.
+    """
+    from soulkit.eval.config import EvalConfig
+    from soulkit.eval.runner import run_eval
+
+    kind = "api" if settings.get("base_url") else "local"
+    flags = {"kind": kind, "model": model, "tasks": _names(tasks), **settings}
+    _, summary = run_eval(EvalConfig.load(env={}, flags=flags), _path(out))
+    return summary
+
+
+def train_model(
+    method: str,
+    model: str,
+    tasks: str | Sequence[str] | Mapping[str, float],
+    *,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train an adapter, as `soul train METHOD` does; returns the summary.
+
+    `tasks` may say mixing ratios. The weights are in `out/model` afterwards.
+
+        sk.train_model("ditto", "runs/warm/model", "secret_keeper", partner="scripted:lines.yaml",
+                       data={"secret_keeper": "synth:2000"}, steps=50, out="runs/ditto")
+
+    Raises a UserError for whatever the command would refuse.
+    """
+    from soulkit.runs.folder import default_run_path
+    from soulkit.train.config import TrainConfig
+    from soulkit.train.run import train
+
+    ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
+    flags = {"method": method, "model": model, "tasks": ratios, **settings}
+    config = TrainConfig.load(env={}, flags=flags)
+    return train(config, _path(out) or default_run_path(f"train-{method}", ratios), _quiet)
+
+
+def compare(
+    a: str | Path, b: str | Path, metric: str = "value", *, force_mixed: bool = False
+) -> Comparison:
+    """B minus A on the episodes that both runs scored, task by task, as `soul compare` does.
+
+        sk.compare("runs/before", "runs/after").tasks[0].paired.difference
+
+    RunError when the runs share no episode or were not measured the same way.
+    """
+    from soulkit.eval.compare import compare_runs
+
+    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed)
+
+
+def load_run(path: str | Path) -> RunData:
+    """One run folder: its summary, its training steps, its episodes.
+
+        [record.score.value for record in sk.load_run("runs/after").records]
+
+    RunError when `path` holds no run.
+    """
+    from soulkit.report.load import load_runs
+
+    return load_runs([Path(path)])[0]
+
+
+def load_task(
+    name: str, *, tasks: str | Path | None = None, protocol: Protocol = "paper"
+) -> Task:
+    """A task, ready to bind rows, play, score and critique; `tasks` is a file with your own.
+
+        sk.load_task("tomi").example({"story": "…", "question": "…", "answer": "box"})
+
+    ConfigError when nobody declares it.
+    """
+    from soulkit.tasks.registry import load_registry
+
+    return load_registry(*([Path(tasks)] if tasks is not None else [])).task(name, protocol)
+
+
+def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    names = tasks.split(",") if isinstance(tasks, str) else tasks
+    return tuple(name.strip() for name in names)
+
+
+def _path(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
+
+
+def _quiet(line: Any) -> None:
+    """Steps are in `metrics.jsonl`; a caller from Python watches that file, or nothing."""
