@@ -31,7 +31,8 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
-from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.registry import TaskSpec
 from soulkit.types import Completion, Episode, Example, Record, Sampling, Score, Segment
 

@@ -12,22 +12,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from soulkit.version import __version__
+
 if TYPE_CHECKING:
     from soulkit.face import compare, evaluate, load_run, load_task, train_model
-    from soulkit.tasks.base import ChoiceTask, Task
+    from soulkit.tasks.base import Task
+    from soulkit.tasks.choice import ChoiceTask
     from soulkit.tasks.dialogue import DialogueTask
     from soulkit.types import Episode, Example, Score
 
-__version__ = "0.1.0"
 
 __all__ = [
-    "ChoiceTask", "DialogueTask", "Episode", "Example", "Score", "Task", "compare", "evaluate",
-    "load_run", "load_task", "train_model",
+    "ChoiceTask", "DialogueTask", "Episode", "Example", "Score", "Task", "__version__", "compare",
+    "evaluate", "load_run", "load_task", "train_model",
 ]  # fmt: skip
 
 _HOMES = {
     "Task": "soulkit.tasks.base",
-    "ChoiceTask": "soulkit.tasks.base",
+    "ChoiceTask": "soulkit.tasks.choice",
     "DialogueTask": "soulkit.tasks.dialogue",
     "Example": "soulkit.types",
     "Episode": "soulkit.types",

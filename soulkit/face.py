@@ -92,9 +92,7 @@ def load_run(path: str | Path) -> RunData:
     return load_runs([Path(path)])[0]
 
 
-def load_task(
-    name: str, *, tasks: str | Path | None = None, protocol: Protocol = "paper"
-) -> Task:
+def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol = "paper") -> Task:
     """A task, ready to bind rows, play, score and critique; `tasks` is a file with your own.
 
         sk.load_task("tomi").example({"story": "…", "question": "…", "answer": "box"})

@@ -23,12 +23,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit import __version__
 from soulkit.cli.mistakes import USAGE, help_instead, mistyped
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError
 from soulkit.extras import EXTRAS
 from soulkit.keys import shown
 from soulkit.text import one_line
+from soulkit.version import __version__
 
 COMMANDS = {
     "demo": "Try the whole road in minutes: no GPU, no key, no network.",

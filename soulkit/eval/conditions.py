@@ -21,7 +21,7 @@ from soulkit.models.api.address import as_recorded
 from soulkit.models.roles.players import RolesConfig
 from soulkit.runs.folder import CONFIG, read_config
 from soulkit.runs.records import load_records
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Record
 

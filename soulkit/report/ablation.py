@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from soulkit import __version__
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import grouped, remarks, unlike
@@ -28,6 +27,7 @@ from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit import __version__
 from soulkit.report import table
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT
 from soulkit.text import one_line
+from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -30,10 +30,10 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
-from soulkit import __version__
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
 from soulkit.runs.seals import seal_of
+from soulkit.version import __version__
 
 __all__ = [
     "JsonlWriter",

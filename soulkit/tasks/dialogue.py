@@ -1,31 +1,37 @@
-"""One side of a conversation under way: what a seat sees, what it emitted, what was heard.
+"""Conversations: one side of one under way, and tasks in which two seats take turns.
 
-A dialogue task seats the actor at a `Table`, hears the others into it and lets the actor speak. The
-context is exactly what the sampler gets: the actor's own turns carry the ids that it emitted, so
-nothing is re-tokenised, and the others' words stand in user messages that never train.
+A dialogue task seats the actor in a `Conversation`, hears the others into it and lets the actor
+speak. The context is exactly what the sampler gets: the actor's own turns carry the ids that it
+emitted, so nothing is re-tokenised, and the others' words stand in user messages that never train.
 
-    table = Table("keeper", [opening])
-    table.hear(Line("visitor", "Hello"))
-    reply = await table.speak(cast.actor, rollout.call("actor", example, turn))
-    table.said(Line("keeper", "Good evening."), keep=reply.text)
+    talk = Conversation("keeper", [opening])
+    talk.hear(Line("visitor", "Hello"))
+    reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
+    talk.record(Line("keeper", "Good evening."), memory=reply.text)
+
+`DialogueTask` does this for a task for two: it needs two prompts, an end and a score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from soulkit.errors import CallError
-from soulkit.models.base import Player
-from soulkit.tasks.base import Rollout, dropped_note
+from soulkit.errors import CallError, PartnerError
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Cast, Player
+from soulkit.tasks.base import Rollout, Task, dropped_note
 from soulkit.types import (
     Call,
     Completion,
     Episode,
     Example,
     Failure,
+    Feedback,
     Line,
+    Role,
     Segment,
     Trace,
     Turn,
@@ -34,7 +40,7 @@ from soulkit.types import (
 
 
 @dataclass
-class Table:
+class Conversation:
     """A conversation from the view of one acted seat.
 
     `merge` joins user messages that follow each other (several chat templates refuse them apart).
@@ -51,9 +57,9 @@ class Table:
     def hear(self, line: Line, shown: str | None = None) -> None:
         """Another seat's line; `shown` is what this seat sees of it (None: its text)."""
         self.lines.append(line)
-        self.tell(line.text if shown is None else shown)
+        self.notify(line.text if shown is None else shown)
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """A user message that is nobody's line: a start mark, a reminder."""
         last = self.context[-1] if self.context else None
         if self.merge and last is not None and last.role == "user" and last.bare is None:
@@ -62,18 +68,18 @@ class Table:
             self.context.append(Segment("user", text))
 
     async def speak(self, actor: Player, call: Call) -> Completion:
-        """The actor's next completion, kept as a turn; follow with `said` or `told`."""
+        """The actor's next completion, kept as a turn; follow with `record`."""
         context = tuple(self.context)
         reply = await actor.complete(context, call)
         self.usage += reply.usage
         self.turns.append(Turn(context, reply))
         return reply
 
-    def said(self, line: Line, keep: str | None = None) -> None:
+    def record(self, line: Line, memory: str | None = None) -> None:
         """What the last completion came to: its line, and the text that its author sees later."""
         self.lines.append(line)
         reply = self.turns[-1].completion
-        text = line.text if keep is None else keep
+        text = line.text if memory is None else memory
         self.context.append(Segment("assistant", text, token_ids=reply.token_ids))
 
     def episode(
@@ -89,7 +95,7 @@ class Table:
 
 
 async def play_out(
-    table: Table, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
+    talk: Conversation, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
 ) -> Episode:
     """The episode of `converse`, which returns why it stopped.
 
@@ -98,8 +104,8 @@ async def play_out(
     try:
         stop = await converse()
     except CallError as error:
-        return table.episode(example, rollout, "failed", Failure(error.reason, error.detail))
-    return table.episode(example, rollout, stop)
+        return talk.episode(example, rollout, "failed", Failure(error.reason, error.detail))
+    return talk.episode(example, rollout, stop)
 
 
 def others_view(
@@ -117,6 +123,105 @@ def others_view(
         else:
             merged.append(Segment("assistant" if role == "assistant" else "user", line.text))
     return tuple(merged)
+
+
+class DialogueTask(Task):
+    """Two seats in turns: the partner opens, the actor answers, until it is over.
+
+    The prompts are called like the seats; the actor's has the feedback slot. A subclass gives
+    `score`, and says in `ending` when a conversation is over before `max_turns`.
+    """
+
+    start = "(You meet.)"
+    """What the partner is told before its first line."""
+    default_turns = 6
+
+    @property
+    def most_turns(self) -> int:
+        """Turns of each side at most: the option `max_turns`."""
+        return int(self.spec.options.get("max_turns", self.default_turns))
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        return dict.fromkeys(sorted(set(example.seats.values())), self.most_turns)
+
+    def partner_seat(self, example: Example) -> str:
+        return next(seat for seat, role in example.seats.items() if role == "partner")
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The actor's opening, with the feedback slot full and empty."""
+        view, _ = self.within_budget(example.visible(seat))
+        bare = self.prompts.render(seat, feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
+
+    def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """What the partner sees: its brief, the start mark, the lines so far from its side."""
+        seat = self.partner_seat(example)
+        view, _ = self.within_budget(example.visible(seat))
+        brief = Segment("system", self.prompts.render(seat, **view))
+        return others_view(seat, [brief, Segment("user", self.start)], lines)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return (self.slot(example, self.acted_seat(example), None), Segment("user", self.start))
+
+    def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
+        """Why the conversation is over after so many turns of each side; None: it goes on."""
+        return None
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        seat = self.acted_seat(example)
+        _, cuts = self.within_budget(example.visible(seat))
+        opening = self.slot(example, seat, rollout.feedback)
+        talk = Conversation(seat, [opening], notes=cut_note(cuts))
+        converse = partial(self._converse, example, cast, rollout, talk)
+        return await play_out(talk, example, rollout, converse)
+
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """Turn by turn until the end; returns why it stopped."""
+        for index in range(self.most_turns):
+            talk.hear(await self._partner_line(example, cast, rollout, talk, index))
+            reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
+            talk.record(Line(talk.seat, spoken(reply.text, self.protocol)))
+            if reason := self.ending(example, talk.lines, index + 1):
+                return reason
+        return "max_turns"
+
+    async def _partner_line(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> Line:
+        """What the partner says next; PartnerError when that is nothing."""
+        partner, seat = cast.player("partner"), self.partner_seat(example)
+        context = self.partner_context(example, talk.lines)
+        call = rollout.call("partner", example, index)
+        reply = await partner.complete(context, call)
+        talk.usage += reply.usage
+        text = spoken(reply.text, "paper")
+        if not text:
+            partner.set_aside(context, call)
+            raise PartnerError(f"the {seat} said nothing ({reply.stop_reason})")
+        return Line(seat, text)
+
+    def scripted(
+        self, example: Example, exchanges: Iterable[tuple[str, str]], feedback: Feedback | None,
+        stop: str,
+    ) -> Episode:  # fmt: skip
+        """The episode in which partner and actor say these lines: for `gold` and `wrong`."""
+        seat, other = self.acted_seat(example), self.partner_seat(example)
+        context: list[Segment] = [self.slot(example, seat, feedback)]
+        turns: list[Turn] = []
+        lines: list[Line] = []
+        for line, answer in exchanges:
+            context.append(Segment("user", line))
+            turns.append(Turn(tuple(context), Completion(text=answer)))
+            context.append(Segment("assistant", answer))
+            lines += [Line(other, line), Line(seat, answer)]
+        return Episode(
+            example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
+            traces=(Trace(seat, tuple(turns)),), stop=stop,
+        )  # fmt: skip
 
 
 def others_words(context: Sequence[Segment]) -> str:

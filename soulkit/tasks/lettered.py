@@ -20,7 +20,8 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView, check
 from soulkit.judge.verdict import spoken, tagged_letter
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import READABLE, ChoiceTask
+from soulkit.tasks.base import READABLE
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.types import Episode, Example, Feedback, Record, Score
 
 LETTERS = ("A", "B", "C", "D")

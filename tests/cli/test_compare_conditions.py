@@ -25,7 +25,7 @@ from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
 
-PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "prompts"
+PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "sotopia" / "prompts"
 ROWS = 6
 
 
@@ -54,7 +54,7 @@ def user_task(folder: Path, words: str) -> None:
     folder.mkdir()
     declared = {"tasks": {"bargain": {**entry, "published": ""}}}
     (folder / "tasks.yaml").write_text(yaml.safe_dump(declared))
-    shutil.copytree(PROMPTS / "sotopia", folder / "prompts" / "bargain")
+    shutil.copytree(PROMPTS, folder / "prompts" / "bargain")
     judge = folder / "prompts" / "bargain" / "judge.md"
     judge.write_text(words + judge.read_text())
 

@@ -17,7 +17,7 @@ from soulkit.cli.app import main
 from soulkit.data.files import RawRow
 from soulkit.runs.records import load_records
 from soulkit.serving.partner import make_server
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.secret_keeper.visitor import visitor_line

@@ -14,7 +14,8 @@ from soulkit.errors import DataError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
 from soulkit.tasks import imports, made
-from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.importing import Imported
 from soulkit.tasks.made import Split, make_rows
 from soulkit.tasks.registry import load_registry

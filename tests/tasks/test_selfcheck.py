@@ -128,7 +128,7 @@ def contexts_of(task: Any, example: Example) -> dict[str, str]:
     """Seat → all it reads."""
     seats = {task.acted_seat(example): "".join(s.text for s in task.preview(example))}
     if "visitor" in example.seats:
-        brief = task._visitor_context(example, [])
+        brief = task.partner_context(example, [])
         seats["visitor"] = "".join(s.text for s in brief)
     for seat in set(example.seats) - set(seats):
         seats[seat] = task.slot(example, seat, None).text

@@ -171,7 +171,7 @@ def test_refined_rollouts_without_a_score_are_of_no_use(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
     from soulkit.errors import ProviderError
-    from soulkit.tasks.base import ChoiceTask
+    from soulkit.tasks.choice import ChoiceTask
 
     play = ChoiceTask.play
 

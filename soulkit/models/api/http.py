@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from soulkit import __version__
 from soulkit.errors import ModelLoadError
 from soulkit.keys import shown
 from soulkit.models.api.address import is_loopback
+from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client

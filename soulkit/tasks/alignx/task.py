@@ -29,8 +29,9 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import READABLE, ChoiceTask
+from soulkit.tasks.base import READABLE
 from soulkit.tasks.budgets import share_fairly
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import opening, read_state
 from soulkit.types import Episode, Example, Protocol, Record, Score

@@ -25,7 +25,7 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.fantom.coach import lesson
 from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
 

@@ -18,8 +18,8 @@ from soulkit.data.literals import first_message, item_text
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
-from soulkit.tasks.base import ChoiceTask
 from soulkit.tasks.budgets import keep_latest
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import UNREAD, read_state
 from soulkit.types import Episode, Example, Score

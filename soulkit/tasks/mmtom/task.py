@@ -17,7 +17,7 @@ from typing import Any
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.types import Episode, Example, Score
 
 _TAGGED_AB = re.compile(r"<answer>\s*([ab])\s*</answer>", re.IGNORECASE)

@@ -13,14 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError, PartnerError
-from soulkit.judge.verdict import has_word, spoken
+from soulkit.errors import ConfigError, DataError
+from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Table, others_view, play_out
+from soulkit.tasks.dialogue import DialogueTask
 from soulkit.tasks.registry import TaskSpec
 from soulkit.types import (
-    Completion,
     Episode,
     Example,
     Feedback,
@@ -28,16 +26,13 @@ from soulkit.types import (
     Protocol,
     Score,
     Segment,
-    Trace,
-    Turn,
     unscored,
 )
 
 KEEPER, VISITOR = "keeper", "visitor"
-MEETING = "(You meet.)"
 
 
-class SecretKeeper(Task):
+class SecretKeeper(DialogueTask):
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
     ) -> None:
@@ -62,52 +57,15 @@ class SecretKeeper(Task):
             )
         return fields
 
-    # -- contexts -----------------------------------------------------------------------------
-
-    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The keeper's opening: the only acted seat."""
-        view = example.visible(seat)
-        bare = self.prompts.render(KEEPER, feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment("system", self.prompts.render(KEEPER, feedback=feedback.text, **view), bare)
-
-    def _visitor_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        brief = self.prompts.render(VISITOR, **example.visible(VISITOR))
-        return others_view(VISITOR, [Segment("system", brief), Segment("user", MEETING)], lines)
+    # -- the road -----------------------------------------------------------------------------
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         greeting = f"Hello, I am {example.fields['visitor']}."
         return (self.slot(example, KEEPER, None), Segment("user", greeting))
 
-    # -- the road -----------------------------------------------------------------------------
-
-    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        table = Table(KEEPER, [self.slot(example, KEEPER, rollout.feedback)])
-        return await play_out(
-            table, example, rollout, lambda: self._converse(example, cast, rollout, table)
-        )
-
-    async def _converse(self, example: Example, cast: Cast, rollout: Rollout, table: Table) -> str:
-        partner = cast.player("partner")
-        for index in range(self.max_turns):
-            brief = self._visitor_context(example, table.lines)
-            call = rollout.call("partner", example, index)
-            asked = await partner.complete(brief, call)
-            table.usage += asked.usage
-            line = spoken(asked.text, "paper")
-            if not line:
-                partner.set_aside(brief, call)
-                raise PartnerError(f"the visitor said nothing ({asked.stop_reason})")
-            table.hear(Line(VISITOR, line))
-            reply = await table.speak(cast.actor, rollout.call("actor", example, index))
-            table.said(Line(KEEPER, spoken(reply.text, self.protocol)))
-            if self._done(example, table.lines, index + 1):
-                return "all_told"
-        return "max_turns"
-
-    def _done(self, example: Example, lines: Sequence[Line], turns: int) -> bool:
-        return turns >= self.min_turns and not self._untold(example, lines)
+    def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
+        """The conversation is over when every fact is out, but never at once."""
+        return "all_told" if turns >= self.min_turns and not self._untold(example, lines) else None
 
     def _untold(self, example: Example, lines: Sequence[Line]) -> list[str]:
         """Topics of the facts that the keeper has not spoken."""
@@ -158,18 +116,7 @@ class SecretKeeper(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A dialogue in which every question is answered and the prying is turned away."""
-        context: list[Segment] = [self.slot(example, KEEPER, feedback)]
-        turns: list[Turn] = []
-        lines: list[Line] = []
-        for question, answer in self._gold_exchanges(example):
-            context.append(Segment("user", question))
-            turns.append(Turn(tuple(context), Completion(text=answer)))
-            context.append(Segment("assistant", answer))
-            lines += [Line(VISITOR, question), Line(KEEPER, answer)]
-        return Episode(
-            example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
-            traces=(Trace(KEEPER, tuple(turns)),), stop="all_told",
-        )  # fmt: skip
+        return self.scripted(example, self._gold_exchanges(example), feedback, "all_told")
 
     def wrong(self, example: Example) -> Episode:
         """The gold dialogue with the secret said at its end."""

@@ -26,7 +26,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.socsci210.scales import read_scale
 from soulkit.types import Episode, Example, Feedback, Record, Score, Segment
 

@@ -1,14 +1,8 @@
 """A Sotopia scene under way: two sides in strict alternation, agent1 first.
 
-The actor sits at a `Table`; the partner is asked afresh each turn with the scene as its own side
+The actor has a `Conversation`; the partner is asked afresh each turn with the scene as its own side
 knows it, its earlier actions in the form that is asked for. Both read the same prompt template,
 each with its own goal and profile.
-
-`paper`: 20 turns of both together. Whoever leaves ends the scene, and so do more than two turns in
-a row, of all or of one side, in which nothing was done; a partner that says nothing usable twice,
-or would leave before the actor's first turn, breaks it. `reference`: 15 turns, leaving counts from
-the sixth on, and a side that falls silent ends the scene (a partner's empty reply is asked for once
-more).
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from soulkit.errors import PartnerError
 from soulkit.models.base import Cast
 from soulkit.tasks.base import READABLE, Rollout
 from soulkit.tasks.budgets import first_words
-from soulkit.tasks.dialogue import Table, others_view, others_words
+from soulkit.tasks.dialogue import Conversation, others_view, others_words
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
@@ -41,20 +35,20 @@ START = "(The scene begins.)"
 
 @dataclass
 class Scene:
-    """A scene under way: the actor's table, and what everybody did."""
+    """A scene under way: the actor's conversation, and what everybody did."""
 
     task: Sotopia
     example: Example
     cast: Cast
     rollout: Rollout
-    table: Table
+    talk: Conversation
     done: list[tuple[str, Action]] = field(default_factory=list)
 
     async def play(self) -> str:
         """Turn by turn to the end, whose reason is returned."""
         for index in range(self.task.max_turns):
             seat = SEATS[index % 2]
-            acting = self._act if seat == self.table.seat else self._answer
+            acting = self._act if seat == self.talk.seat else self._answer
             action = await acting(seat, index)
             if action is None:
                 return "empty"
@@ -68,8 +62,8 @@ class Scene:
     async def _act(self, seat: str, index: int) -> Action | None:
         """The actor's turn; None when it fell silent and that ends the scene (`reference`)."""
         call = self.rollout.call("actor", self.example, index)
-        context = tuple(self.table.context)
-        reply = await self.table.speak(self.cast.actor, call)
+        context = tuple(self.talk.context)
+        reply = await self.talk.speak(self.cast.actor, call)
         action = self._read(seat, reply, context)
         if action is None:
             return None
@@ -77,7 +71,7 @@ class Scene:
         short = bool(reply.token_ids) or len(reply.text) <= MAX_CHARS
         self._note_cut(seat, action)
         line = self.task.line(self.example, seat, action)
-        self.table.said(line, keep=reply.text if short else action.json())
+        self.talk.record(line, memory=reply.text if short else action.json())
         return action
 
     async def _answer(self, seat: str, index: int) -> Action | None:
@@ -86,12 +80,12 @@ class Scene:
         calls = [self.rollout.call("partner", self.example, index, sample) for sample in range(2)]
         for call in calls:
             reply = await partner.complete(context, call)
-            self.table.usage += reply.usage
+            self.talk.usage += reply.usage
             action = self._read(seat, reply, context)
             if action is not None and self._usable(action):
                 self._note_cut(seat, action)
                 line = self.task.line(self.example, seat, action)
-                self.table.hear(line, self.task.shown(self.example, seat, action))
+                self.talk.hear(line, self.task.shown(self.example, seat, action))
                 return action
             if self.task.protocol == "reference" and reply.text.strip():
                 return None  # thinking and nothing else is not asked for again there
@@ -103,7 +97,7 @@ class Scene:
 
     def _usable(self, action: Action) -> bool:
         """A partner that leaves before the actor's first turn leaves nothing to rate (`paper`)."""
-        at_once = action.kind == LEAVE and not self.table.turns and self.task.protocol == "paper"
+        at_once = action.kind == LEAVE and not self.talk.turns and self.task.protocol == "paper"
         return action.status in READABLE and not at_once
 
     def _trouble(self, action: Action | None) -> str:
@@ -113,7 +107,7 @@ class Scene:
 
     def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
         text, name = reply.text, self.task.names(self.example)[seat]
-        if self.task.protocol == "reference" and seat != self.table.seat:
+        if self.task.protocol == "reference" and seat != self.talk.seat:
             text = first_words(text, MAX_WORDS)
         action = read_action(text, self.task.protocol, name, others_words(context))
         silent = self.task.protocol == "reference" and action.kind == NONE
@@ -131,7 +125,7 @@ class Scene:
     def _note_cut(self, seat: str, action: Action) -> None:
         """Lines that were cut before anybody heard them, by seat."""
         if action.cut:
-            counts = self.table.notes.setdefault("cut_lines", {})
+            counts = self.talk.notes.setdefault("cut_lines", {})
             counts[seat] = counts.get(seat, 0) + 1
 
     def _stale(self, seat: str) -> bool:

@@ -29,8 +29,9 @@ from soulkit.judge.hacking import RISKS, Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import question
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task, actor_status
-from soulkit.tasks.dialogue import Table, cut_note, others_words, play_out
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.choice import actor_status
+from soulkit.tasks.dialogue import Conversation, cut_note, others_words, play_out
 from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.sotopia import coach as coaching
 from soulkit.tasks.sotopia import scripts
@@ -174,20 +175,20 @@ class Sotopia(Task):
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return (self.slot(example, self.acted_seat(example), None), Segment("user", START))
 
-    def table(self, example: Example, feedback: Feedback | None) -> Table:
+    def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
         """The actor's side before the first turn."""
         seat = self.acted_seat(example)
         _, cuts = self.view(example, seat, "judge")
-        table = Table(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
-        table.tell(START)
-        return table
+        talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+        talk.notify(START)
+        return talk
 
     # -- the road ---------------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("partner")
-        scene = Scene(self, example, cast, rollout, self.table(example, rollout.feedback))
-        return await play_out(scene.table, example, rollout, scene.play)
+        scene = Scene(self, example, cast, rollout, self.conversation(example, rollout.feedback))
+        return await play_out(scene.talk, example, rollout, scene.play)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         """The judges' and the auditor's opinions as one Score.
@@ -377,24 +378,24 @@ class Sotopia(Task):
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `mine`, with a neutral partner."""
-        table, names = self.table(example, feedback), self.names(example)
+        talk, names = self.conversation(example, feedback), self.names(example)
         theirs, stop = iter(scripts.NEUTRAL), "max_turns"
         replies = iter(mine)
         for index in range(min(2 * len(mine), self.max_turns)):
             seat = SEATS[index % 2]
-            if seat != table.seat:
+            if seat != talk.seat:
                 action = Action("speak", next(theirs))
-                table.hear(self.line(example, seat, action), self.shown(example, seat, action))
+                talk.hear(self.line(example, seat, action), self.shown(example, seat, action))
                 continue
             reply = next(replies)
-            words = others_words(table.context)
+            words = others_words(talk.context)
             action = read_action(reply, self.protocol, names[seat], words)
-            table.turns.append(Turn(tuple(table.context), Completion(text=reply)))
-            table.said(self.line(example, seat, action), keep=reply)
+            talk.turns.append(Turn(tuple(talk.context), Completion(text=reply)))
+            talk.record(self.line(example, seat, action), memory=reply)
             if action.kind == LEAVE and index >= self.leave_from:
                 stop = "left"
                 break
-        return table.episode(example, Rollout(kind=kind), stop)
+        return talk.episode(example, Rollout(kind=kind), stop)
 
     def gold_text(self, example: Example) -> str:
         """What the actor's character wants."""

@@ -17,7 +17,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.types import Episode, Example, Record, Score
 

@@ -16,7 +16,7 @@ from soulkit.data.literals import parse_candidates, parse_story
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named, plain, tagged_text
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.questions import read_question
 from soulkit.types import Episode, Example, Score

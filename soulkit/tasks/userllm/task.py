@@ -33,8 +33,8 @@ from soulkit.judge.structured import Question, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import ChoiceTask, actor_status
 from soulkit.tasks.budgets import keep_latest
+from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec

@@ -7,7 +7,8 @@ from pathlib import Path
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.models.base import Cast
-from soulkit.tasks.base import ChoiceTask, Rollout
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.types import Episode, Example, Feedback, Protocol, Score, Segment

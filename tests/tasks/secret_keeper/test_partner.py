@@ -40,7 +40,7 @@ def messages(said: int) -> list[dict[str, str]]:
     task = task_of("secret_keeper")
     example = synth_examples("secret_keeper", 1)[0]
     lines = [Line(seat, "x") for _ in range(said) for seat in ("visitor", "keeper")]
-    context = task._visitor_context(example, lines)
+    context = task.partner_context(example, lines)
     return [{"role": segment.role, "content": segment.text} for segment in context]
 
 
