@@ -52,7 +52,8 @@ def user_task(folder: Path, words: str) -> None:
     """Sotopia under a name of its own, so that its judge may be asked in other words."""
     entry = yaml.safe_load(builtin_file().read_text(encoding="utf-8"))["tasks"]["sotopia"]
     folder.mkdir()
-    declared = {"tasks": {"bargain": {**entry, "published": ""}}}
+    module = "soulkit.tasks.sotopia.task:Sotopia"
+    declared = {"tasks": {"bargain": {**entry, "module": module, "published": ""}}}
     (folder / "tasks.yaml").write_text(yaml.safe_dump(declared))
     shutil.copytree(PROMPTS, folder / "prompts" / "bargain")
     judge = folder / "prompts" / "bargain" / "judge.md"
