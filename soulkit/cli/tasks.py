@@ -12,6 +12,7 @@ from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json, TaskFiles
 from soulkit.cli.tasks_check import check
+from soulkit.cli.tasks_new import new
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import HookKey, Registry, TaskSpec
@@ -59,6 +60,7 @@ def show(
 
 
 app.command()(check)
+app.command()(new)
 
 
 def _registry(files: Sequence[Path] | None) -> Registry:

@@ -13,7 +13,7 @@ from soulkit.types import Episode, Example, Score
 LETTERS = "ABC"
 
 
-class Meant(ChoiceTask):
+class MyTask(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         if len(fields["options"]) != len(LETTERS) or fields["meant"] not in fields["options"]:
             raise DataError(

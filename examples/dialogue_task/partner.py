@@ -1,0 +1,25 @@
+"""The friend by script, so that the call can be played without a model: `soul serve partner`.
+
+It reads its free days from its brief and answers the last day that was named. Stateless: equal
+calls get equal replies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+_DAY = re.compile(r"\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b")
+
+
+def friend_line(messages: Sequence[Mapping[str, str]]) -> str:
+    """The friend's next line, from the brief and what was said so far."""
+    listed = re.search(r"You are free on: ([^.]+)\.", messages[0]["content"])
+    if listed is None:
+        raise ValueError("the brief does not say when the friend is free")
+    free = _DAY.findall(listed.group(1))
+    offers = _DAY.findall(messages[-1]["content"]) if len(messages) > 1 else []
+    if not offers:
+        return "Which day do you have in mind?"
+    day = offers[-1]
+    return f"Yes, {day} suits me." if day in free else f"Sorry, I cannot on {day}."
