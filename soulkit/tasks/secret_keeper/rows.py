@@ -66,9 +66,3 @@ def _row(rng: random.Random) -> dict[str, Any]:
         "wanted": topics,
         "curiosity": hidden,
     }
-
-
-def lexicon() -> list[str]:
-    """Every name, place, topic and value that a row can hold."""
-    values = [value for options in TOPICS.values() for value in options]
-    return sorted({*NAMES, *PLACES, *TOPICS, *values})
