@@ -9,20 +9,20 @@ import re
 import string
 from collections.abc import Iterator
 
-from soulkit.tasks.tom.stories.explain import DIAGNOSES, FACTS
+from soulkit.tasks.tom.stories.explain import TEXTS
 from soulkit.tasks.tom.stories.read import Story, read_lines, story_lines
 from soulkit.tasks.tom.stories.render import (
     ATTITUDES,
     FIRST,
     MEMORY,
     NESTED,
-    PARAPHRASE,
     PLAIN,
     REALITY,
     SECOND,
     SIGHTS,
     STARTED_THERE,
     THINGS,
+    paraphrase,
 )
 from soulkit.tasks.tom.stories.tracker import Beliefs
 from soulkit.tasks.tom.stories.world import CHAPTERS, LARGE, SMALL, WAITING, World
@@ -47,12 +47,12 @@ def lexicon(*, small: bool = False) -> list[str]:
 
 
 def _templates(small: bool) -> Iterator[str]:
-    for bank in (PLAIN,) if small else (PLAIN, PARAPHRASE):
+    for bank in (PLAIN,) if small else (PLAIN, paraphrase()):
         for texts in bank.values():
             yield from texts
     yield from (STARTED_THERE, MEMORY, REALITY, FIRST, SECOND)
     yield from () if small else NESTED
-    yield from (*FACTS.values(), *DIAGNOSES.values(), "object")
+    yield from (*TEXTS["facts"].values(), *TEXTS["diagnoses"].values(), "object")
 
 
 def _names(world: World) -> Iterator[str]:
