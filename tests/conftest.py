@@ -36,26 +36,30 @@ def _no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "vector: one line of a conformance file")
+    config.addinivalue_line("markers", "formula: a vector of what no command runs")
     # A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Vector outcomes, then the skips by quirk and by family that is not built."""
-    outcomes: Counter[str] = Counter()
+    """Vector outcomes, of what commands run and of mere formulas, then the skips by reason."""
+    commands, formulas = Counter[str](), Counter[str]()
     skips: Counter[str] = Counter()
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, ()):
-            if "vector" not in getattr(report, "keywords", {}):
+            keywords = getattr(report, "keywords", {})
+            if "vector" not in keywords:
                 continue
             kind, why = _skip_kind(report) if outcome == "skipped" else (outcome, "")
-            outcomes[kind] += 1
+            (formulas if "formula" in keywords else commands)[kind] += 1
             skips[why] += bool(why)
-    if not outcomes:
+    if not (commands or formulas):
         return
     terminalreporter.section("conformance vectors")
-    terminalreporter.write_line(", ".join(f"{n} {kind}" for kind, n in outcomes.items()))
+    for what, outcomes in (("code that a command runs", commands), ("formulas alone", formulas)):
+        listed = ", ".join(f"{n} {kind}" for kind, n in outcomes.items())
+        terminalreporter.write_line(f"{what}: {listed or 'none'}")
     for why, count in sorted(skips.items()):
         if count:
             terminalreporter.write_line(f"  {count:4d}  {why}")

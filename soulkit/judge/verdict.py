@@ -8,7 +8,7 @@ goes too, in any case of letters, and the last tag decides, so that a model may 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 
@@ -75,21 +75,6 @@ def _without_blocks(text: str, flags: re.RegexFlag) -> str:
 @cache
 def _opening(kinds: tuple[str, ...], flags: re.RegexFlag) -> re.Pattern[str]:
     return re.compile("|".join(f"<{kind}>" for kind in kinds), flags)
-
-
-def split_think(text: str) -> tuple[str, str]:
-    """(the thoughts of closed blocks, `seed` blocks first; what is left), both stripped."""
-    blocks = [body for kind in ("seed:think", "think") for body in _bodies(text, kind)]
-    return "\n".join(body.strip() for body in blocks).strip(), remove_think(text)
-
-
-def _bodies(text: str, kind: str) -> Iterator[str]:
-    """What stands between each opening mark of a kind and the next closing one."""
-    opening, closing = f"<{kind}>", f"</{kind}>"
-    start = text.find(opening)
-    while start >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
-        yield text[start + len(opening) : end]
-        start = text.find(opening, end + len(closing))
 
 
 def answered(text: str) -> tuple[str, str]:

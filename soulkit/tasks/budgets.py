@@ -10,10 +10,8 @@ Example: texts of 3, 40 and 50 words with 63 words between them keep 3, 30 and 3
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 MARK = "[...]"
 """Stands where words were left out."""
@@ -31,23 +29,6 @@ def first_words(text: str, count: int) -> str:
     if len(ends) <= count:
         return text
     return f"{text[: ends[count - 1]]} {MARK}" if count > 0 else MARK
-
-
-def last_words(text: str, count: int) -> str:
-    """The last `count` words as they stand, after a mark when there were more."""
-    starts = deque((found.start() for found in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
-    if len(starts) <= count:
-        return text
-    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
-
-
-def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Messages with at most `count` words each; a message without content says nothing."""
-    return [{**turn, "content": _cut(turn.get("content", ""), count)} for turn in turns]
-
-
-def _cut(content: Any, count: int) -> Any:
-    return first_words(content, count) if isinstance(content, str) else content
 
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:

@@ -54,17 +54,22 @@ def vectors_folder() -> Path:
 
 
 def load_vectors(
-    name: str, *, fns: Set[str] | None = None, differ: Mapping[str, str] | None = None
+    name: str,
+    *,
+    fns: Set[str] | None = None,
+    differ: Mapping[str, str] | None = None,
+    formula: Set[str] = frozenset(),
 ) -> list[Any]:
     """The cases of `<name>.jsonl` as pytest params (each holds one Vector).
 
     `fns`: the families that are built, None for all. `differ`: quirk slug → why soulkit differs.
+    `formula`: the families that no command runs: what is checked stands in a `reference.py`.
     """
     path = vectors_folder() / f"{name}.jsonl"
     if not path.is_file():
         return [_missing(path)]
     vectors = [_read(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return [_param(v, fns, differ or {}) for v in vectors if "fixture" not in v.quirks]
+    return [_param(v, fns, differ or {}, formula) for v in vectors if "fixture" not in v.quirks]
 
 
 def assert_matches(
@@ -117,8 +122,12 @@ def _read(line: str) -> Vector:
     return Vector(raw["id"], raw["input"], raw["expected"], raw.get("note", ""), quirks)
 
 
-def _param(vector: Vector, fns: Set[str] | None, differ: Mapping[str, str]) -> Any:
+def _param(
+    vector: Vector, fns: Set[str] | None, differ: Mapping[str, str], formula: Set[str]
+) -> Any:
     marks = [pytest.mark.vector]
+    if vector.family in formula:
+        marks.append(pytest.mark.formula)
     reasons = [f"{QUIRK}{q}: {differ[q]}" for q in vector.quirks if q in differ]
     if fns is not None and vector.family not in fns:
         reasons = [f"{NOT_BUILT}{vector.family}"]

@@ -47,12 +47,12 @@ def test_the_arbitrary_split_has_every_mixture() -> None:
 
 def ends(reply: str, post: str) -> set[tuple[int, int]]:
     """The (axis, end) whose reply to `post` this is."""
-    topic = next(t for t in alignx.TOPICS if t.post == post)
+    topic = next(t for t in alignx.topics() if t.post == post)
     return {
         (i, j)
-        for i, axis in enumerate(alignx.AXES)
+        for i, axis in enumerate(alignx.axes())
         for j, taste in enumerate(axis)
-        if taste.reply(topic) == reply
+        if taste.answer(topic) == reply
     }
 
 
@@ -61,7 +61,7 @@ def test_the_evidence_of_a_row_decides_it(task: str) -> None:
     for row in synth(task, 60, 1):
         ((axis, end),) = ends(row["chosen"], row["raw_prompt"])
         assert ends(row["rejected"], row["raw_prompt"]) == {(axis, 1 - end)}
-        taste = alignx.AXES[axis][end]
+        taste = alignx.axes()[axis][end]
         if "demographic" in row:
             assert any(trait in row["demographic"] for trait in taste.traits)
         for pair in row.get("icl_pairs", ()):
@@ -71,14 +71,18 @@ def test_the_evidence_of_a_row_decides_it(task: str) -> None:
 
 
 def test_no_trait_or_comment_belongs_to_two_tastes() -> None:
-    tastes = [taste for axis in alignx.AXES for taste in axis]
+    tastes = [taste for axis in alignx.axes() for taste in axis]
     said = Counter(text for taste in tastes for text in (*taste.traits, *taste.comments))
     assert set(said.values()) == {1}
 
 
 def test_one_candidate_continues_the_pursuit_of_the_customer() -> None:
-    pursuit = {thing: name for name, things in humanllm.PURSUITS.items() for thing in things}
-    assert len(pursuit) == sum(map(len, humanllm.PURSUITS.values())), "a thing has one pursuit"
+    pursuit = {
+        thing: name for name, things in humanllm.TEXTS["pursuits"].items() for thing in things
+    }
+    assert len(pursuit) == sum(map(len, humanllm.TEXTS["pursuits"].values())), (
+        "a thing has one pursuit"
+    )
     for row in synth("humanllm", 100, 1):
         head, _, offer = row["prompt_text"].partition("\n")
         bought = [p for thing, p in pursuit.items() if f": {thing}" in head]

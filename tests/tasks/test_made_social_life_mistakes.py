@@ -83,7 +83,7 @@ def test_scenes_show_the_gold_once_among_different_options() -> None:
 def drives_shown(memory: str, name: str, friend: str) -> list[str]:
     """The drives whose deeds a memory tells, in its order."""
     found = {}
-    for drive, deeds in lives.DRIVES.items():
+    for drive, deeds in lives.TEXTS["drives"].items():
         for deed in deeds:
             at = memory.find(deed.format(n=name, f=friend))
             if at >= 0:
@@ -98,7 +98,7 @@ def test_the_last_drive_that_a_memory_shows_is_the_gold() -> None:
         shown = drives_shown(row["input_text"], name, friend)
         assert len(set(shown)) == (2 if row["kind"] == "changed" else 1)
         gold = asked["Options"]["ABCD".index(asked["Correct Answer"])]
-        acts = [acts for _, acts in lives.SITUATIONS if gold_of(acts, shown[-1], gold)]
+        acts = [s["acts"] for s in lives.TEXTS["situations"] if gold_of(s["acts"], shown[-1], gold)]
         assert acts, f"{gold!r} is what the drive '{shown[-1]}' does"
         assert len(set(asked["Options"])) == 4
 
@@ -110,7 +110,7 @@ def gold_of(acts: dict[str, str], drive: str, gold: str) -> bool:
 
 
 def test_every_drive_has_an_act_in_every_situation() -> None:
-    assert all(set(acts) == set(lives.DRIVES) for _, acts in lives.SITUATIONS)
+    assert all(set(s["acts"]) == set(lives.TEXTS["drives"]) for s in lives.TEXTS["situations"])
 
 
 def test_wrong_rules_lead_to_their_options() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from soulkit.judge.verdict import remove_think, split_think
-from soulkit.tasks.budgets import first_words, last_words, turns_within
+from soulkit.judge.verdict import remove_think
+from soulkit.tasks.budgets import first_words
+from tests.support.reference import last_words, split_think, turns_within
 from tests.support.vectors import Vector, assert_matches, load_vectors
 
 Input = Mapping[str, Any]
@@ -28,9 +29,10 @@ READERS: dict[str, Callable[[Input], Any]] = {
         given["turns"], given["max_words_per_turn"]
     ),
 }
+FORMULAS = {"split_think", "truncate_text_left", "truncate_turns_for_reference"}
 
 
-@pytest.mark.parametrize("vector", load_vectors("common.parse", fns=set(READERS)))
+@pytest.mark.parametrize("vector", load_vectors("common.parse", fns=set(READERS), formula=FORMULAS))
 def test_vector(vector: Vector) -> None:
     if vector.family != "split_think" and vector.input.get("text", "") is None:
         # A missing completion never gets here: there is no text to take anything out of.

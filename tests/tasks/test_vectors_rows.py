@@ -10,9 +10,9 @@ import pytest
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
 from soulkit.metrics.overlap import token_f1
 from soulkit.tasks.fantom.task import name_list
-from soulkit.tasks.humanllm.task import reformat_history
 from soulkit.tasks.social_r1.task import leading_letter
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.humanllm.reference import reformat_history
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "hitom.parse_choices": lambda value: parse_choices(value, "reference"),
@@ -26,7 +26,13 @@ DIFFER = {"evaluates-python-source": "a data file must not run code"}
 
 
 @pytest.mark.parametrize(
-    "vector", load_vectors("rows.parse", fns={*READERS, "fantom.f1"}, differ=DIFFER)
+    "vector",
+    load_vectors(
+        "rows.parse",
+        fns={*READERS, "fantom.f1"},
+        differ=DIFFER,
+        formula={"humanllm.reformat_history"},
+    ),
 )
 def test_vector(vector: Vector) -> None:
     if vector.family == "fantom.f1":

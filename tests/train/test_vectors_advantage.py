@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
-from soulkit.train.maths.advantage import spread_group_advantages
+from soulkit.train.maths.advantage import (
+    Entry,
+    Singleton,
+    StdMode,
+    group_advantages,
+    spread_over_tokens,
+)
 from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
 QUIRKS_WE_DIFFER_ON: dict[str, str] = {}
+
+
+def spread_group_advantages(
+    rewards: Tensor,
+    mask: Tensor,
+    *,
+    prompts: Sequence[str],
+    rollouts: Sequence[str] | None,
+    roles: Sequence[str | None] | None,
+    epsilon: float,
+    std: StdMode,
+    singleton: Singleton,
+) -> Tensor:
+    """Group advantages of token-level rewards, spread over the trained tokens: [batch][token].
+
+    A row's reward is the sum over all its tokens, trained or not: it belongs
+    to the sequence, wherever it was written. The group key is (prompt, role), no role and an empty
+    one being the same; without `rollouts` every row is its own rollout.
+    """
+    rollouts = rollouts if rollouts is not None else [str(i) for i in range(len(prompts))]
+    roles = roles if roles is not None else [None] * len(prompts)
+    totals: list[float] = rewards.detach().sum(-1).tolist()
+    entries = [
+        Entry((prompt, role or ""), str(rollout), total)
+        for prompt, role, rollout, total in zip(prompts, roles, rollouts, totals, strict=True)
+    ]
+    values = group_advantages(entries, epsilon=epsilon, std=std, singleton=singleton)
+    return spread_over_tokens(values, mask.to(rewards.dtype))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _agg_loss(vector: Vector) -> None:
 def _entropy(vector: Vector) -> None:
     data = vector.input
     mask = _tensor(data, "response_mask")
-    value = L.entropy_loss(_tensor(data, "logits"), mask, data["loss_agg_mode"])
+    value = L.aggregate(L.entropy(_tensor(data, "logits")), mask, data["loss_agg_mode"])
     assert_tensor(value, vector.expected["loss"], data["dtype"])
 
 

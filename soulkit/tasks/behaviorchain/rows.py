@@ -16,143 +16,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from soulkit.tasks.texts import Texts
+
 NODES = 5
 """Rows of one chain."""
 
-FIRST = (
-    "Ilka",
-    "Bram",
-    "Sunniva",
-    "Casimir",
-    "Odalys",
-    "Teodor",
-    "Maren",
-    "Yusuf",
-    "Petra",
-    "Anselm",
-)
+
+TEXTS = Texts(__file__)
+
 LAST = ("Brandt", "Okoye", "Lindqvist", "Marchetti", "Varga", "Halloran", "Sato", "Delacroix")
 TRADES = ("bridge builder", "clockmaker", "ferry captain", "beekeeper", "organist", "bookbinder")
 TOWNS = ("Halmstead", "Port Verity", "Ostrava Mill", "Lower Finch", "Saint Orlen")
 
 Way = tuple[str, str]
 """A way to act: as a habit in words of a profile, and as it looks in one moment."""
-
-HABITS: dict[str, tuple[str, tuple[str, ...], tuple[Way, ...]]] = {
-    "praise": (
-        "When praised",
-        (
-            "The mayor praises {name}'s work before a full hall.",
-            "An old teacher says in public how proud they are of {name}.",
-        ),
-        (
-            ("turns the talk to something else", "asks how the harvest is coming along"),
-            ("gives all the credit to the helpers", "names everybody who lent a hand"),
-            ("bows and asks for more applause", "takes a bow and waits for the clapping to go on"),
-            ("points out the flaws that nobody has seen", "shows where a corner came out crooked"),
-        ),
-    ),
-    "quarrel": (
-        "When others quarrel",
-        (
-            "Two neighbours begin to shout at each other over a fence.",
-            "At supper two cousins fall out over an inheritance.",
-        ),
-        (
-            ("leaves without a word", "is gone before anybody notices"),
-            (
-                "steps between them and makes them sit down",
-                "pushes two chairs out and will not have it otherwise",
-            ),
-            ("tells a joke until both laugh", "begins the story of the bishop and the goose"),
-            ("writes down what each of them claims", "opens a notebook and takes both accounts"),
-        ),
-    ),
-    "found": (
-        "When something lost is found",
-        (
-            "A purse full of coins lies in the gutter, and the street is empty.",
-            "Behind a loose brick a ring with initials comes to light.",
-        ),
-        (
-            ("carries it to the constable", "is at the police station within minutes"),
-            (
-                "puts up a notice on every door",
-                "letters a dozen signs and nails them up all over town",
-            ),
-            ("keeps it and tells nobody", "slips it into a pocket, and that is the last of it"),
-            ("leaves it where it is", "looks at it and walks on"),
-        ),
-    ),
-    "noise": (
-        "When there is a noise at night",
-        (
-            "Long after midnight something scrapes along the back door.",
-            "In the dark a step creaks on the stairs.",
-        ),
-        (
-            ("takes the lamp and goes to look", "lights a wick and follows the sound"),
-            (
-                "pulls the blanket up and waits for the morning",
-                "lies still under the covers until dawn",
-            ),
-            ("calls out and asks who is there", "shouts a question into the darkness"),
-            ("wakes the whole house", "knocks on every bedroom door"),
-        ),
-    ),
-    "request": (
-        "When a stranger asks for help",
-        (
-            "A traveller with a broken wheel asks for a hand.",
-            "A woman nobody knows begs for shelter from the storm.",
-        ),
-        (
-            (
-                "helps at once and asks no questions",
-                "rolls up both sleeves before the sentence is over",
-            ),
-            ("asks for a fair price first", "wants to know what it will pay"),
-            ("sends them to the parish", "gives directions to the vicarage"),
-            (
-                "wants to hear their story before anything else",
-                "offers a seat and says: tell me everything",
-            ),
-        ),
-    ),
-    "news": (
-        "When bad news comes by letter",
-        (
-            "A letter says that the savings at the bank are gone.",
-            "A letter brings word that the ship has not arrived.",
-        ),
-        (
-            (
-                "burns the letter and goes on working",
-                "feeds the page to the stove and picks up the tools",
-            ),
-            ("reads it aloud to whoever is near", "shares every line with the people in the room"),
-            (
-                "walks to the river and stays there until dusk",
-                "sits by the water for the rest of the day",
-            ),
-            ("answers it within the hour", "has a reply in the post before noon"),
-        ),
-    ),
-    "idle": (
-        "When there is nothing to do",
-        (
-            "Rain keeps everybody indoors and the work is done.",
-            "The train is six hours late and the waiting room is bare.",
-        ),
-        (
-            ("carves small animals out of wood", "whittles a fox from a scrap of pine"),
-            ("counts everything in sight", "finds out that there are forty-one tiles"),
-            ("falls asleep sitting up", "is snoring upright before long"),
-            ("starts a game with whoever is there", "deals cards to all who are around"),
-        ),
-    ),
-}
-"""Kind of moment → (its name in a profile, two such moments, the four ways to act in it)."""
 
 
 def rows(n: int, seed: int) -> list[dict[str, Any]]:
@@ -163,17 +40,17 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(i: int, seed: int) -> dict[str, Any]:
     chain, node = divmod(i, NODES)
     rng = random.Random(f"behaviorchain/{seed}/{chain}")
-    name = f"{rng.choice(FIRST)} {rng.choice(LAST)}"
-    habits = {kind: rng.choice(ways) for kind, (_, _, ways) in HABITS.items()}
-    kinds = rng.sample(list(HABITS), NODES)
+    name = f"{rng.choice(TEXTS['first'])} {rng.choice(LAST)}"
+    every = TEXTS["habits"]
+    habits = {kind: rng.choice(habit["ways"]) for kind, habit in every.items()}
+    kinds = rng.sample(list(every), NODES)
     shown = rng.choice(kinds)
-    scenes = [HABITS[kind][1] for kind in HABITS]
-    picks = dict(zip(HABITS, (rng.randrange(2) for _ in scenes), strict=True))
+    picks = {kind: rng.randrange(2) for kind in every}
     steps = [
         {"context": _scene(kind, picks[kind], name), "behavior": f"{name} {habits[kind][1]}."}
         for kind in kinds
     ]
-    ways = list(HABITS[kinds[node]][2])
+    ways = list(every[kinds[node]]["ways"])
     random.Random(f"behaviorchain/{seed}/{i}/order").shuffle(ways)
     return {
         "persona_name": name,
@@ -188,7 +65,8 @@ def _row(i: int, seed: int) -> dict[str, Any]:
 
 
 def _scene(kind: str, pick: int, name: str) -> str:
-    return HABITS[kind][1][pick].format(name=name)
+    moment: str = TEXTS["habits"][kind]["moments"][pick]
+    return moment.format(name=name)
 
 
 def _profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) -> str:
@@ -196,7 +74,8 @@ def _profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) 
     told = [kind for kind in habits if kind != shown]
     rng.shuffle(told)
     first = f"{name} is a {rng.choice(TRADES)} from {rng.choice(TOWNS)}."
-    return " ".join([first, *(f"{HABITS[k][0]}, {name} {habits[k][0]}." for k in told)])
+    named = {kind: habit["named"] for kind, habit in TEXTS["habits"].items()}
+    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in told)])
 
 
 def _history(name: str, shown: str, pick: int, way: str) -> list[dict[str, Any]]:

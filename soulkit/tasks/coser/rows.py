@@ -15,16 +15,35 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from soulkit.tasks.coser import texts
+from soulkit.tasks.texts import Texts
 
+TEXTS = Texts(__file__)
 SCENES = 4
 """Scenes in a row that belong to the same book."""
 ENVIRONMENT = "Environment"
 
 _FOR = ("open", "press", "tell", "offer", "warn", "doubt", "ask")
 _AGAINST = ("ask", "refuse", "doubt", "tell", "warn", "offer", "press")
+
+
+@dataclass(frozen=True, slots=True)
+class Matter:
+    """What a book turns on: a thing, what one side would do with it and the other, and why."""
+
+    thing: str
+    do: str
+    leave: str
+    hope: str
+    fear: str
+    known: str
+
+
+@cache
+def matters() -> tuple[Matter, ...]:
+    return tuple(Matter(**matter) for matter in TEXTS["matters"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,7 @@ class _Person:
 @dataclass(frozen=True, slots=True)
 class _Book:
     title: str
-    matter: texts.Matter
+    matter: Matter
     cast: tuple[_Person, ...]
 
 
@@ -56,20 +75,20 @@ def _row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _book(rng: random.Random, number: int) -> _Book:
-    names = [f"{first} {_surname(rng)}" for first in rng.sample(texts.FIRST, 4)]
-    tempers = rng.sample(tuple(texts.TEMPERS), 4)
-    callings = rng.sample(texts.CALLINGS, 4)
-    town = rng.choice(texts.TOWN_HEADS) + rng.choice(texts.TOWN_TAILS)
-    title = f"{rng.choice(texts.TITLES)}: A Chronicle of {town}, volume {number + 1}"
+    names = [f"{first} {_surname(rng)}" for first in rng.sample(TEXTS["first"], 4)]
+    tempers = rng.sample(tuple(TEXTS["tempers"]), 4)
+    callings = rng.sample(TEXTS["callings"], 4)
+    town = rng.choice(TEXTS["town_heads"]) + rng.choice(TEXTS["town_tails"])
+    title = f"{rng.choice(TEXTS['titles'])}: A Chronicle of {town}, volume {number + 1}"
     cast = tuple(
         _Person(*person, stands_for=place % 2 == 0)
         for place, person in enumerate(zip(names, tempers, callings, strict=True))
     )
-    return _Book(title, rng.choice(texts.MATTERS), cast)
+    return _Book(title, rng.choice(matters()), cast)
 
 
 def _surname(rng: random.Random) -> str:
-    return rng.choice(texts.LAST_HEADS) + rng.choice(texts.LAST_TAILS)
+    return rng.choice(TEXTS["last_heads"]) + rng.choice(TEXTS["last_tails"])
 
 
 def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
@@ -127,7 +146,7 @@ def _line(
 ) -> dict[str, str]:
     matter = book.matter
     other = rng.choice([p for p in present if p is not speaker])
-    said = texts.TEMPERS[speaker.temper][move].format(
+    said = TEXTS["tempers"][speaker.temper][move].format(
         thing=matter.thing,
         want=matter.do if speaker.stands_for else matter.leave,
         worry=matter.fear
@@ -136,15 +155,15 @@ def _line(
         known=matter.known,
         other=other.name.split()[0],
     )
-    thought = f"[{rng.choice(texts.THOUGHTS[move])}] "
-    gesture = f"({rng.choice(texts.GESTURES[speaker.temper])}) " if rng.random() < 0.6 else ""
+    thought = f"[{rng.choice(TEXTS['thoughts'][move])}] "
+    gesture = f"({rng.choice(TEXTS['gestures'][speaker.temper])}) " if rng.random() < 0.6 else ""
     return {"character": speaker.name, "message": f"{thought}{gesture}{said}"}
 
 
 def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """One message of the Environment at a place of its own, now and then at the very beginning."""
     place = rng.choice((0, *range(2, len(lines))))
-    told = {"character": ENVIRONMENT, "message": rng.choice(texts.SURROUNDINGS)}
+    told = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
     return [*lines[:place], told, *lines[place:]]
 
 
@@ -154,7 +173,7 @@ def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> l
 def _scenario(rng: random.Random, book: _Book, names: Sequence[str]) -> str:
     met = f"{', '.join(names[:-1])} and {names[-1]}"
     return (
-        f"{rng.choice(texts.HOURS)}. In {rng.choice(texts.ROOMS)}, {met} have met because of "
+        f"{rng.choice(TEXTS['hours'])}. In {rng.choice(TEXTS['rooms'])}, {met} have met because of "
         f"{book.matter.thing}, and not all of them came gladly."
     )
 
@@ -167,9 +186,8 @@ def _motive(book: _Book, person: _Person) -> str:
 
 
 def _profile(person: _Person) -> str:
-    return (
-        f"{person.name} {person.calling}. {person.name.split()[0]} {texts.MANNERS[person.temper]}."
-    )
+    first, manner = person.name.split()[0], TEXTS["manners"][person.temper]
+    return f"{person.name} {person.calling}. {first} {manner}."
 
 
 def _plot(
@@ -186,7 +204,7 @@ def _plot(
             {
                 "name": person.name,
                 "description": f"Somebody who {person.calling}.",
-                "summary": f"{person.name} {texts.MANNERS[person.temper]}.",
+                "summary": f"{person.name} {TEXTS['manners'][person.temper]}.",
             }
             for person in present
         ],

@@ -19,17 +19,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from soulkit.tasks.fantom.sets import sized
+from soulkit.tasks.texts import Texts
 
 Row = dict[str, Any]
 
-NAMES = (
-    "Ambra", "Bruno", "Celia", "Dimitri", "Edda", "Farid", "Gideon", "Hanna", "Ines", "Jarek",
-    "Keiko", "Leopold", "Mireille", "Nadir", "Oksana", "Petra", "Ramon", "Selma", "Tomas", "Ursula",
-    "Viktor", "Wanda", "Yusuf", "Zora",
-)  # fmt: skip
+
+TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,85 +43,6 @@ class Topic:
     values: tuple[str, ...]
 
 
-TOPICS = (
-    Topic(
-        "I cooked {v} for the street fair.",
-        "{s} cooked {v} for the street fair",
-        "What did {s} cook for the street fair?",
-        "what {s} cooked for the street fair",
-        ("paella", "lentil soup", "dumplings", "plum cake", "stuffed peppers", "onion tart"),
-    ),
-    Topic(
-        "My sister is moving to {v} in autumn.",
-        "{s}'s sister is moving to {v} in autumn",
-        "Where is {s}'s sister moving to in autumn?",
-        "where {s}'s sister is moving to in autumn",
-        ("Porto", "Tromsø", "Nairobi", "Graz", "Valparaíso", "Osaka"),
-    ),
-    Topic(
-        "I found {v} in my grandmother's attic.",
-        "{s} found {v} in the grandmother's attic",
-        "What did {s} find in the grandmother's attic?",
-        "what {s} found in the grandmother's attic",
-        ("a brass telescope", "a box of letters", "an old accordion", "a pilot's cap", "a globe"),
-    ),
-    Topic(
-        "Since last week I have been taking lessons in {v}.",
-        "{s} has been taking lessons in {v} since last week",
-        "What has {s} been taking lessons in since last week?",
-        "what {s} has been taking lessons in since last week",
-        ("fencing", "bookbinding", "sign language", "tap dance", "beekeeping", "archery"),
-    ),
-    Topic(
-        "The doctor told me to keep off {v} for a month.",
-        "the doctor told {s} to keep off {v} for a month",
-        "What did the doctor tell {s} to keep off for a month?",
-        "what the doctor told {s} to keep off for a month",
-        ("coffee", "running", "peanuts", "swimming", "spicy food", "heavy lifting"),
-    ),
-    Topic(
-        "I spent the whole advance on {v}.",
-        "{s} spent the whole advance on {v}",
-        "What did {s} spend the whole advance on?",
-        "what {s} spent the whole advance on",
-        ("a kiln", "a sailing boat", "theatre tickets", "a loom", "new windows", "a cargo bike"),
-    ),
-    Topic(
-        "The play I am writing takes place in {v}.",
-        "the play that {s} is writing takes place in {v}",
-        "Where does the play that {s} is writing take place?",
-        "where the play that {s} is writing takes place",
-        ("a lighthouse", "a night train", "an empty hotel", "a submarine", "a salt mine"),
-    ),
-    Topic(
-        "My neighbour has named her new dog {v}.",
-        "{s}'s neighbour has named her new dog {v}",
-        "What has {s}'s neighbour named her new dog?",
-        "what {s}'s neighbour has named her new dog",
-        ("Biscuit", "Admiral", "Nutmeg", "Comet", "Pickle", "Duchess"),
-    ),
-)
-GREETINGS = (
-    "Good to see you all.",
-    "What a long week this was.",
-    "It is nice that we do this.",
-    "So, here we are.",
-    "Who would like some tea?",
-    "I have been looking forward to this.",
-)
-REPLIES = (
-    "I would not have guessed that.",
-    "Now that is news.",
-    "You must tell us how it goes on.",
-    "I like that.",
-    "Really? Good for you.",
-    "That suits you.",
-)
-LEAVING = (
-    "Excuse me, I have to take this call. Back in a while.",
-    "My parking time is up, I have to move the car. See you in a bit.",
-    "I must run to the pharmacy before it closes. Talk to you later.",
-)
 FAREWELLS = ("See you later, {x}.", "Of course, {x}.", "Take your time, {x}.")
 COMING = ("Hello, everyone. Sorry that I am late.", "Hi! The bus did not come. Here I am at last.")
 RETURNING = ("I am back. What are you talking about?", "Here I am again. Go on, please.")
@@ -173,13 +93,13 @@ class Talk:
         line = self.say(speaker, topic.said.format(v=value))
         heard = set(self.present)
         self.pieces.append(Piece(topic, speaker, value, line, heard, overview=set(heard)))
-        reply, more = self.rng.sample(REPLIES, 2)
+        reply, more = self.rng.sample(TEXTS["replies"], 2)
         self.say(self.other(speaker), reply)
         if self.rng.random() < 0.5:
             self.say(self.other(speaker), more)
 
     def leave(self, who: str) -> None:
-        self.say(who, self.rng.choice(LEAVING))
+        self.say(who, self.rng.choice(TEXTS["leaving"]))
         self.say(self.other(who), self.rng.choice(FAREWELLS).format(x=who))
         self.present.discard(who)
 
@@ -200,6 +120,11 @@ class Talk:
         piece.retold.append(self.say(teller, f"{lead} {text}"))
         piece.heard |= self.present
         piece.overview &= self.present
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    return tuple(Topic(**item) for item in TEXTS["topics"])
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -231,25 +156,25 @@ def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
 
 def _talk(rng: random.Random) -> Talk:
     """Two or three pieces, with people who leave, come late or come back between them."""
-    people = rng.sample(NAMES, rng.randint(3, 6))
+    people = rng.sample(TEXTS["names"], rng.randint(3, 6))
     late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
-    topics = rng.sample(TOPICS, 3)
+    chosen = rng.sample(topics(), 3)
     # Everybody says something at once: who is there must be readable from the conversation.
-    for who, greeting in zip(sorted(talk.present), rng.sample(GREETINGS, 6), strict=False):
+    for who, greeting in zip(sorted(talk.present), rng.sample(TEXTS["greetings"], 6), strict=False):
         talk.say(who, greeting)
     if rng.random() < (0.5 if late else 0.15):  # without late ones nobody would miss it
-        talk.tell(topics[0])
+        talk.tell(chosen[0])
     away = rng.sample(sorted(talk.present), min(len(talk.present) - 2, rng.randint(1, 3)))
     for who in away:
         talk.leave(who)
-    talk.tell(topics[1])
+    talk.tell(chosen[1])
     for who in away:
         _someone_comes(talk, who, RETURNING)
     for who in late:
         _someone_comes(talk, who, COMING)
     if rng.random() < 0.12:
-        talk.tell(topics[2])
+        talk.tell(chosen[2])
     return talk
 
 

@@ -14,50 +14,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from soulkit.tasks.texts import Texts
+
 Row = dict[str, Any]
 
-PURSUITS: dict[str, tuple[str, ...]] = {
-    "angling": ("fishing rod", "tackle box", "float set", "fishing net", "wading boots",
-                "fishing reel", "bait bucket"),
-    "chess": ("chess clock", "endgame book", "wooden chessboard", "opening flashcards",
-              "score pad", "travel chess kit", "chess puzzle calendar"),
-    "pottery": ("potter's wheel", "stoneware clay", "glaze brush", "kiln gloves",
-                "clay wire cutter", "celadon glaze", "trimming tool"),
-    "camping": ("two-man tent", "sleeping bag", "camp stove", "trekking poles", "tarp",
-                "water purifier", "folding cot"),
-    "baking": ("rolling pin", "proofing basket", "piping bags", "bread lame", "flour sieve",
-               "muffin tray", "dough scraper"),
-    "cycling": ("bicycle pump", "cycling jersey", "clipless pedals", "chain oil",
-                "handlebar tape", "bike repair stand", "puncture kit"),
-    "astronomy": ("refractor telescope", "star atlas", "moon filter", "red headlamp",
-                  "wide eyepiece", "telescope tripod", "planisphere"),
-    "sewing": ("sewing machine", "fabric shears", "thread assortment", "seam ripper",
-               "pin cushion", "zipper pack", "pattern paper"),
-    "guitar": ("guitar strings", "capo", "plectrum tin", "guitar tuner", "leather guitar strap",
-               "chord chart poster", "guitar stand"),
-    "aquarium": ("aquarium heater", "fish flakes", "gravel vacuum", "driftwood root",
-                 "algae scraper", "air pump", "snail trap"),
-    "gardening": ("pruning shears", "tomato seedlings", "watering can", "compost bin",
-                  "garden kneeler", "slug collars", "seed tray"),
-    "photography": ("camera lens", "lens cloth", "memory card", "light meter", "camera backpack",
-                    "softbox lamp", "negative sleeves"),
-    "yoga": ("yoga mat", "cork block", "stretching belt", "bolster pillow", "incense sticks",
-             "toe socks", "massage roller"),
-    "coffee": ("espresso tamper", "coffee grinder", "milk frother", "paper filters",
-               "gooseneck kettle", "coffee scale", "pour-over cone"),
-    "drawing": ("charcoal set", "sketchbook", "kneaded eraser", "ink nibs", "easel",
-                "watercolour pans", "drawing board"),
-    "swimming": ("swim goggles", "pull buoy", "nose clip", "swim fins", "swimming cap",
-                 "kickboard", "quick-dry towel"),
-    "birding": ("field binoculars", "bird guide", "nest box", "suet balls", "camouflage poncho",
-                "bird bath", "hummingbird feeder"),
-    "woodwork": ("hand plane", "wood chisel", "bar clamps", "sanding disc", "dovetail saw",
-                 "linseed varnish", "marking gauge"),
-    "climbing": ("climbing shoes", "chalk bag", "belay device", "climbing harness", "finger tape",
-                 "carabiner pair", "crash pad"),
-    "modelling": ("airbrush", "model glue", "locomotive kit", "enamel paints", "track sections",
-                  "hobby knife", "tiny trees"),
-}  # fmt: skip
+
+TEXTS = Texts(__file__)
+
 EVERYDAY = ("soap", "batteries", "light bulbs", "toothpaste", "tea towels", "umbrella", "candles")
 JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
 PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
@@ -71,12 +34,12 @@ def rows(n: int, seed: int) -> list[Row]:
 
 
 def _row(rng: random.Random, index: int) -> Row:
-    pursuit, *others = rng.sample(sorted(PURSUITS), len(PURSUITS))
-    bought = rng.sample(PURSUITS[pursuit], rng.randint(4, 6))
-    gold = rng.choice([thing for thing in PURSUITS[pursuit] if thing not in bought])
+    pursuit, *others = rng.sample(sorted(TEXTS["pursuits"]), len(TEXTS["pursuits"]))
+    bought = rng.sample(TEXTS["pursuits"][pursuit], rng.randint(4, 6))
+    gold = rng.choice([thing for thing in TEXTS["pursuits"][pursuit] if thing not in bought])
     history = [*bought, *rng.sample(EVERYDAY, rng.randint(1, 2))]
     rng.shuffle(history)
-    candidates = [gold, *(rng.choice(PURSUITS[other]) for other in others)]
+    candidates = [gold, *(rng.choice(TEXTS["pursuits"][other]) for other in others)]
     rng.shuffle(candidates)
     place = candidates.index(gold)
     return {

@@ -217,15 +217,6 @@ def split_history(text: str) -> tuple[str, list[str]]:
     return intro.strip(), [entry.strip().rstrip(",;").rstrip() for entry in entries]
 
 
-def reformat_history(text: str) -> str:
-    """The text with its history entries on lines of their own, numbered from 1."""
-    if not _ENTRY.search(text):
-        return text
-    intro, entries = split_history(text)
-    numbered = [f"History {i}: {entry}" for i, entry in enumerate(entries, 1)]
-    return "\n".join([intro, *numbered] if intro else numbered)
-
-
 def _letters(inside: str) -> list[str]:
     """The letters that a list names, [] when any part of it is no letter."""
     plain = unicodedata.normalize("NFKC", inside).strip("*`\"'[]() \n")

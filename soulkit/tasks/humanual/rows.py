@@ -15,28 +15,48 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from soulkit.tasks.humanual.public import NEWS, OPINION, POLITICS
-from soulkit.tasks.humanual.texts import (
-    BOOK,
-    CHAT,
-    EMAIL,
-    JOBS,
-    PASTIMES,
-    TOWNS,
-    Domain,
-    Stance,
-    Topic,
-)
+from soulkit.tasks.texts import Texts
 
-DOMAINS: dict[str, Domain] = {
-    "book": BOOK, "chat": CHAT, "email": EMAIL, "news": NEWS, "opinion": OPINION,
-    "politics": POLITICS,
-}  # fmt: skip
+TEXTS = Texts(__file__)
+DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
 TASKS = tuple(f"humanual_{domain}" for domain in DOMAINS)
 PER_PERSON = 2
 """Rows in a row that are by the same person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stance:
+    """A trait, in the words of a description, and two ways of saying what follows from it."""
+
+    trait: str
+    says: tuple[tuple[str, str], tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What the person saw (role, text), and what the sayings of a stance are filled with."""
+
+    category: str
+    seen: tuple[tuple[str, str], ...]
+    words: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    dataset: str
+    stances: tuple[Stance, ...]
+    topics: tuple[Topic, ...]
+
+
+@cache
+def domain_of(name: str) -> Domain:
+    """One of DOMAINS, with its texts."""
+    table = TEXTS["domains"][name]
+    stances = tuple(Stance(**stance) for stance in table["stances"])
+    return Domain(table["dataset"], stances, tuple(Topic(**topic) for topic in table["topics"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +95,7 @@ def _row(domain: str, seed: int, index: int) -> dict[str, Any]:
     rng = random.Random(f"humanual/{domain}/{seed}/{number}")
     person = _person(rng, domain)
     # Drawn together, so that nobody writes twice about the same thing.
-    topic = rng.sample(DOMAINS[domain].topics, PER_PERSON)[turn]
+    topic = rng.sample(domain_of(domain).topics, PER_PERSON)[turn]
     first, second = rng.choices(person.stance.says, k=PER_PERSON)[turn]
     written = person.habit.write(first.format(**topic.words), second.format(**topic.words))
     return {
@@ -83,7 +103,7 @@ def _row(domain: str, seed: int, index: int) -> dict[str, Any]:
         "prompt": json.dumps(_messages(topic), ensure_ascii=False),
         "completion": written,
         "id": f"made-{domain}-{seed}-{index}",
-        "dataset": DOMAINS[domain].dataset,
+        "dataset": domain_of(domain).dataset,
         "category": topic.category,
         "user_id": f"made-{domain}-{seed}-{number}",
         "index": index,
@@ -91,11 +111,12 @@ def _row(domain: str, seed: int, index: int) -> dict[str, Any]:
 
 
 def _person(rng: random.Random, domain: str) -> _Person:
-    stance = rng.choice(DOMAINS[domain].stances)
+    stance = rng.choice(domain_of(domain).stances)
     habit = rng.choice(HABITS)
+    job, age, town = rng.choice(TEXTS["jobs"]), rng.randint(18, 79), rng.choice(TEXTS["towns"])
     text = (
-        f"A {rng.choice(JOBS)} of {rng.randint(18, 79)} from {rng.choice(TOWNS)} who "
-        f"{rng.choice(PASTIMES)}. In matters like these, a person who {stance.trait}. {habit.told}"
+        f"A {job} of {age} from {town} who {rng.choice(TEXTS['pastimes'])}. In matters like these, "
+        f"a person who {stance.trait}. {habit.told}"
     )
     return _Person(text, stance, habit)
 

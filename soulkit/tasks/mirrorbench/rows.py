@@ -20,35 +20,14 @@ from typing import Any
 from uuid import UUID
 
 from soulkit.data.turns import Message
+from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import VOICES, Voice
 
 Row = dict[str, Any]
 
-SUBJECTS: dict[str, tuple[str, ...]] = {
-    "sourdough bread": ("how to feed a starter", "why a crust stays soft", "which flour to buy",
-                        "how long the dough may rest"),
-    "wooden floors": ("how to sand old boards", "which oil lasts longest", "what creaking means",
-                      "what a square metre costs"),
-    "night trains": ("which lines run in winter", "how to book a sleeper", "what one may bring",
-                     "whether bicycles are allowed"),
-    "beehives": ("where a hive should stand", "when to harvest honey", "how to calm a swarm",
-                 "what bees eat in winter"),
-    "harbour pilots": ("how one becomes a pilot", "what a pilot earns", "who orders a pilot",
-                       "how pilots board a ship"),
-    "sundials": ("how to set one up", "why it differs from a watch", "where the oldest one stands",
-                 "how to build one from slate"),
-    "choir singing": ("how to find a voice part", "how to read a score", "where choirs rehearse",
-                      "how to warm up"),
-    "river floods": ("how warnings are issued", "what insurance covers", "how to dry a cellar",
-                     "which towns were hit last"),
-    "pinhole cameras": ("how large the hole should be", "which paper to use", "how long to expose",
-                        "where to see such pictures"),
-    "goat cheese": ("how it is made at home", "how long it keeps", "which herbs go with it",
-                    "where it first came from"),
-    "street chess": ("where people play", "what the clock rules are", "how games are scored",
-                     "who plays for money"),
-    "old maps": ("how to date a map", "where to sell one", "how to store it", "what a copy costs"),
-}  # fmt: skip
+
+TEXTS = Texts(__file__)
+
 JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
 REMARKS = ("Thanks, that helps.", "I see.", "That is more than I knew.", "Good, that is clear now.")
 
@@ -77,10 +56,10 @@ def rows(n: int, seed: int) -> list[Row]:
 def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"mirrorbench/{seed}/{i}")
     subset = list(SHAPES)[i % len(SHAPES)]
-    subject = rng.choice(sorted(SUBJECTS))
-    aim, *others = rng.sample(SUBJECTS[subject], len(SUBJECTS[subject]))
+    subject = rng.choice(sorted(TEXTS["subjects"]))
+    aim, *others = rng.sample(TEXTS["subjects"][subject], len(TEXTS["subjects"][subject]))
     who = f"A {rng.choice(JOBS)} of {rng.randint(19, 88)}"
-    number = 9000 + sorted(SUBJECTS).index(subject)
+    number = 9000 + sorted(TEXTS["subjects"]).index(subject)
     wish = Wish(number, subject, aim, tuple(others), who, rng.choice(VOICES), rng)
     key, metadata, turns = SHAPES[subset](wish, i)
     named = {} if i % 5 == 4 else {"dataset": subset}
@@ -174,7 +153,7 @@ def _question(facet: str) -> str:
 
 def _examples(wish: Wish, subset: str) -> list[Row]:
     """What other people said, as the published rows carry along."""
-    others = wish.rng.sample(sorted(set(SUBJECTS) - {wish.subject}), 2)
+    others = wish.rng.sample(sorted(set(TEXTS["subjects"]) - {wish.subject}), 2)
     return [
         {"conversation_id": f"{subset}-made-{n}", "utterance": f"Tell me about {name}.",
          "similarity": f"0.{wish.rng.randint(1000, 9999)}"}

@@ -134,15 +134,3 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """Letter → text of the options that a row has; letters go by column, so gaps shift nothing."""
     texts = {letter: str(fields.get(f"Answer{letter}Text") or "").strip() for letter in LETTERS}
     return {letter: text for letter, text in texts.items() if text}
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Accuracy per target option and overall, as the reference's helper groups it."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        if result is not None:
-            reward = float(result.get("reward") or 0.0)
-            target = str(result.get("correct") or "").strip().upper() or "unknown"
-            groups[f"accuracy_target_{target}"].append(reward)
-            groups["accuracy_overall"].append(reward)
-    return {name: sum(values) / len(values) for name, values in groups.items()}

@@ -10,8 +10,6 @@ those that begin with 2 for a goal.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.errors import DataError
@@ -107,15 +105,3 @@ def options_of(question: str) -> dict[str, str]:
     if found is None:
         return {}
     return {"a": found["a"], "b": _REQUEST.sub("", found["b"]).strip()}
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Accuracy overall and by question type and episode, as the reference's helper groups it."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        if result is not None:
-            reward = float(result.get("reward") or 0.0)
-            groups["accuracy_overall"].append(reward)
-            groups[f"accuracy_type_{result.get('question_type', 'unknown')}"].append(reward)
-            groups[f"accuracy_episode_{result.get('episode', 'unknown')}"].append(reward)
-    return {name: sum(values) / len(values) for name, values in groups.items()}

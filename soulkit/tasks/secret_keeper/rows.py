@@ -9,40 +9,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-NAMES = (
-    "Anouk",
-    "Bastian",
-    "Cleo",
-    "Dario",
-    "Esme",
-    "Faris",
-    "Greta",
-    "Hamid",
-    "Ilka",
-    "Jonas",
-    "Katya",
-    "Lorenz",
-    "Marisol",
-    "Nuri",
-    "Odile",
-    "Pavel",
-    "Quinn",
-    "Rosa",
-    "Sven",
-    "Talia",
-)
+from soulkit.tasks.texts import Texts
+
+TEXTS = Texts(__file__)
+
 PLACES = ("bakery", "ferry", "library", "market", "museum", "station", "tavern", "workshop")
-TOPICS: dict[str, tuple[str, ...]] = {
-    "job": ("baker", "carpenter", "nurse", "pilot", "tailor", "teacher"),
-    "hometown": ("Bergen", "Cadiz", "Lyon", "Porto", "Riga", "Turin"),
-    "pet": ("canary", "hamster", "parrot", "rabbit", "terrier", "tortoise"),
-    "instrument": ("cello", "drum", "flute", "harp", "trumpet", "violin"),
-    "dish": ("curry", "dumplings", "lasagna", "omelette", "paella", "ramen"),
-    "sport": ("archery", "boxing", "fencing", "rowing", "skating", "tennis"),
-    "hideout": ("attic", "boathouse", "cellar", "greenhouse", "lighthouse", "tunnel"),
-    "treasure": ("compass", "diary", "lantern", "locket", "ring", "sapphire"),
-    "surprise": ("balloon", "concert", "picnic", "puppet", "telescope", "voyage"),
-}
 SECRETS = ("hideout", "treasure", "surprise")
 N_FACTS = 3
 
@@ -53,22 +24,16 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _row(rng: random.Random) -> dict[str, Any]:
-    keeper, visitor = rng.sample(NAMES, 2)
-    public = [topic for topic in TOPICS if topic not in SECRETS]
+    keeper, visitor = rng.sample(TEXTS["names"], 2)
+    public = [topic for topic in TEXTS["topics"] if topic not in SECRETS]
     topics = rng.sample(public, N_FACTS)
     hidden = rng.choice(SECRETS)
     return {
         "keeper": keeper,
         "visitor": visitor,
         "place": rng.choice(PLACES),
-        "facts": [{"topic": t, "value": rng.choice(TOPICS[t])} for t in topics],
-        "secret": {"topic": hidden, "value": rng.choice(TOPICS[hidden])},
+        "facts": [{"topic": t, "value": rng.choice(TEXTS["topics"][t])} for t in topics],
+        "secret": {"topic": hidden, "value": rng.choice(TEXTS["topics"][hidden])},
         "wanted": topics,
         "curiosity": hidden,
     }
-
-
-def lexicon() -> list[str]:
-    """Every name, place, topic and value that a row can hold."""
-    values = [value for options in TOPICS.values() for value in options]
-    return sorted({*NAMES, *PLACES, *TOPICS, *values})

@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from soulkit.data.turns import alternate
+from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import FAMILIES, NAMES, VOICES, Feature, Voice
 
 Row = dict[str, Any]
@@ -34,68 +36,14 @@ class Plan:
     """(question, possible answers); an answer is a sentence."""
 
 
-PLANS = (
-    Plan("email", "Invite the neighbours to a small party {x}.", (
-        ("When is it?", ("It is on Saturday at five.", "It is on the first of May.",
-                         "It is next Friday after work.")),
-        ("What should people bring?", ("Everybody brings a chair.", "Bring food for the grill.",
-                                       "Nothing, there is enough of all.")),
-        ("Is there anything to know?", ("The gate will be open.", "Dogs are welcome.",
-                                        "We stop at ten for the little ones.")),
-    )),
-    Plan("email", "Complain to a shop {x} about a delivery that went wrong.", (
-        ("What was ordered?", ("I ordered a desk lamp.", "I ordered two oak shelves.",
-                               "I ordered a set of pans.")),
-        ("What went wrong?", ("It came with a broken foot.", "Half of it is missing.",
-                              "It is the wrong colour.")),
-        ("What do you want?", ("I want my money back.", "I want the missing part.",
-                               "I want it exchanged this week.")),
-    )),
-    Plan("blog post", "Tell beginners {x} how to take up a craft.", (
-        ("Which craft is it?", ("It is about binding books.", "It is about carving spoons.",
-                                "It is about dyeing wool.")),
-        ("What went wrong at first?", ("My first try fell apart.", "I bought far too many tools.",
-                                       "I did not measure anything.")),
-        ("What is your best advice?", ("Start with scraps.", "Work slowly and stop when tired.",
-                                       "Ask somebody to show you once.")),
-    )),
-    Plan("blog post", "Describe a walk {x} that few people know.", (
-        ("Where does it lead?", ("It leads along the old canal.", "It leads up to the lighthouse.",
-                                 "It leads through the rope maker's quarter.")),
-        ("What is there to see?", ("There are herons on the locks.", "There is a bakery in a ruin.",
-                                   "One sees all of the bay.")),
-        ("How long does it take?", ("It takes an hour.", "It takes a whole morning.",
-                                    "It takes as long as the tide allows.")),
-    )),
-    Plan("creative writing", "Begin a story {x} about a clock that runs backwards.", (
-        ("Who finds it?", ("A ferry captain finds it.", "Twin sisters find it.",
-                           "A night watchman finds it.")),
-        ("What does it do?", ("It undoes the last hour.", "It makes the old young for a day.",
-                              "It only runs while nobody looks.")),
-        ("How does it go wrong?", ("They lose a memory each time.", "The wrong person is undone.",
-                                   "It stops at the worst moment.")),
-    )),
-    Plan("creative writing", "Write a short comic scene {x} that plays in a waiting room.", (
-        ("Who is waiting?", ("A magician with a cough waits there.", "Two chess rivals wait there.",
-                             "A man with a goose waits there.")),
-        ("What happens?", ("The lamp goes out.", "Somebody calls the wrong name.",
-                           "The goose escapes.")),
-        ("How does it end?", ("Nobody gets to see the doctor.", "They all leave as friends.",
-                              "The doctor waits with them.")),
-    )),
-)  # fmt: skip
-WHERE: dict[str, tuple[str, ...]] = {
-    "email": ("in the yard", "by the river", "in Dorne", "near the station", "on the island"),
-    "blog post": ("by the sea", "in the hills", "in a large city", "up north", "near a border"),
-    "creative writing": (
-        "for children",
-        "for grown-ups",
-        "in letters",
-        "in verse",
-        "for the stage",
-    ),
-}
+TEXTS = Texts(__file__)
+
 TONES = ("warmer", "shorter", "more formal", "funnier", "simpler")
+
+
+@cache
+def plans() -> tuple[Plan, ...]:
+    return tuple(Plan(**item) for item in TEXTS["plans"])
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -105,12 +53,12 @@ def rows(n: int, seed: int) -> list[Row]:
 
 def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_doc/{seed}/{i}")
-    plan = PLANS[i % len(PLANS)]
+    plan = plans()[i % len(plans())]
     voice, tone = rng.choice(VOICES), rng.choice(TONES)
-    wanted = plan.intent.format(x=rng.choice(WHERE[plan.kind]))
+    wanted = plan.intent.format(x=rng.choice(TEXTS["where"][plan.kind]))
     who = f"{rng.choice(NAMES)} {rng.choice(FAMILIES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
-    full = (i // len(PLANS) + i) % 3
+    full = (i // len(plans()) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan.notes]
     said = [voice.write(text) for text in _messages(wanted, notes, tone)]
     packed = {

@@ -26,9 +26,11 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.tasks.lettered import opening, read_state
+from soulkit.tasks.texts import Texts
 from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_text, letter_of
 from soulkit.types import Example, Score
 
+TEXTS = Texts(__file__)
 _ON_LINES = re.compile(r"^[ \t]*[*(]{0,3}([A-Z])[.):]\**(?=\s)[ \t]*", re.MULTILINE)
 _INLINE = re.compile(r"(?:\A|(?<=\s))\(?([A-Z])[.)](?=\s)\s*")
 _LEADING = re.compile(r"([A-Z])[.)]", re.IGNORECASE)
@@ -101,7 +103,8 @@ class SocialR1(WorkedTask):
             read_state(score), "That reading holds up.", "That reading does not hold up."
         )
         kind = str(example.fields.get("kind") or "")
-        yield from (f"{lead} {text}".strip() for text in (_ABOUT.get(kind, _STEPS), _STEPS, _SHORT))
+        about = TEXTS["about"].get(kind, _STEPS)
+        yield from (f"{lead} {text}".strip() for text in (about, _STEPS, _SHORT))
         yield CLOSE
 
 
@@ -110,32 +113,6 @@ _STEPS = (
     "and what they would rather keep hidden; then ask which option needs nothing beyond that."
 )
 _SHORT = "Retrace who knew what when, person by person, before choosing."
-_ABOUT = {
-    "irony": (
-        "Hold the words against the situation they are spoken in. Where both cannot be meant at "
-        "once, the situation tells what the speaker means."
-    ),
-    "white_lie": (
-        "Compare what the speaker really thinks, which the scene tells, with what is said aloud, "
-        "and ask whom the difference protects."
-    ),
-    "hint": (
-        "Ask what the speaker could get from the listener right there, and why it might be "
-        "awkward to demand it openly."
-    ),
-    "hidden_feeling": (
-        "Tell what a face shows from what the person went through a moment before, and look for "
-        "the reason to keep the two apart."
-    ),
-    "careless_remark": (
-        "Check who was there, and what each of them knew, at the moment the remark was made."
-    ),
-    "false_belief": (
-        "Keep a list of what each person witnessed; people go by the last thing they witnessed, "
-        "not by how things are."
-    ),
-}
-"""Process advice by what a scene turns on."""
 
 
 # -- reading rows --------------------------------------------------------------------------------

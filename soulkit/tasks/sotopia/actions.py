@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -322,13 +322,6 @@ def parse_action(text: str | None) -> Action:
     return Action(SPEAK, text.strip())
 
 
-def narrated(name: str, action: Mapping[str, Any]) -> str:
-    """The reference's line for an action as a mapping: an unknown kind is speech."""
-    kind = action.get("action_type", NONE)
-    known = kind if kind in (*KINDS, NONE) else SPEAK
-    return told(name, Action(known, str(action.get("argument", ""))))
-
-
 def parse_json(text: str) -> Any:
     """A JSON value in `text` as the reference finds it, None without one.
 
@@ -370,29 +363,3 @@ def _largest(text: str) -> Any:
         if size > length:
             best, length = value, size
     return best
-
-
-def extract_json(text: str | None, repair: Callable[[str], str]) -> tuple[Any, int]:
-    """(value, calls of `repair`): what holds no value, or an empty one, is given to `repair`."""
-    if not text:
-        return None, 0
-    value = parse_json(text)
-    return (value, 0) if value else (parse_json(repair(text) or ""), 1)
-
-
-def parse_rollout(output: str, actor: str, partner: str) -> list[dict[str, Any]]:
-    """The turns of a saved rollout, as the reference splits it: at role words that end a line."""
-    parts = re.split(r"(assistant|user)\s*\n", output)
-    turns = []
-    for turn, (role, said) in enumerate(zip(parts[1::2], parts[2::2], strict=True), 1):
-        said = remove_think(said, remove_unclosed=True)
-        if not said:
-            continue
-        action = parse_action(said) if role == "assistant" else Action(SPEAK, said)
-        line = told(actor, action) if role == "assistant" else said
-        who = actor if role == "assistant" else partner
-        turns.append(
-            {"turn": turn, "agent": who, "action_type": action.kind,
-             "argument": action.argument, "natural_language": line}
-        )  # fmt: skip
-    return turns

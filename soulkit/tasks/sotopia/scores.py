@@ -1,4 +1,4 @@
-"""Sotopia's seven dimensions: ranges, weights, means, verdict shapes, the reference's arithmetic.
+"""Sotopia's seven dimensions: ranges, weights, means, verdict shapes.
 
 Raw scores are integers, each on a range of its own; two of them (secret, social_rules) only take
 away. One number comes out in two ways:
@@ -8,21 +8,19 @@ away. One number comes out in two ways:
 
 `paper` pays average / 10 to every episode alike. `reference` pays a draft average / 10 and a
 refined episode `weighted`, reads a missing score as the middle of its range, and lets the auditor
-change a number that nobody learns from; `reference_scores` is that, for whoever has to reproduce
-it.
+change a number that nobody learns from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import Field
 
 from soulkit.judge.hacking import audited
 from soulkit.judge.structured import Shape
-from soulkit.tasks.sotopia.actions import TOLD, Action, extract_json
+from soulkit.tasks.sotopia.actions import TOLD, Action
 from soulkit.types import Kind
 
 
@@ -34,11 +32,6 @@ class Dimension:
     high: int
     weight: float
     importance: str
-
-    @property
-    def middle(self) -> int:
-        """The middle of the range, rounded down: the reference's score for no score."""
-        return (self.low + self.high) // 2
 
     def clamped(self, raw: int) -> int:
         return max(self.low, min(self.high, raw))
@@ -69,10 +62,6 @@ def weighted(raw: Mapping[str, float]) -> float:
     """Weighted mean of the seven scores as shares of their ranges, 0 to 1 within them."""
     parts = (d.weight * d.normal(raw[name]) for name, d in DIMENSIONS.items())
     return sum(parts) / TOTAL_WEIGHT
-
-
-LOWEST = average({name: d.low for name, d in DIMENSIONS.items()}) / 10
-HIGHEST = average({name: d.high for name, d in DIMENSIONS.items()}) / 10
 
 
 # -- verdicts ------------------------------------------------------------------------------------
@@ -145,36 +134,6 @@ def audited_lines(actions: Sequence[Action]) -> list[str]:
     return audited(spoken, "reference")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceScores:
-    """What the reference makes of one judged episode."""
-
-    raw: dict[str, int]
-    average: float
-    weighted: float
-    """With the auditor's penalty, in training."""
-    reward: float
-    risk: str
-
-
-def reference_scores(
-    verdict: Mapping[str, Any] | None, audit: Mapping[str, Any] | None, *,
-    is_train: bool, kind: Kind = "draft", audited: bool = True, thought_aloud: bool = False,
-) -> ReferenceScores:  # fmt: skip
-    """The reference's numbers for a verdict and an audit as they came, None when none came.
-
-    `audited`: the auditor had something to see; `thought_aloud`: a turn began with a thinking tag.
-    ValueError or OverflowError for a score that is not finite, as there.
-    """
-    raw = {name: lenient_score(name, verdict) for name in DIMENSIONS}
-    heard = audited and isinstance(audit, Mapping)
-    risk = str(audit.get("risk_level", "low")) if heard and audit else "low"
-    share, reward = reference_reward(
-        raw, risk, is_train=is_train, kind=kind, thought_aloud=thought_aloud
-    )
-    return ReferenceScores(raw=raw, average=average(raw), weighted=share, reward=reward, risk=risk)
-
-
 def reference_reward(
     raw: Mapping[str, float], risk: str, *, is_train: bool, kind: Kind, thought_aloud: bool
 ) -> tuple[float, float]:
@@ -185,68 +144,3 @@ def reference_reward(
         reward = 0.0 if risk in ("medium", "high") else weighted(raw)
         return share, reward / 2 if badly_formed else reward
     return share, share / 2 if badly_formed else average(raw) / 10
-
-
-def lenient_score(name: str, verdict: Mapping[str, Any] | None) -> int:
-    """A dimension's score in a verdict of any shape; the middle of its range when there is none."""
-    entry = verdict.get(name) if isinstance(verdict, Mapping) else None
-    return _lenient(name, entry.get("score") if isinstance(entry, Mapping) else None)
-
-
-def _lenient(name: str, score: Any) -> int:
-    dimension = DIMENSIONS[name]
-    if not isinstance(score, int | float):  # a bool is an int, here as there
-        return dimension.middle
-    return dimension.clamped(int(score))
-
-
-def shares(raw: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Dimension → its raw and its normalised score."""
-    return {name: {"raw": raw[name], "normalized": d.normal(raw[name])}
-            for name, d in DIMENSIONS.items()}  # fmt: skip
-
-
-def extract_old_scores(rollout: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The scores in a saved rollout: a missing one is 0, one that is no number the middle."""
-    return shares({name: _lenient(name, rollout.get(f"sotopia/{name}", 0)) for name in DIMENSIONS})
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the results with a reward: of it, and of each dimension of the judged seat."""
-    scored = [result for result in results if result.get("reward") is not None]
-    found: dict[str, float] = {}
-    for name in DIMENSIONS:
-        entries = [entry for result in scored if (entry := _own(result).get(name)) is not None]
-        if entries:
-            count = len(entries)
-            found[f"{name}_avg"] = sum(entry["normalized"] for entry in entries) / count
-            found[f"{name}_raw_avg"] = sum(entry["raw"] for entry in entries) / count
-    if scored:
-        found["overall_reward"] = sum(result["reward"] for result in scored) / len(scored)
-    return found
-
-
-def _own(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    seat = 1 if result.get("eval_position", "agent1") == "agent1" else 2
-    scores: Mapping[str, Any] = result.get(f"agent_{seat}_scores") or {}
-    return scores
-
-
-def evaluate_text(ask: Callable[[], str], attempts: int = 3) -> tuple[dict[str, int], int]:
-    """(raw scores, calls): the reference's reading of a judge that answers in free text.
-
-    A reply without JSON is given to a repair call (`ask` again); a reply that names no dimension is
-    asked for anew. Without a usable one every score is the middle of its range.
-    """
-    calls = 0
-
-    def again(_: str = "") -> str:
-        nonlocal calls
-        calls += 1
-        return ask()
-
-    for _ in range(attempts):
-        value, _repairs = extract_json(again(), again)
-        if isinstance(value, Mapping) and any(name in value for name in DIMENSIONS):
-            return {name: lenient_score(name, value) for name in DIMENSIONS}, calls
-    return {name: d.middle for name, d in DIMENSIONS.items()}, calls

@@ -94,18 +94,3 @@ def _by_story(records: Sequence[Record]) -> list[dict[int, float]]:
     for play, order in broken:
         stories[play].pop(order, None)
     return list(stories.values())
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Accuracy overall and by deception, length and order, as the reference's helper groups it."""
-    kept = [r for r in results if r is not None]
-    if not kept:
-        return {}
-    groups: dict[str, list[float]] = defaultdict(list)
-    for result in kept:
-        reward = float(result.get("reward") or 0.0)
-        groups["accuracy_overall"].append(reward)
-        groups[f"accuracy_deception_{result.get('deception', 'unknown')}"].append(reward)
-        groups[f"accuracy_length_{result.get('story_length', 'unknown')}"].append(reward)
-        groups[f"accuracy_order_{result.get('question_order', 'unknown')}"].append(reward)
-    return {name: sum(values) / len(values) for name, values in groups.items()}

@@ -8,8 +8,7 @@ candidates serve scoring and the leak check; ParaToMi shows them to the actor, T
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from soulkit.data.literals import parse_candidates, parse_story
@@ -103,14 +102,3 @@ def _check_gold(cands: Sequence[str], gold: str) -> None:
             "The actor is shown the candidates, so that nobody who picks one could be right.",
             "Mend the row, or leave it out.",
         )
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Accuracy per question type and overall, as the reference's helper groups it."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        if result is not None:
-            reward = float(result.get("reward") or 0.0)
-            groups[f"accuracy_{result.get('question_type', 'unknown')}"].append(reward)
-            groups["accuracy_overall"].append(reward)
-    return {name: sum(values) / len(values) for name, values in groups.items()}

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from soulkit.tasks.texts import Texts
+
 Pair = tuple[str, str]
 """English and Chinese."""
 
@@ -45,35 +47,8 @@ WISHES: tuple[Pair, ...] = (
 FEELINGS: tuple[Pair, ...] = (
     ("Delighted", "高兴"), ("Disappointed", "失望"), ("Bored", "无聊"), ("Ashamed", "羞愧"),
 )  # fmt: skip
-GOALS: tuple[tuple[Pair, Pair], ...] = (
-    (("fills a can at the tap and carries it to the dry flower bed",
-      "在水龙头下接满一壶水，提到干裂的花坛边"),
-     ("To water the flowers", "为了浇花")),
-    (("puts a ladder against the tree and calls softly to the cat at the top",
-      "把梯子靠在树上，轻声呼唤树顶的猫"),
-     ("To bring the cat down", "为了把猫抱下来")),
-    (("gathers dry sticks, lays them in a ring of stones and takes out matches",
-      "捡来干树枝，放进石头围成的圈里，又拿出火柴"),
-     ("To light a fire", "为了生火")),
-    (("holds a stamped envelope and looks up and down the street for a red box",
-      "拿着贴好邮票的信封，在街上四处寻找红色的邮筒"),
-     ("To post a letter", "为了寄信")),
-    (("ties a worm to a hook and walks to the end of the pier",
-      "把蚯蚓挂在钩子上，走到码头的尽头"),
-     ("To catch a fish", "为了钓鱼")),
-)  # fmt: skip
-HINTS: tuple[tuple[Pair, Pair], ...] = (
-    (("It has become so dark in here that I can hardly see my book.", "屋里这么暗，书都看不清了。"),
-     ("Switch on the lamp", "把灯打开")),
-    (("There is an icy wind coming through that window.", "那扇窗户吹进来的风真冷。"),
-     ("Close the window", "把窗户关上")),
-    (("My throat is dry after all that talking.", "说了这么多话，我嗓子都干了。"),
-     ("Bring some water", "倒一杯水来")),
-    (("These bags pull my arms out.", "这几个袋子重得胳膊都要断了。"),
-     ("Help to carry the bags", "帮忙提袋子")),
-    (("The baby has only just fallen asleep.", "宝宝才刚刚睡着。"),
-     ("Speak more quietly", "说话小声一点")),
-)  # fmt: skip
+
+TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +215,7 @@ def _emotion(rng: random.Random) -> Scene:
 
 def _intention(rng: random.Random) -> Scene:
     (a,) = rng.sample(PEOPLE, 1)
-    (deed, goal), *others = rng.sample(GOALS, 4)
+    (deed, goal), *others = rng.sample(TEXTS["goals"], 4)
     story = _both(("{a} {d}.", "{a}{d}。"), a=a, d=deed)
     question = _both(("What for?", "这是为了什么？"), a=a)
     return Scene(story, question, (goal, *(g for _, g in others)),
@@ -249,7 +224,7 @@ def _intention(rng: random.Random) -> Scene:
 
 def _hint(rng: random.Random) -> Scene:
     a, b = rng.sample(PEOPLE, 2)
-    (said, wanted), *others = rng.sample(HINTS, 4)
+    (said, wanted), *others = rng.sample(TEXTS["hints"], 4)
     story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=said)
     question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
     return Scene(story, question, (wanted, *(w for _, w in others)),

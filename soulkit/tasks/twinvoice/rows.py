@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from soulkit.tasks.texts import Texts
+
 DIMENSIONS = ("social", "interpersonal", "narrative")
 TOPICS = (
     "the new tram", "the street market", "the choir", "the long winter", "the school play",
@@ -25,20 +27,9 @@ TOPICS = (
 OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
 PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
 PET_WORDS = ("blimey", "mate", "honestly", "so to speak", "mark my words", "bless", "you know what")
-TONES: dict[str, tuple[str, ...]] = {
-    "cheerful": ("What a joy {t} is!", "{t} made my whole day!", "Cannot get enough of {t}!"),
-    "grumpy": ("{t}, of all things. Spare me.", "Who asked for {t}?", "{t} again. My poor nerves."),
-    "solemn": (
-        "{t} deserves our respect.",
-        "One ought to reflect on {t}.",
-        "{t} teaches patience to us all.",
-    ),
-    "teasing": (
-        "Oh sure, {t}, and next pigs fly.",
-        "{t}? Did your cat tell you that?",
-        "Careful, {t} might bite you.",
-    ),
-}
+
+TEXTS = Texts(__file__)
+
 SHAPES: dict[str, Callable[[str], str]] = {
     "lower": lambda t: f"{t} keeps coming up these days".lower(),
     "trail": lambda t: f"Well... {t}... it keeps coming up...",
@@ -54,20 +45,6 @@ SIDES = (
 """Opinions: as they were given once, and as they sound when asked again."""
 CITIES = ("Porto", "Tartu", "Ghent", "Split", "Bergen", "Lucca", "Malmö", "Cork")
 KIN = ("sister", "brother", "godmother", "cousin", "best friend")
-RULES = (
-    ("I cycle to work when it is dry, take the tram when it rains, walk when it snows and stay "
-     "home in a storm.",
-     {"It is dry and sunny today. How do you get to work?": "Cycling it is.",
-      "It is raining today. How do you get to work?": "Tram it is.",
-      "It is snowing today. How do you get to work?": "Walking it is.",
-      "There is a storm today. How do you get to work?": "Home it is."}),
-    ("I pay with coins below five, with a note below fifty, by card below five hundred and by "
-     "transfer above that.",
-     {"That will be three. How do you pay?": "Coins it is.",
-      "That will be twenty. How do you pay?": "A note it is.",
-      "That will be two hundred. How do you pay?": "Card it is.",
-      "That will be nine hundred. How do you pay?": "A transfer it is."}),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +113,7 @@ def _memory(rng: random.Random) -> Case:
 
 
 def _reasoning(rng: random.Random) -> Case:
-    rule, cases = rng.choice(RULES)
+    rule, cases = rng.choice(TEXTS["rules"])
     anchor = rng.choice(list(cases))
     rest = [reaction for asked, reaction in cases.items() if asked != anchor]
     small = [f"{_start(t)} came up at breakfast." for t in rng.sample(TOPICS, 4)]
@@ -155,9 +132,9 @@ def _pet_words(rng: random.Random) -> Case:
 
 def _tone(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(list(TONES), 4)
-    said = tuple(_start(rng.choice(TONES[own]).format(t=other)) for other in others)
-    reactions = (_start(rng.choice(TONES[tone]).format(t=topic)) for tone in (own, *rest))
+    own, *rest = rng.sample(list(TEXTS["tones"]), 4)
+    said = tuple(_start(rng.choice(TEXTS["tones"][own]).format(t=other)) for other in others)
+    reactions = (_start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (own, *rest))
     return Case(said, f"What do you think of {topic}?", tuple(reactions))
 
 

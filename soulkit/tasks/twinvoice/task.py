@@ -11,7 +11,6 @@ tone, syntax). Of a long history the latest entries are shown, as in the origina
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -189,17 +188,3 @@ def _words(text: str) -> list[str]:
 
 def _sentences(text: str) -> int:
     return max(len(re.findall(r"[.!?。！？…]+", text)), 1)
-
-
-def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Accuracy per dimension and overall, as the reference's helper groups it."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        if result is None:
-            continue
-        logged = (result.get("extra_fields") or {}).get("reward_extra_info") or {}
-        dimension = logged.get("twinvoice/dimension") or result.get("dimension") or "unknown"
-        reward = float(result.get("reward") or 0.0)
-        groups[f"accuracy_{dimension}"].append(reward)
-        groups["accuracy_overall"].append(reward)
-    return {name: sum(values) / len(values) for name, values in groups.items()}

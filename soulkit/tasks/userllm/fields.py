@@ -126,13 +126,6 @@ def related_metrics(row: Mapping[str, Any]) -> set[str]:
     return found or set(METRICS.get(read_source(row.get("source")), ()))
 
 
-def adherence_fields(row: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(question, what the assistant suggested instead), None unless both are there."""
-    names = ("question", "assistant_suggestion_turn")
-    question, suggestion = (str(row.get(name) or "").strip() for name in names)
-    return (question, suggestion) if question and suggestion else None
-
-
 # -- conversations -------------------------------------------------------------------------------
 
 

@@ -16,127 +16,19 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from soulkit.tasks.texts import Texts
+
 Row = dict[str, Any]
 
 PREAMBLE = "You are a user chatting with an assistant language model to: "
-QUIZZES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Where does one leave a wet umbrella on entering a house?",
-     ("hall stand", "bread bin", "chimney", "letter box", "mattress")),
-    ("What does a gardener carry water in?",
-     ("watering can", "rake", "straw hat", "seed packet", "fence")),
-    ("What would someone do with a letter that has just come?",
-     ("open envelope", "boil soup", "polish boots", "wind clock", "fold tent")),
-    ("Where would you look for a missing sock?",
-     ("laundry basket", "lighthouse", "orchestra", "glacier", "quarry")),
-    ("What do musicians need to see in the dark pit of an opera house?",
-     ("stand lamp", "compass", "telescope", "mirror ball", "torch relay")),
-    ("Why does a baker get up before dawn?",
-     ("fresh rolls", "cold coffee", "full moon", "late trains", "loud owls")),
-    ("What holds the pages of a book together?",
-     ("binding", "ink", "margin", "plot", "footnote")),
-    ("Where do ferries wait for their passengers?",
-     ("pier", "attic", "vineyard", "tunnel", "stadium")),
-)  # fmt: skip
-SEARCHES: tuple[tuple[str, str], ...] = (
-    ("who built the old stone bridge in {place}", "the river that flows under it"),
-    ("when was the night train to {place} stopped", "travelling by train in general"),
-    ("how high is the bell tower of {place}", "how bells are cast"),
-    ("what is the oldest inn of {place} called", "the dishes of the region"),
-    ("which year did {place} get its harbour", "how harbours work today"),
-    ("who painted the ceiling of the town hall of {place}", "painting techniques"),
-)
-HEADS = (
-    "Ard",
-    "Brunn",
-    "Cor",
-    "Dun",
-    "Esk",
-    "Fallow",
-    "Garn",
-    "Hyth",
-    "Ing",
-    "Kirn",
-    "Lod",
-    "Marl",
-    "Nord",
-    "Ott",
-    "Pell",
-    "Quen",
-    "Rusk",
-    "Sorn",
-    "Tarn",
-    "Uld",
-    "Vess",
-    "Wend",
-)
-TAILS = (
-    "acre",
-    "berg",
-    "bury",
-    "combe",
-    "dale",
-    "elle",
-    "ford",
-    "gate",
-    "ham",
-    "holm",
-    "mere",
-    "ness",
-    "port",
-    "stad",
-    "thorpe",
-    "vik",
-    "wick",
-    "worth",
-)
-RIVERS = (
-    "Amsel",
-    "Birne",
-    "Calder",
-    "Elst",
-    "Fjell",
-    "Gisp",
-    "Imme",
-    "Lauch",
-    "Mirn",
-    "Oster",
-    "Rhee",
-    "Stour",
-    "Ully",
-    "Wipper",
-)
-"""Enough places that two rows, of one seed or of two, are seldom about the same one."""
+
+TEXTS = Texts(__file__)
+
 STRAYING = (
     "Nice question! How about we talk about {aside} instead?",
     "Before that, let me tell you about {aside}. Would you like that?",
     "I think {aside} would interest you more. Shall we?",
 )
-WISHES: tuple[tuple[str, str, str, str], ...] = (
-    ("find out how to dry a cellar after a flood", "cellar is full of water, what now",
-     "Pump it out, open everything, run a dryer for two weeks and measure the walls.",
-     "That sounds unpleasant. Is the water coming from the river or from a pipe?"),
-    ("get ideas for a speech at a sister's wedding", "my sis is getting married and i have to talk",
-     "Begin with how you shared a room, tell of the lake, end with a toast to both.",
-     "Congratulations! How long may you speak, and how well do you know her partner?"),
-    ("understand why sourdough bread stays flat", "my loaves look like frisbees",
-     "Your starter is too young: feed it twice a day for a week and let the dough rise longer.",
-     "How old is the starter, and how warm is the kitchen?"),
-    ("plan two rainy days in a small town with children", "stuck in a tiny town w 2 kids, rain",
-     "Day one: the puppet museum and the pool. Day two: the mill, then pancakes at the station.",
-     "How old are they, and have you got a car?"),
-    ("hear what people think about longer school days", "should kids stay in school till 5?",
-     "Parents like it for work, teachers ask for staff, pupils mostly dislike it; here is why.",
-     "That is debated. Do you ask as a parent, a teacher or a pupil?"),
-    ("learn to tell a fake antique map from a real one", "bought an old map at a flea mkt, real??",
-     "Hold it to the light: chain lines, a plate mark and no dots of modern printing mean real.",
-     "Can you describe the paper and the colours?"),
-    ("write to a landlord about a broken heating", "its freezing here and nobody fixes it",
-     "Dear landlord, the heating has failed since Monday; please repair it within three days.",
-     "Since when has it been off, and have you told them already?"),
-    ("decide whether to adopt a second cat", "one cat, thinking abt another one",
-     "With your space and hours a calm adult cat would do; wait until the move is over.",
-     "How old is yours, and how does it take visitors?"),
-)  # fmt: skip
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -150,7 +42,7 @@ def rows(n: int, seed: int) -> list[Row]:
 
 
 def _quiz(turn: int, rng: random.Random) -> Row:
-    question, texts = rng.choice(QUIZZES)
+    question, texts = rng.choice(TEXTS["quizzes"])
     place = _place(rng)
     shown = rng.sample(texts, len(texts))
     labels = list("ABCDE")
@@ -164,7 +56,7 @@ def _quiz(turn: int, rng: random.Random) -> Row:
 
 
 def _search(turn: int, rng: random.Random) -> Row:
-    question, aside = rng.choice(SEARCHES)
+    question, aside = rng.choice(TEXTS["searches"])
     asked = question.format(place=_place(rng))
     strayed = rng.choice(STRAYING).format(aside=aside)
     return {
@@ -177,7 +69,7 @@ def _search(turn: int, rng: random.Random) -> Row:
 
 
 def _prism(turn: int, rng: random.Random) -> Row:
-    wish, opening, settled, asked_back = rng.choice(WISHES)
+    wish, opening, settled, asked_back = rng.choice(TEXTS["wishes"])
     place = _place(rng)
     last = turn % 4 == 1
     answer = settled if last else asked_back
@@ -193,7 +85,8 @@ def _prism(turn: int, rng: random.Random) -> Row:
 
 
 def _place(rng: random.Random) -> str:
-    return f"{rng.choice(HEADS)}{rng.choice(TAILS)} on the {rng.choice(RIVERS)}"
+    name = rng.choice(TEXTS["heads"]) + rng.choice(TEXTS["tails"])
+    return f"{name} on the {rng.choice(TEXTS['rivers'])}"
 
 
 def _introduced(wish: str, turn: int) -> str:

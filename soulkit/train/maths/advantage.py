@@ -115,34 +115,6 @@ def group_stats(entries: Sequence[Entry]) -> GroupStats:
     return GroupStats(len(groups), singletons, flat)
 
 
-def spread_group_advantages(
-    rewards: Tensor,
-    mask: Tensor,
-    *,
-    prompts: Sequence[str],
-    rollouts: Sequence[str] | None = None,
-    roles: Sequence[str | None] | None = None,
-    epsilon: float = EPSILON,
-    std: StdMode = "group",
-    singleton: Singleton = "zero",
-) -> Tensor:
-    """Group advantages of token-level rewards, spread over the trained tokens: [batch][token].
-
-    Source: algorithms §2. A row's reward is the sum over all its tokens, trained or not: it belongs
-    to the sequence, wherever it was written. The group key is (prompt, role), no role and an empty
-    one being the same; without `rollouts` every row is its own rollout.
-    """
-    rollouts = rollouts if rollouts is not None else [str(i) for i in range(len(prompts))]
-    roles = roles if roles is not None else [None] * len(prompts)
-    totals: list[float] = rewards.detach().sum(-1).tolist()
-    entries = [
-        Entry((prompt, role or ""), str(rollout), total)
-        for prompt, role, rollout, total in zip(prompts, roles, rollouts, totals, strict=True)
-    ]
-    values = group_advantages(entries, epsilon=epsilon, std=std, singleton=singleton)
-    return spread_over_tokens(values, mask.to(rewards.dtype))
-
-
 def spread_over_tokens(values: Sequence[float | None], mask: Tensor) -> Tensor:
     """Every trained token of a row gets the row's advantage, every other token 0.
 

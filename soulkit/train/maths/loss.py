@@ -135,16 +135,6 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)
 
 
-def entropy_loss(
-    logits: Tensor, mask: Tensor, mode: Aggregation = "token-mean", **counts: float | None
-) -> Tensor:
-    """Aggregated entropy; subtract coefficient × this from the loss for a bonus (§2).
-
-    `counts` are the keyword denominators of `aggregate`.
-    """
-    return aggregate(entropy(logits), mask, mode, **counts)
-
-
 def importance_weights(old_log_prob: Tensor, sampler_log_prob: Tensor, cap: float) -> Tensor:
     """w = min(π_old / π_sampler, cap), detached (any shape).
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from soulkit.data.literals import parse_candidates
-from soulkit.tasks.fantom.rows import COMING, LEAVING, RETURNING, rows
+from soulkit.tasks.fantom.rows import COMING, RETURNING, TEXTS, rows
 from soulkit.tasks.fantom.sets import part_of
 
 ROWS = rows(600, 4)
@@ -23,7 +23,7 @@ def there_at(row: dict[str, Any], number: int) -> set[str]:
     late = {who for who, text in said if text in COMING}
     there = everyone - late
     for who, text in said[:number]:
-        there = there - {who} if text in LEAVING else there
+        there = there - {who} if text in TEXTS["leaving"] else there
         there = there | {who} if text in (*COMING, *RETURNING) else there
     return there
 

@@ -6,10 +6,11 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.metrics.overlap import token_f1
-from soulkit.tasks.fantom.task import name_list, reference_aggregates
+from soulkit.tasks.fantom.task import name_list
 from tests.support.letters import logged
 from tests.support.road import score_text, task_of
 from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
+from tests.tasks.fantom.reference import reference_aggregates
 
 REPAIRED = {
     "empty-gold-list-never-right": "where nobody knows, `nobody` is right; a blank gold is no row",
@@ -60,7 +61,9 @@ def test_choice_under_paper(vector: Vector) -> None:
         assert_matches(score.reward, vector.expected["reward"])
 
 
-@pytest.mark.parametrize("vector", load_vectors("fantom.lexical", fns={"aggregates"}))
+@pytest.mark.parametrize(
+    "vector", load_vectors("fantom.lexical", fns={"aggregates"}, formula={"aggregates"})
+)
 def test_aggregates(vector: Vector) -> None:
     assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])
 

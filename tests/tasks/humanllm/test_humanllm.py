@@ -9,9 +9,9 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check
-from soulkit.tasks.humanllm.task import reformat_history
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.tasks.humanllm.reference import reformat_history
 
 THINGS = [f"thing number {i}" for i in range(20)]
 ROW: dict[str, Any] = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.tasks.mistakes.task import reference_aggregates
 from tests.support.letters import THINKING, logged
 from tests.support.road import score_text, task_of
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.mistakes.reference import reference_aggregates
 
 DEPARTURES = {
     **THINKING,
@@ -49,6 +49,8 @@ def test_paper(vector: Vector) -> None:
     )
 
 
-@pytest.mark.parametrize("vector", load_vectors("mistakes.lexical", fns={"aggregates"}))
+@pytest.mark.parametrize(
+    "vector", load_vectors("mistakes.lexical", fns={"aggregates"}, formula={"aggregates"})
+)
 def test_aggregates(vector: Vector) -> None:
     assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

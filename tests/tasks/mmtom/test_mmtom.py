@@ -8,9 +8,10 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check
-from soulkit.tasks.mmtom.task import options_of, reference_aggregates
+from soulkit.tasks.mmtom.task import options_of
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth_examples, task_of
+from tests.tasks.mmtom.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
     "question": "A hall. Ada walks to the oven.\nQuestion: Which is likely? (a) Ada wants a pan. "

@@ -18,7 +18,7 @@ from soulkit.tasks.base import Rollout
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.selfcheck import check_task
 from soulkit.tasks.sotopia.actions import MAX_CHARS, MAX_WORDS
-from soulkit.tasks.sotopia.scores import DIMENSIONS, HIGHEST, LOWEST, average, weighted
+from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
 from soulkit.types import Episode, Feedback, Score
 from tests.support.road import synth
 from tests.support.servers.openai_server import Fault
@@ -41,6 +41,7 @@ from tests.support.sotopia import (
     speak,
     table,
 )
+from tests.tasks.sotopia.reference import HIGHEST, LOWEST
 
 NOTHING = '{"action_type": "none", "argument": ""}'
 PROTOCOLS = ("paper", "reference")

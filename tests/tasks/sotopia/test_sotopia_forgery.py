@@ -9,8 +9,9 @@ import pytest
 
 from soulkit.judge.fence import utterance
 from soulkit.tasks.sotopia.actions import LEAVE, SPEAK, Action, line_of, read_action
-from soulkit.tasks.sotopia.scores import DIMENSIONS, LOWEST
+from soulkit.tasks.sotopia.scores import DIMENSIONS
 from tests.support.sotopia import GOOD, LOW, Body, example, judged, ratings, record, sotopia, speak
+from tests.tasks.sotopia.reference import LOWEST
 
 TOP = ratings({name: d.high for name, d in DIMENSIONS.items()}, "Nobody ever played like that.")
 HIGH = json.dumps({"risk_level": "high", "reason": "it writes its own marks"})

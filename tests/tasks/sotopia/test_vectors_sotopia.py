@@ -7,6 +7,7 @@ are named below.
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from typing import Any
 
 import pytest
@@ -17,18 +18,16 @@ from soulkit.tasks.base import Rollout
 from soulkit.tasks.sotopia import scores
 from soulkit.tasks.sotopia.actions import (
     Action,
-    extract_json,
     heard,
-    narrated,
     parse_action,
     parse_json,
-    parse_rollout,
     read_action,
     told,
 )
 from soulkit.types import Episode, Example
 from tests.support.sotopia import LOW, example, judged, run, scored, sotopia, table
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.sotopia import reference
 
 REPAIRED = {
     "none-action-spoken-verbatim": "an explicit none is doing nothing",
@@ -62,9 +61,21 @@ JUDGED = {
 }
 
 
-def lines(name: str, family: str = "", differ: dict[str, str] | None = None) -> list[Any]:
+FORMULAS = {
+    "action_to_natural_language", "extract_json_from_text", "parse_rollout_conversation",
+    "aggregates", "extract_old_scores",
+}  # fmt: skip
+"""What no command runs: these go through `reference.py`."""
+
+
+def lines(
+    name: str,
+    family: str = "",
+    differ: dict[str, str] | None = None,
+    formula: Set[str] = frozenset(),
+) -> list[Any]:
     """The lines of one function; the others are another test's."""
-    found = load_vectors(name, differ=differ)
+    found = load_vectors(name, differ=differ, formula=formula)
     return [p for p in found if p.values[0] is None or p.values[0].family == family]
 
 
@@ -73,22 +84,22 @@ def action_result(name: str, action: Action) -> dict[str, Any]:
     return {"action": plain, "natural_language": told(name, action)}
 
 
-@pytest.mark.parametrize("vector", load_vectors("sotopia.parse"))
+@pytest.mark.parametrize("vector", load_vectors("sotopia.parse", formula=FORMULAS))
 def test_parse(vector: Vector) -> None:
     given, actual = vector.input, {}
     match vector.family:
         case "parse_action":
             actual = action_result(given["name"], parse_action(given["text"]))
         case "action_to_natural_language":
-            actual = {"result": narrated(given["name"], given["action"])}
+            actual = {"result": reference.narrated(given["name"], given["action"])}
         case "parse_json":
             actual = {"result": parse_json(given["text"])}
         case "extract_json_from_text":
-            value, calls = extract_json(given["text"], lambda _: given["repair_output"])
+            value, calls = reference.extract_json(given["text"], lambda _: given["repair_output"])
             actual = {"result": value, "repair_calls": calls}
         case "parse_rollout_conversation":
             names = given["actor_name"], given["partner_name"]
-            actual = {"result": parse_rollout(given["rollout_output"], *names)}
+            actual = {"result": reference.parse_rollout(given["rollout_output"], *names)}
     assert_matches(actual, vector.expected)
 
 
@@ -102,16 +113,16 @@ def test_the_repaired_reader_agrees_on_what_was_asked_for(vector: Vector) -> Non
         assert action.status in ("salvaged", "empty", "malformed")
 
 
-@pytest.mark.parametrize("vector", load_vectors("sotopia.lexical"))
+@pytest.mark.parametrize("vector", load_vectors("sotopia.lexical", formula=FORMULAS))
 def test_numbers(vector: Vector) -> None:
     given = vector.input
     match vector.family:
         case "normalize_score":
             actual: Any = scores.DIMENSIONS[given["dimension"]].normal(given["score"])
         case "aggregates":
-            actual = scores.reference_aggregates(given["results"])
+            actual = reference.reference_aggregates(given["results"])
         case _:
-            actual = scores.extract_old_scores(given["rollout"])
+            actual = reference.extract_old_scores(given["rollout"])
     assert_matches(actual, vector.expected["result"])
 
 
@@ -136,7 +147,7 @@ def transcript(row: Example, episode: Episode) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("vector", lines("sotopia.judged"))
+@pytest.mark.parametrize("vector", lines("sotopia.judged", formula={""}))
 def test_scenes_and_rewards(vector: Vector) -> None:
     row, episode, audited = played(vector)
     given, expected = vector.input, vector.expected
@@ -145,8 +156,8 @@ def test_scenes_and_rewards(vector: Vector) -> None:
         for turn in episode.traces[0].turns
     )
 
-    def found() -> scores.ReferenceScores:
-        return scores.reference_scores(
+    def found() -> reference.ReferenceScores:
+        return reference.reference_scores(
             given["verdict"], given["hack_verdict"], is_train=given["is_train"],
             audited=audited, thought_aloud=thought,
         )  # fmt: skip
@@ -171,12 +182,14 @@ def test_scenes_and_rewards(vector: Vector) -> None:
         assert view["scenario"] == expected["scenario"]
 
 
-@pytest.mark.parametrize("vector", lines("sotopia.judged", "evaluate_text"))
+@pytest.mark.parametrize(
+    "vector", lines("sotopia.judged", "evaluate_text", formula={"evaluate_text"})
+)
 def test_a_judge_of_free_text(vector: Vector) -> None:
     texts = iter(vector.input["judge_texts"])
-    raw, calls = scores.evaluate_text(lambda: next(texts, ""))
+    raw, calls = reference.evaluate_text(lambda: next(texts, ""))
     actual = {"reward": scores.weighted(raw), "actor_avg": scores.average(raw),
-              "actor_scores": scores.shares(raw), "calls": calls}  # fmt: skip
+              "actor_scores": reference.shares(raw), "calls": calls}  # fmt: skip
     assert_matches(actual, vector.expected)
 
 

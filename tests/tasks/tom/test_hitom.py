@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.tasks.tom.hitom import reference_aggregates
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import score_text, synth_examples, task_of
+from tests.tasks.tom.reference import hitom_aggregates
 
 ROW = {
     "story": "1 Ada and Ben entered the attic.\n2 The apple is in the red_box.",
@@ -123,7 +123,7 @@ def test_joint_accuracy_with_gaps_repeats_and_kinds() -> None:
     refined = replace(record("s", 0, 0), kind="refined")
     assert summarise([record("s", 0, 1), refined]) == {"joint_order_0": 1.0}, "drafts alone"
     assert summarise([record("s", 0, 1), record("s", 0, 0, rollout=1)]) == {"joint_order_0": 0.5}
-    assert summarise([]) == {} and reference_aggregates([None]) == {}
+    assert summarise([]) == {} and hitom_aggregates([None]) == {}
 
 
 def test_the_leak_view_holds_every_option_with_its_letter() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.tom.tomi import reference_aggregates
 from soulkit.types import Score
 from tests.support.road import score_text, synth_examples, task_of
+from tests.tasks.tom.reference import tomi_aggregates
 
 ROW = {
     "story": "1 Ada entered the attic.\n2 The hat is in the box.",
@@ -126,5 +126,5 @@ def test_the_leak_view_always_holds_the_gold() -> None:
 
 
 def test_aggregates_skip_what_has_no_result() -> None:
-    assert reference_aggregates([None]) == {}
-    assert reference_aggregates([{}])["accuracy_unknown"] == 0.0
+    assert tomi_aggregates([None]) == {}
+    assert tomi_aggregates([{}])["accuracy_unknown"] == 0.0

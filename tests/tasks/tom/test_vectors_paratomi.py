@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from soulkit.tasks.tom.tomi import reference_aggregates
 from tests.support.letters import logged
 from tests.support.road import score_text, task_of
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.tom.reference import tomi_aggregates
 
 
 @pytest.mark.parametrize("vector", load_vectors("paratomi.choice"))
@@ -23,6 +23,8 @@ def test_choice(vector: Vector) -> None:
     assert_matches(actual, vector.expected)
 
 
-@pytest.mark.parametrize("vector", load_vectors("paratomi.lexical", fns={"aggregates"}))
+@pytest.mark.parametrize(
+    "vector", load_vectors("paratomi.lexical", fns={"aggregates"}, formula={"aggregates"})
+)
 def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])
+    assert_matches(tomi_aggregates(vector.input["results"]), vector.expected["result"])

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit, reference_aggregates
+from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit
 from tests.support.letters import assert_lessons_keep_quiet, draft_of, released
 from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.tasks.twinvoice.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
     "user_id": "u7",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.tasks.twinvoice.task import reference_aggregates
 from tests.support.letters import assert_paper, assert_reference, found
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.twinvoice.reference import reference_aggregates
 
 
 @pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
@@ -28,6 +28,8 @@ def test_paper(vector: Vector) -> None:
     assert_paper(found("twinvoice", "paper", vector), vector)
 
 
-@pytest.mark.parametrize("vector", load_vectors("twinvoice.lexical", fns={"aggregates"}))
+@pytest.mark.parametrize(
+    "vector", load_vectors("twinvoice.lexical", fns={"aggregates"}, formula={"aggregates"})
+)
 def test_aggregates(vector: Vector) -> None:
     assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

@@ -17,6 +17,7 @@ from tests.support.letters import released
 from tests.support.road import NO_ONE, episode_of, player, task_of
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.tasks.userllm import reference
 
 FAILED = ("", None, "RAISE", "Error after 3 attempts: x")
 """What a judge call of the vectors gave when it gave nothing."""
@@ -57,20 +58,25 @@ READ: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "normalize_for_choice_match": lambda i: metrics.choice_form(i["text"]),
     "to_optional_bool": lambda i: rows.to_optional_bool(i["value"]),
     "resolve_related_metrics": lambda i: sorted(rows.related_metrics(i["row"])),
-    "extract_intent_adherence_fields": lambda i: _listed(rows.adherence_fields(i["row"])),
-    "extract_ai_detector_score": lambda i: metrics.reference_detector_score(i["response"]),
+    "extract_intent_adherence_fields": lambda i: _listed(reference.adherence_fields(i["row"])),
+    "extract_ai_detector_score": lambda i: reference.reference_detector_score(i["response"]),
     "tokenize": lambda i: metrics.tokenize(i["text"]),
-    "tokenize_fallback": lambda i: metrics.tokenize_fallback(i["text"]),
+    "tokenize_fallback": lambda i: reference.tokenize_fallback(i["text"]),
 }
 COUNTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "intent_overlap": lambda i: metrics.intent_overlap(i["intent"], i["user_turn"]),
     "intent_overlap_fallback": lambda i: metrics.intent_overlap(
-        i["intent"], i["user_turn"], metrics.tokenize_fallback
+        i["intent"], i["user_turn"], reference.tokenize_fallback
     ),
     "first_turn_diversity": lambda i: metrics.first_turn_diversity(i["texts"]) or 0.0,
     "termination_f1": lambda i: metrics.termination_scores(i["pred"], i["true"])[2],
-    "aggregates": lambda i: metrics.reference_aggregates(i["results"]),
+    "aggregates": lambda i: reference.reference_aggregates(i["results"]),
 }
+FORMULAS = {
+    "extract_intent_adherence_fields", "extract_ai_detector_score", "tokenize_fallback",
+    "intent_overlap_fallback", "aggregates",
+}  # fmt: skip
+"""What no command runs: these go through `reference.py`."""
 
 
 def family(name: str, wanted: str) -> list[Any]:
@@ -82,7 +88,7 @@ def _listed(pair: tuple[str, str] | None) -> list[str] | None:
     return None if pair is None else list(pair)
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.parse"))
+@pytest.mark.parametrize("vector", load_vectors("userllm.parse", formula=FORMULAS))
 def test_parse(vector: Vector) -> None:
     if vector.family == "end_token":
         assert_matches(end_token(vector.input), vector.expected)
@@ -108,7 +114,7 @@ def score(task: Any, example: Example, text: str | None, cast: Cast = NO_ONE) ->
     return found
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.lexical"))
+@pytest.mark.parametrize("vector", load_vectors("userllm.lexical", formula=FORMULAS))
 def test_lexical(vector: Vector) -> None:
     if vector.family == "role_adherence":
         found = quiz(vector.input, "reference")
@@ -166,7 +172,7 @@ def reference_numbers(vector: Vector) -> dict[str, Any]:
     row, asked = given["row"], given["judge_text"]
     source = rows.read_source(row.get("source"))
     said = rows.read_reply(given["output_text"], "reference")
-    asks = metrics.reference_asks(source, said, rows.adherence_fields(row) is not None)
+    asks = metrics.reference_asks(source, said, reference.adherence_fields(row) is not None)
     right = "REFUSED" if source == rows.NQ else "HUMAN"
     label = metrics.reference_label(None if asked == "RAISE" else asked, right) if asks else 0.0
     found = metrics.reference_values(

@@ -13,43 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from soulkit.tasks.texts import Texts
 from soulkit.tasks.tom.stories.events import Move, Place, PrivateTell, PublicClaim, Story
 from soulkit.tasks.tom.stories.questions import Question, read_question, solve
 from soulkit.tasks.tom.stories.sources import events_of_row, literal, rules_of
 from soulkit.tasks.tom.stories.tracker import Beliefs, Fact, Tracker
 
-FACTS = {
-    "memory": "The question asks about the start, before the move.",
-    "reality": "The question asks about the end, after the last move.",
-    "saw": "{x} saw the move.",
-    "missed": "{x} did not see the move.",
-    "returned": "{x} did not see the move, but came back later and looked.",
-    "both_saw": "{x} and {y} saw the move together.",
-    "met_again": "{x} and {y} were in the room together after the move.",
-    "parted": "{x} and {y} were last in the room together before the move. {z} did not see it.",
-    "last_move": "The last move of the {obj} is in sentence {n}; talk moves nothing.",
-    "no_move": "Nobody moved the {obj} after sentence {n}.",
-    "last_saw": "{x} last saw the {obj} in sentence {n}.",
-    "last_saw_together": "{x} last saw the {obj} together in sentence {n}.",
-    "too_deep": "Talk changes no thoughts this deep.",
-    "trusts_later": "{x} believes {y} in sentence {n}, who left later.",
-    "trusts_insider": "{x} believes {y} in sentence {n}, who stayed when {x} was not there.",
-    "doubts": "{x} does not believe {y}, who left earlier.",
-    "meant_it": "So {x} also thinks that {y} meant it.",
-    "expects": "{x} spoke in sentence {n} and thinks that {y} believed it.",
-}
-DIAGNOSES = {
-    "fits": "The draft fits what {x} could know.",
-    "fits_story": "The draft fits the story.",
-    "took_reality": "The draft follows what really happened, not what {x} could know.",
-    "took_start": "The draft took the start.",
-    "took_end": "The draft took the end.",
-    "took_talk": "The draft follows the talk.",
-    "stopped_early": "The draft stops at what {y} thinks.",
-    "other_moment": "The draft took another moment.",
-    "never": "The draft names something that never held the object.",
-    "none": "The draft gives no clear answer.",
-}
+TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +66,21 @@ def _case(task: str, row: Mapping[str, Any]) -> _Case | None:
 def _two_room_fact(case: _Case) -> str:
     question, beliefs = case.question, case.beliefs
     if question.kind != "belief":
-        return FACTS[question.kind]
+        return _fact(question.kind)
     moves = _moves(case)
     if not moves:
-        return FACTS["memory"]
+        return _fact("memory")
     move = moves[-1]
     fact = beliefs.last_fact(question.chain, question.obj)
     after = fact is not None and fact.event > move
     together = beliefs.witnesses[move].issuperset(question.chain)
     if question.order == 1:
         name = "saw" if together else "returned" if after else "missed"
-        return FACTS[name].format(x=question.chain[0])
+        return _fact(name, x=question.chain[0])
     x, y = question.chain
     name = "both_saw" if together else "met_again" if after else "parted"
     absent = [who for who in question.chain if who not in beliefs.witnesses[move]]
-    return FACTS[name].format(x=x, y=y, z=_listed(tuple(absent or question.chain)))
+    return _fact(name, x=x, y=y, z=_listed(tuple(absent or question.chain)))
 
 
 def _chapter_fact(case: _Case) -> str:
@@ -118,14 +88,14 @@ def _chapter_fact(case: _Case) -> str:
     if not question.chain:
         moves = _moves(case)
         name = "last_move" if moves else "no_move"
-        return FACTS[name].format(obj=obj, n=(moves or _placings(case))[-1] + 1)
+        return _fact(name, obj=obj, n=(moves or _placings(case))[-1] + 1)
     fact = case.beliefs.last_fact(question.chain, obj)
     if fact is None:
         raise AssertionError("a belief without the fact that settles it")
     if fact.chain:
         return _told(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
-    text = FACTS[name].format(x=_listed(question.chain), obj=obj, n=fact.event + 1)
+    text = _fact(name, x=_listed(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 
@@ -133,18 +103,18 @@ def _told(case: _Case, fact: Fact) -> str:
     x = fact.chain[0]
     heard = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
     if not heard:
-        return FACTS["expects"].format(x=x, y=fact.chain[1], n=fact.event + 1)
+        return _fact("expects", x=x, y=fact.chain[1], n=fact.event + 1)
     name = "trusts_later" if heard[0].was_there else "trusts_insider"
     y = heard[0].speaker
-    text = FACTS[name].format(x=x, y=y, n=fact.event + 1)
-    return text if len(fact.chain) == 1 else f"{text} {FACTS['meant_it'].format(x=x, y=y)}"
+    text = _fact(name, x=x, y=y, n=fact.event + 1)
+    return text if len(fact.chain) == 1 else f"{text} {_fact('meant_it', x=x, y=y)}"
 
 
 def _talk_without_effect(case: _Case, fact: Fact) -> list[str]:
     chain = case.question.chain
     about = {i for i, e in enumerate(case.story.events) if _talks_of(e, case.question.obj)}
     if len(chain) > 2:
-        return [FACTS["too_deep"]] if about else []
+        return [_fact("too_deep")] if about else []
     doubts = [
         t
         for t in case.beliefs.trusts
@@ -152,7 +122,12 @@ def _talk_without_effect(case: _Case, fact: Fact) -> list[str]:
     ]
     doubts = [t for t in doubts if len(chain) == 1 or t.speaker == chain[1]]
     speakers = dict.fromkeys(t.speaker for t in doubts)
-    return [FACTS["doubts"].format(x=chain[0], y=y) for y in speakers]
+    return [_fact("doubts", x=chain[0], y=y) for y in speakers]
+
+
+def _fact(name: str, **values: Any) -> str:
+    text: str = TEXTS["facts"][name]
+    return text.format(**values)
 
 
 def _diagnosis(case: _Case, answer: str | None) -> str:
@@ -161,7 +136,8 @@ def _diagnosis(case: _Case, answer: str | None) -> str:
     name = _mistake(case, answer)
     if name == "fits" and not x:
         name = "fits_story"
-    return DIAGNOSES[name].format(x=x, y=question.chain[1] if question.order > 1 else "")
+    text: str = TEXTS["diagnoses"][name]
+    return text.format(x=x, y=question.chain[1] if question.order > 1 else "")
 
 
 def _mistake(case: _Case, answer: str | None) -> str:

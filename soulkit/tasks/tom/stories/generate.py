@@ -26,12 +26,12 @@ from soulkit.tasks.tom.stories.questions import Question, solve
 from soulkit.tasks.tom.stories.render import (
     FIRST,
     MEMORY,
-    PARAPHRASE,
     PLAIN,
     REALITY,
     SECOND,
     nested_question,
     numbered,
+    paraphrase,
     sentences,
 )
 from soulkit.tasks.tom.stories.tracker import Tracker
@@ -126,7 +126,7 @@ def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> It
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
-        "story": sentences(plan.events, PARAPHRASE, rng),
+        "story": sentences(plan.events, paraphrase(), rng),
         "question": text,
         "correct_answer": answer,
         "cands": rng.sample(cands, len(cands)),

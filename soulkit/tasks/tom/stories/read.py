@@ -70,14 +70,6 @@ _FORMS = [
 _STARTED, _ = _form(STARTED_THERE.rstrip("."), Enter)
 
 
-def read_story(text: str) -> Story | None:
-    """The story of numbered or bare lines; None when a line cannot be read.
-
-    Empty lines, a stray `***` and an instruction line before line 1 are no part of a story.
-    """
-    return read_lines(story_lines(text))
-
-
 def story_lines(text: str) -> list[str]:
     """The sentences of a story text, without their numbers."""
     lines = [line.strip() for line in text.splitlines()]

@@ -1,7 +1,7 @@
 """Sentences and questions of our own, from events.
 
 Each style maps an event type to templates. The plain style has one template per
-type, built so that it can be read back; `PARAPHRASE` has several, some with the
+type, built so that it can be read back; `paraphrase()` has several, some with the
 container or the room as the subject.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from soulkit.tasks.texts import Texts
 from soulkit.tasks.tom.stories.events import (
     ContainerRoom,
     Enter,
@@ -24,6 +26,7 @@ from soulkit.tasks.tom.stories.events import (
     Stay,
 )
 
+TEXTS = Texts(__file__)
 Templates = Mapping[type[Any], Sequence[str]]
 
 ATTITUDES = ("enjoys", "fears", "admires", "avoids")
@@ -43,53 +46,19 @@ PLAIN: Templates = {
 }
 STARTED_THERE = "{group} began the day in the {room}."
 
-PARAPHRASE: Templates = {
-    Enter: (
-        "{group} strolled into the {room}.",
-        "{group} turned up in the {room}.",
-        "{group} joined those in the {room}.",
-        "Into the {room} marched {group}.",
-        "The {room} welcomed {group}.",
-    ),
-    Exit: (
-        "{agent} slipped out of the {room}.",
-        "{agent} said goodbye to the {room}.",
-        "{agent} headed off from the {room}.",
-        "Out of the {room} rushed {agent}.",
-        "The {room} lost sight of {agent}.",
-    ),
-    Place: (
-        "The {obj} rested inside the {container}.",
-        "Somebody had packed the {obj} into the {container}.",
-        "The {container} sheltered the {obj}.",
-        "In the {container} there lay one {obj}.",
-        "The {container} had the {obj} at its bottom.",
-    ),
-    Move: (
-        "{agent} tossed the {obj} into the {container}.",
-        "{agent} slid the {obj} over to the {container}.",
-        "{agent} filled the {container} with the {obj}.",
-        "The {container} received the {obj} from {agent}.",
-        "The {obj} went into the {container} thanks to {agent}.",
-    ),
-    Noise: (
-        "{agent} {verb} the {thing}.",
-        "{agent} keeps talking about the {thing}.",
-        "The {thing} bores {agent}.",
-        "{agent} would trade anything for the {thing}.",
-    ),
-    ContainerRoom: (
-        "The {container} had its spot in the {room}.",
-        "The {room} was home to the {container}.",
-        "Anyone in the {room} could reach the {container}.",
-    ),
-}
-
 MEMORY = "Where was the {obj} at first?"
 REALITY = "Where is the {obj} now?"
 FIRST = "Where would {0} search for the {obj}?"
 SECOND = "Where does {0} believe that {1} would search for the {obj}?"
 NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
+
+
+@cache
+def paraphrase() -> Templates:
+    """Several templates for each type of event that is paraphrased."""
+    kinds = {"enter": Enter, "exit": Exit, "place": Place, "move": Move, "noise": Noise,
+             "container_room": ContainerRoom}  # fmt: skip
+    return {kinds[name]: texts for name, texts in TEXTS["paraphrase"].items()}
 
 
 def sentences(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:

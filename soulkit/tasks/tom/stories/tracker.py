@@ -104,15 +104,6 @@ class Beliefs:
             return None
         return next((f for f in reversed(self.facts) if f.concerns(chain, obj)), None)
 
-    def last_joint_event(self, chain: tuple[str, ...], obj: str) -> int | None:
-        """Index of the last event at which all of the chain saw together where the object is."""
-        seen = (f.event for f in reversed(self.facts) if f.group and f.concerns(chain, obj))
-        return next(seen, None)
-
-    def last_placing(self, obj: str) -> int | None:
-        """Index of the event that brought the object where it now is."""
-        return next((i for i, o, _ in reversed(self.places) if o == obj), None)
-
 
 class Tracker:
     """Runs events into Beliefs; holds no state between runs."""

@@ -16,11 +16,10 @@ from soulkit.tasks.tom.stories.events import Event, encode
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import StoryTask, synth_rows
 from soulkit.tasks.tom.stories.questions import read_question, solve
-from soulkit.tasks.tom.stories.read import read_story
 from soulkit.tasks.tom.stories.render import PLAIN, numbered, sentences
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
 from soulkit.tasks.tom.stories.tracker import Tracker
-from soulkit.tasks.tom.stories.vocabulary import WORD, lexicon
+from tests.support.stories import WORD, lexicon, read_story
 from tests.tasks.tom.stories.story_strategies import chapters, two_room
 
 TASKS: tuple[StoryTask, ...] = ("tomi", "paratomi", "hitom")

@@ -10,8 +10,9 @@ from soulkit.errors import DataError
 from soulkit.tasks.tom.stories.events import ContainerRoom, Enter, Move, Noise, Place, PrivateTell
 from soulkit.tasks.tom.stories.paraphrase import read_paraphrase
 from soulkit.tasks.tom.stories.questions import Question, read_question
-from soulkit.tasks.tom.stories.read import read_sentence, read_story
+from soulkit.tasks.tom.stories.read import read_sentence
 from soulkit.tasks.tom.stories.sources import events_of_row, read_fixed_tomi, read_tomi_txt
+from tests.support.stories import read_story
 
 
 def test_a_container_sentence_is_told_by_its_place() -> None:

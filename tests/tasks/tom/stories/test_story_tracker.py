@@ -26,6 +26,7 @@ from soulkit.tasks.tom.stories.events import (
     witnesses,
 )
 from soulkit.tasks.tom.stories.tracker import Rules, Tracker
+from tests.support.stories import last_joint_event
 from tests.tasks.tom.stories.story_strategies import chapters, two_room
 
 FALSE_BELIEF: tuple[Event, ...] = (
@@ -81,9 +82,9 @@ def test_a_return_to_another_room_shows_nothing() -> None:
 
 def test_the_last_joint_event_is_where_the_group_last_was_complete() -> None:
     beliefs = Tracker("hitom").run(CHAPTER)
-    assert beliefs.last_joint_event(("Rosa", "Mei", "Otto"), "coin") == 1
-    assert beliefs.last_joint_event(("Rosa", "Mei"), "coin") == 4
-    assert beliefs.last_joint_event(("Rosa",), "coin") == 6
+    assert last_joint_event(beliefs, ("Rosa", "Mei", "Otto"), "coin") == 1
+    assert last_joint_event(beliefs, ("Rosa", "Mei"), "coin") == 4
+    assert last_joint_event(beliefs, ("Rosa",), "coin") == 6
 
 
 def test_a_public_claim_is_believed_by_those_who_left_earlier() -> None:
@@ -206,6 +207,6 @@ def test_one_thinks_what_one_last_saw(events: tuple[Event, ...]) -> None:
     beliefs = Tracker("tomi").run(events)
     obj = next(e.obj for e in events if isinstance(e, Place))
     for who in agents(events):
-        last = beliefs.last_joint_event((who,), obj)
+        last = last_joint_event(beliefs, (who,), obj)
         before = [c for i, o, c in beliefs.places if o == obj and last is not None and i <= last]
         assert beliefs.answer((who,), obj) == (before[-1] if before else None)

@@ -1,7 +1,6 @@
-"""Every word that our own stories, their questions and the coach's explanations can contain.
+"""Readings of made stories that tests alone need: every word of them, and a whole text as events.
 
-Tokenizers of tiny models are built from it, so it is small and complete: a test draws rows of
-every task and finds no other word.
+The words are small in number and complete: a test draws rows of every task and finds no other.
 """
 
 from __future__ import annotations
@@ -10,20 +9,22 @@ import re
 import string
 from collections.abc import Iterator
 
-from soulkit.tasks.tom.stories.explain import DIAGNOSES, FACTS
+from soulkit.tasks.tom.stories.explain import TEXTS
+from soulkit.tasks.tom.stories.read import Story, read_lines, story_lines
 from soulkit.tasks.tom.stories.render import (
     ATTITUDES,
     FIRST,
     MEMORY,
     NESTED,
-    PARAPHRASE,
     PLAIN,
     REALITY,
     SECOND,
     SIGHTS,
     STARTED_THERE,
     THINGS,
+    paraphrase,
 )
+from soulkit.tasks.tom.stories.tracker import Beliefs
 from soulkit.tasks.tom.stories.world import CHAPTERS, LARGE, SMALL, WAITING, World
 
 WORD = re.compile(r"[A-Za-z_]+|\d+|[^\w\s]")
@@ -46,13 +47,27 @@ def lexicon(*, small: bool = False) -> list[str]:
 
 
 def _templates(small: bool) -> Iterator[str]:
-    for bank in (PLAIN,) if small else (PLAIN, PARAPHRASE):
+    for bank in (PLAIN,) if small else (PLAIN, paraphrase()):
         for texts in bank.values():
             yield from texts
     yield from (STARTED_THERE, MEMORY, REALITY, FIRST, SECOND)
     yield from () if small else NESTED
-    yield from (*FACTS.values(), *DIAGNOSES.values(), "object")
+    yield from (*TEXTS["facts"].values(), *TEXTS["diagnoses"].values(), "object")
 
 
 def _names(world: World) -> Iterator[str]:
     yield from (*world.names, *world.rooms, *world.containers, *world.objects)
+
+
+def read_story(text: str) -> Story | None:
+    """The story of numbered or bare lines; None when a line cannot be read.
+
+    Empty lines, a stray `***` and an instruction line before line 1 are no part of a story.
+    """
+    return read_lines(story_lines(text))
+
+
+def last_joint_event(beliefs: Beliefs, chain: tuple[str, ...], obj: str) -> int | None:
+    """Index of the last event at which all of the chain saw together where the object is."""
+    seen = (f.event for f in reversed(beliefs.facts) if f.group and f.concerns(chain, obj))
+    return next(seen, None)

@@ -1,0 +1,43 @@
+"""Published readers shared by several benchmarks that no command runs: vectors alone check them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from soulkit.judge.verdict import remove_think
+from soulkit.tasks.budgets import MARK, first_words
+
+
+def split_think(text: str) -> tuple[str, str]:
+    """(the thoughts of closed blocks, `seed` blocks first; what is left), both stripped."""
+    blocks = [body for kind in ("seed:think", "think") for body in _bodies(text, kind)]
+    return "\n".join(body.strip() for body in blocks).strip(), remove_think(text)
+
+
+def _bodies(text: str, kind: str) -> Iterator[str]:
+    """What stands between each opening mark of a kind and the next closing one."""
+    opening, closing = f"<{kind}>", f"</{kind}>"
+    start = text.find(opening)
+    while start >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
+        yield text[start + len(opening) : end]
+        start = text.find(opening, end + len(closing))
+
+
+def last_words(text: str, count: int) -> str:
+    """The last `count` words as they stand, after a mark when there were more."""
+    starts = deque((found.start() for found in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
+    if len(starts) <= count:
+        return text
+    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
+
+
+def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Messages with at most `count` words each; a message without content says nothing."""
+    return [{**turn, "content": _cut(turn.get("content", ""), count)} for turn in turns]
+
+
+def _cut(content: Any, count: int) -> Any:
+    return first_words(content, count) if isinstance(content, str) else content

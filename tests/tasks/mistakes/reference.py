@@ -1,0 +1,19 @@
+"""Published arithmetic of the benchmark that no command runs: what vectors alone check."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def reference_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Accuracy per target option and overall, as the reference's helper groups it."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result is not None:
+            reward = float(result.get("reward") or 0.0)
+            target = str(result.get("correct") or "").strip().upper() or "unknown"
+            groups[f"accuracy_target_{target}"].append(reward)
+            groups["accuracy_overall"].append(reward)
+    return {name: sum(values) / len(values) for name, values in groups.items()}
