@@ -5,24 +5,24 @@ So the tests of the core can show on any machine that they need none of it (`mak
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-REFUSED = {"torch", "transformers", "peft", "safetensors", "vllm"}
+ABSENT = {"torch", "transformers", "peft", "safetensors", "vllm"}
 
 
-class Refusal(importlib.abc.MetaPathFinder):
-    """Answers like an environment in which the packages were never installed."""
+class CoreFinder(PathFinder):
+    """Finds what is on the path, as if these packages had never been installed."""
 
+    @classmethod
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in REFUSED:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return None
+        if fullname.partition(".")[0] in ABSENT:
+            return None
+        return super().find_spec(fullname, path, target)
 
 
-sys.meta_path.insert(0, Refusal())
+sys.meta_path[sys.meta_path.index(PathFinder)] = CoreFinder
