@@ -107,12 +107,22 @@ def test_a_seed_draws_the_same_wherever_files_lie(mutate: ModuleType, tmp_path: 
     assert mutate.drawn(home, 12, 1) != again
 
 
+# Exactly two mutants.
 SUM = '"""A sum."""\n\nLEAST = 3\n\n\ndef enough(n):\n    return n >= LEAST\n'
+BROKEN = "def test_some():\n    assert False\n"
 LOOSE = "from soulkit.judge.sums import enough\n\n\ndef test_some():\n    assert enough(9)\n"
 TIGHT = f"{LOOSE}    assert enough(3) and not enough(2)\n"
 
 
-@pytest.mark.parametrize(("tests", "code", "words"), [(TIGHT, 0, "2 of 2"), (LOOSE, 1, "0 of 2")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tests", "code", "words"),
+    [
+        (TIGHT, 0, "2 of 2 killed"),
+        (LOOSE, 1, "0 of 2 killed"),
+        (BROKEN, 2, "fails without a mutant, too"),
+    ],
+)
 def test_it_tells_dead_from_alive_and_leaves_the_checkout_alone(
     tmp_path: Path, tests: str, code: int, words: str
 ) -> None:
@@ -131,5 +141,5 @@ def test_it_tells_dead_from_alive_and_leaves_the_checkout_alone(
         [*command, "--python", sys.executable], capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stdout + done.stderr
-    assert f"{words} killed" in done.stdout
+    assert words in done.stdout
     assert sums.read_text() == SUM
