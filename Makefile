@@ -22,7 +22,7 @@ test-slow: setup ## run the slow tests
 # Another interpreter may have been prepared by hand: make test-core CORE_PYTHON=python3.13
 CORE_PYTHON ?= $(BIN)/python
 test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that need no torch, without it
-	@PYTHONPATH=tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile \
+	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile \
 	  -m "$(ELSEWHERE) and not slow"
 
 lint: setup ## check format, style, types and layers

@@ -14,8 +14,9 @@ from soulkit.cli.app import COMMANDS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 READABLE = [
-    *PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md",
-]  # fmt: skip
+    *PAGES,
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")),
+]
 
 
 def generator() -> ModuleType:
