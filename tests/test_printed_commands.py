@@ -7,6 +7,7 @@ So a new line in a page needs an entry only when it cannot run offline in second
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -41,13 +42,6 @@ NOT_RUN = {
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; tests/serving/test_partner.py asks it",
-    "soul data import hitom": "needs a released file; tests/data/test_importers.py makes such",
-    "soul data import paratomi": "needs a released file; tests/data/test_importers.py makes such",
-    "soul data import tomi": "needs a released file; tests/data/test_importers.py makes such",
-    "soul data build mistakes": "needs a released file; tests/data/test_import_mistakes.py has one",
-    "soul data audit": "needs a released file; tests/tasks/test_audit.py audits made rows",
-    "soul tasks check hitom --data hitom=Hi-ToM_data.json": "needs a released file; "
-    "tests/tasks/test_selfcheck_rows.py checks rows of a file",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
@@ -181,8 +175,53 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
         "eval api --model m --task tomi --data synth:4 --out A",
         "eval api --model n --task tomi --data synth:4 --out B",
     )  # fmt: skip
+    released(home)
     stranger(home / "RUN", home / "RECEIVED")
     return home
+
+
+STORY = ("Ada entered the attic.", "The pen is in the red_box.", "Ada moved the pen to the bag.")
+NUMBERED = "\n".join(f"{n} {line}" for n, line in enumerate(STORY, 1))
+HITOM = {
+    "prompting_type": "CoTP", "deception": False, "story_length": 1, "question_order": 0,
+    "sample_id": 0, "story": NUMBERED, "question": "Where is the pen really?",
+    "choices": "A. red_box, B. bag", "answer": "bag",
+}  # fmt: skip
+PERCEPT = {
+    "index": 4, "qTypeRaw": "first_order_0_tom", "qType": "first_order_tom", "story": [*STORY],
+    "question": "Where will Ada look for the pen?", "char1": "Ada", "cands": ["red_box", "bag"],
+    "answer": "bag",
+}  # fmt: skip
+EEDI = {
+    "QuestionId": 7, "SubjectName": "Fractions", "CorrectAnswer": "B",
+    "QuestionText": "What is 1/2 + 1/3?", "AnswerAText": "2/5", "AnswerBText": "5/6",
+    "AnswerCText": "1/6", "AnswerDText": "2/6", "MisconceptionAId": 11, "MisconceptionBId": 12,
+    "MisconceptionCId": 12, "MisconceptionDId": "",
+}  # fmt: skip
+TOMBENCH = {
+    "能力\nABILITY": "Belief: Content false beliefs", "序号\nINDEX": 7, "故事": "小梅走了。",
+    "问题": "小梅在哪里？", "选项A": "A. 家里", "选项B": "B. 学校", "STORY": "Mei went.",
+    "QUESTION": "Where is Mei?", "OPTION-A": "At home", "OPTION-B": "B. School",
+    "答案\nANSWER": "B",
+}  # fmt: skip
+
+
+def released(home: Path) -> None:
+    """One record in the form of each original file that the pages import."""
+    (home / "Hi-ToM_data.json").write_text(json.dumps({"data": [HITOM]}))
+    (home / "test.txt").write_text(f"{NUMBERED}\n4 Where is the pen really?\tbag\t1\n")
+    (home / "test.trace").write_text("enter_agent_0,agent_0_moves_obj,reality,true_belief\n")
+    names = [{"MisconceptionId": n, "MisconceptionName": f"Adds {n}"} for n in (11, 12)]
+    for name, rows in (
+        ("Percept-ToMi.csv", [PERCEPT]), ("train.csv", [EEDI]),
+        ("misconception_mapping.csv", names),
+    ):  # fmt: skip
+        with (home / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    line = json.dumps(TOMBENCH, ensure_ascii=False)
+    (home / "False Belief Task.jsonl").write_text(f"{line}\n", encoding="utf-8")
 
 
 def stranger(run: Path, copied: Path) -> None:
