@@ -83,9 +83,9 @@ def test_a_mutant_is_applied_at_its_place(mutate: ModuleType, tmp_path: Path) ->
 
 
 def test_the_named_thresholds_stand_once_each_and_can_be_changed(mutate: ModuleType) -> None:
-    found = mutate.named(ROOT)
-    assert len(found) == len(mutate.NAMED)
-    for mutant in found:
+    thresholds = mutate.named(ROOT)
+    assert len(thresholds) == len(mutate.NAMED)
+    for mutant in thresholds:
         source = (ROOT / mutant.path).read_bytes()
         compile(mutant.applied(source), str(mutant.path), "exec")
         assert mutate.guards(ROOT, mutant.path)

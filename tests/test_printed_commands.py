@@ -106,14 +106,14 @@ def blocks_of(text: str) -> Iterator[str]:
 
 
 def printed() -> list[Printed]:
-    found = [
+    lines = [
         Printed(page.name, line)
         for page in PAGES
         if page.name not in WRITTEN_BY_A_PROGRAM
         for block in blocks_of(page.read_text("utf-8"))
         for line in lines_of(block)
     ]
-    return list({one.line: one for one in found}.values())
+    return list({one.line: one for one in lines}.values())
 
 
 COMMANDS = printed()
@@ -144,8 +144,8 @@ def test_reasons_are_about_printed_commands_and_name_what_is_there(start: str) -
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(answer=answer) as found:
-        yield found
+    with ScriptedServer(answer=answer) as running:
+        yield running
 
 
 def in_folder(home: Path, url: str, *commands: str) -> None:

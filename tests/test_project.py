@@ -43,8 +43,8 @@ def test_every_page_is_yaml(path: Path) -> None:
 
 
 def jobs() -> dict[str, Any]:
-    found: dict[str, Any] = loaded(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]
-    return found
+    table: dict[str, Any] = loaded(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]
+    return table
 
 
 def commands(job: dict[str, Any]) -> list[str]:
@@ -90,9 +90,9 @@ def test_what_continuous_integration_runs_are_targets() -> None:
 
 def linter(command: str) -> str:
     """`.venv/bin/ruff format --check …` → `ruff format`."""
-    found = re.match(r"\.venv/bin/((?:ruff \w+)|[\w-]+)", command)
-    assert found is not None, command
-    return found[1]
+    match = re.match(r"\.venv/bin/((?:ruff \w+)|[\w-]+)", command)
+    assert match is not None, command
+    return match[1]
 
 
 def test_the_hooks_call_what_make_lint_calls() -> None:
