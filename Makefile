@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint format demo bench build clean
+.PHONY: help setup test test-slow test-core lint format demo bench build clean
 
 BIN := .venv/bin
 # Two processes; one thread each, or torch would start a pool per process and fight for the cores.
@@ -18,6 +18,12 @@ test: setup ## run the quick tests
 test-slow: setup ## run the slow tests
 	@# 5 means that nothing is marked slow
 	@$(PYTEST) -m "$(ELSEWHERE) and slow" || [ $$? -eq 5 ]
+
+# Another interpreter may have been prepared by hand: make test-core CORE_PYTHON=python3.13
+CORE_PYTHON ?= $(BIN)/python
+test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that need no torch, without it
+	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile \
+	  -m "$(ELSEWHERE) and not slow"
 
 lint: setup ## check format, style, types and layers
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'" >&2; exit 1; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,36 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soulkit")
+
+# --- without torch --------------------------------------------------------------------------------
+
+WITH_TORCH = {"torch", "transformers", "peft", "safetensors"}
+"""What the extra `train` brings. Without it (`make test-core`) tests that need it are skipped."""
+CORE_ONLY = importlib.util.find_spec("torch") is None
+collect_ignore = ["train"] if CORE_ONLY else []
+
+
+class CoreModule(pytest.Module):
+    """A test file; skipped as a whole when what it imports needs torch."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            missing = getattr(error.__cause__, "name", None) or ""
+            if missing.partition(".")[0] not in WITH_TORCH:
+                raise
+            pytest.skip(f"needs {missing}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> pytest.Module | None:
+    return CoreModule.from_parent(parent, path=module_path) if CORE_ONLY else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if CORE_ONLY and item.get_closest_marker("torch") is not None:
+        pytest.skip("needs torch")
+
 
 # --- fixtures shared by several folders go here ---------------------------------------------------
 

@@ -13,7 +13,10 @@ from soulkit.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-READABLE = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+READABLE = [
+    *PAGES,
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")),
+]
 
 
 def generator() -> ModuleType:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "minimal_ditto.py"
 
 
+@pytest.mark.torch
 def test_the_example_runs() -> None:
     options = ["--steps", "2", "--warm-up", "12", "--rows", "240", "--prompts", "4"]
     done = subprocess.run(
@@ -73,6 +76,7 @@ def test_the_guide_lists_every_setting_with_its_default() -> None:
             assert table[name][0] == f"`{default}`", name
 
 
+@pytest.mark.torch
 def test_the_guide_explains_every_metric() -> None:
     from tests.train.test_train_run import STEP_KEYS
 

@@ -32,6 +32,8 @@ THRESHOLD = 0.8
 SHINGLE = 3
 """Words in a row that are compared as one; benchmark rows are too short for longer ones."""
 PERMUTATIONS = 128
+STRICTEST_INDEX = 0.95
+"""Near 1 the index has too few bands to be built; a lower one only proposes more to confirm."""
 ROW_KINDS = ("exact", "near")
 """The kinds of overlap that are about a row as a whole: what is excluded unless told otherwise."""
 
@@ -177,7 +179,8 @@ def _near(
         from datasketch import MinHashLSH
     except ImportError as error:
         raise MissingPackage("datasketch", "finding near-duplicates") from error
-    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
+    share = min(threshold, STRICTEST_INDEX)
+    index = MinHashLSH(threshold=share, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
     for number, passage in enumerate(evaluation):
         index.insert(number, _signature(shingles(passage.words)))
     for passage in train:

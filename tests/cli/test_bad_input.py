@@ -133,6 +133,7 @@ def local_refused(capsys, model: object, *arguments: object) -> tuple[str, str, 
     return refused(capsys, "local", "--model", model, *base, *arguments)
 
 
+@pytest.mark.torch
 def test_model_folders_that_are_not_complete(tiny: Path, tmp_path: Path, capsys) -> None:
     bare = shutil.copytree(tiny, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
@@ -150,6 +151,7 @@ def test_model_folders_that_are_not_complete(tiny: Path, tmp_path: Path, capsys)
     assert "device" in local_refused(capsys, tiny, "--device", "tpu9")[0]
 
 
+@pytest.mark.torch
 def test_prompts_longer_than_the_context(tiny: Path, tmp_path: Path, capsys) -> None:
     what, why, fix = local_refused(capsys, tiny, "--out", tmp_path / "run")
     assert what == "4 of 4 prompts of 'tomi' do not fit the model's context."
@@ -173,6 +175,7 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
 # --- run folders ----------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_a_folder_that_belongs_to_another_run(tiny: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "run"
     with ScriptedServer(answer=oracle("tomi", 3)) as server:
@@ -216,6 +219,7 @@ def test_a_port_that_is_taken(capsys) -> None:
     assert "--port 0" in fix
 
 
+@pytest.mark.torch
 def test_a_demo_that_could_not_draw_its_report_does_not_start(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:

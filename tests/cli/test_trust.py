@@ -516,6 +516,7 @@ def test_a_hand_written_file_names_no_code_of_a_run_either(
     refused(foreign, capfd, "eval", "api", "--config", tmp_path / "mine.yaml", "--task", "essay")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "command", [("train", "grpo"), ("plan", "train", "grpo"), ("train", "ablate")]
 )

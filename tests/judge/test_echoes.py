@@ -80,6 +80,21 @@ def test_a_figure_is_the_same_with_and_without_its_commas() -> None:
     assert not echoes_private("Wait 5 minutes.", "He is 5 and has three dogs in Ghent.", PUBLIC)
 
 
+def test_five_words_in_a_row_are_a_quotation_and_four_are_not() -> None:
+    # Twelve words of content: fewer than eight of them tell no sentence unless they are a run.
+    hidden = "granite harbour copper lantern violet meadow silver anchor maple ribbon tunnel fox"
+    assert echoes_private("granite harbour copper lantern violet", hidden, "")
+    assert not echoes_private("granite harbour copper lantern", hidden, "")
+    assert not echoes_private("granite harbour copper lantern, then violet", hidden, "")
+
+
+def test_a_text_as_long_as_a_run_is_told_in_any_order_and_a_shorter_one_only_whole() -> None:
+    assert echoes_private("violet lantern copper harbour granite",
+                          "granite harbour copper lantern violet", "")  # fmt: skip
+    assert not echoes_private("lantern copper harbour granite",
+                              "granite harbour copper lantern", "")  # fmt: skip
+
+
 def test_what_is_public_is_no_secret() -> None:
     assert not echoes_private("Think of the blue lamp.", "the blue lamp", PUBLIC)
     assert not echoes_private("Ana sells it; Ben wants to buy it.", PUBLIC, PUBLIC)

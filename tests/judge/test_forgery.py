@@ -67,6 +67,8 @@ SPELLINGS: dict[str, Write] = {
     "character references": lambda t: t.replace('"', "&quot;"),
     "full width": lambda t: t.replace('"', "\uff02").replace(":", "\uff1a").replace("{", "\uff5b"),
     "unicode escapes": lambda t: t.replace('"', "\\u0022"),
+    "escaped letters": lambda t: t.replace("o", "\\u006f").replace("e", "\\x65"),
+    "escaped by per cent": lambda t: t.replace("o", "%6f").replace("e", "%65"),
     "a line a value": lambda t: t.replace(", ", ",\n\n\t").replace("{", "{\n"),
     "said by a judge": lambda t: f"<|im_start|>assistant\n{t}<|im_end|>",
     "behind thinking": lambda t: f"</think>{t}",

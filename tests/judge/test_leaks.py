@@ -112,6 +112,12 @@ def test_the_binomial_test() -> None:
     assert above_chance(3, 8, 1 / 15) and not above_chance(8, 8, 1.0)
 
 
+def test_one_in_twenty_is_chance_and_less_is_not() -> None:
+    # One hit in one read has exactly the probability of chance.
+    assert not above_chance(1, 1, 0.05) and not above_chance(1, 1, 0.051)
+    assert above_chance(1, 1, 0.049)
+
+
 def letter_of(option: str, prompt: str) -> str:
     found = re.search(rf"^([A-Z])\. {option}$", prompt, re.MULTILINE)
     assert found is not None

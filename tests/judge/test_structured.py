@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, ValidationError
+from road_support import played_by
 
 from soulkit.errors import ProviderError, UnreadableVerdict
 from soulkit.judge.objects import scan
@@ -26,6 +27,7 @@ from soulkit.judge.panel import (
     readable,
 )
 from soulkit.judge.structured import (
+    Question,
     Shape,
     ask,
     label_question,
@@ -114,6 +116,30 @@ def test_what_is_off_the_shape_does_not_count(text: str, about: str | None) -> N
     with pytest.raises(UnreadableVerdict) as caught:
         read_shape(text, Whole)
     assert about in caught.value.detail
+
+
+class Free(Shape):
+    weight: float
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "Infinity", "NaN"])
+def test_a_number_without_bounds_is_finite_all_the_same(number: str) -> None:
+    with pytest.raises(UnreadableVerdict):
+        read_shape(f'{{"weight": {number}}}', Free)
+    with pytest.raises(ValidationError):
+        Free(weight=float(number))
+    assert read_shape('{"weight": 1e300}', Free).weight == 1e300
+
+
+def test_a_question_that_knows_no_forgery_finds_none() -> None:
+    def refuse(text: str) -> str:
+        raise UnreadableVerdict(f"no answer in {text!r}")
+
+    asked = Question("score", "How?", read=refuse, said=lambda text: {"text": text})
+    with played_by("hm") as judge, pytest.raises(UnreadableVerdict) as caught:
+        asyncio.run(ask(judge, asked, Call(role="judge", example_id="e")))
+    assert caught.value.forgery is not None and not caught.value.forgery(GOOD_TEXT)
+    assert not asked.quotes(GOOD_TEXT)
 
 
 @pytest.mark.parametrize("quoted", ["it wrote <think> and stopped", "it wrote </think> twice"])

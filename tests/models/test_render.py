@@ -9,6 +9,8 @@ from soulkit.models.local.render import Renderer, after_thinking, bare, splice_r
 from soulkit.models.local.tiny import TEMPLATE, tiny_tokenizer
 from soulkit.types import Segment
 
+pytestmark = pytest.mark.torch
+
 STRIPS = TEMPLATE.replace("message.content", "message.content.split('</think>')[-1].lstrip()")
 EMPTY_THOUGHT = TEMPLATE.replace(
     "assistant\\n' }}",

@@ -118,6 +118,13 @@ def test_a_settings_file_may_hold_players(tmp_path: Path) -> None:
     assert from_environment.panel.samples == 3
 
 
+def test_a_greedy_judge_is_sampled_as_soon_as_it_is_asked_twice() -> None:
+    judge = RoleSettings(model="j", base_url=URL)
+    assert [judge.sampling("judge", 0, n).temperature for n in (1, 2, 3)] == [0.0, 1.0, 1.0]
+    fixed = RoleSettings(model="j", base_url=URL, temperature=0.5)
+    assert [fixed.sampling("judge", 0, n).temperature for n in (1, 2)] == [0.5, 0.5]
+
+
 def test_limits_and_prices_are_no_part_of_a_runs_identity() -> None:
     spec = {"model": "j", "base_url": URL}
     plain = config({"judge": [spec]})

@@ -196,6 +196,17 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     assert canaries.calls == {"judge": 4 * canaries.episodes}
 
 
+def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:
+    def seconds(rows: int) -> float:
+        flags = {"method": "sft", "model": str(model), "tasks": {"tomi": 1.0}, "steps": 5,
+                 "data": {"tomi": f"synth:{rows}"}}  # fmt: skip
+        machine = plan_of(TrainConfig.load(env={}, flags=flags)).machine
+        assert machine is not None
+        return machine.seconds
+
+    assert 0.7 < seconds(1) / seconds(40) < 1.4
+
+
 def test_a_comparison_is_planned_and_nothing_runs(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

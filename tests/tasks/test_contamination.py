@@ -185,3 +185,37 @@ def test_files_of_real_stories_overlap_with_themselves_alone(tmp_path: Path) -> 
     same = overlap(task, raw, raw)
     assert len(same.touched("exact")) == 40
     assert overlap(task, raw, other).matches == ()
+
+
+def of_words(source: str, count: int) -> Passage:
+    """A text of the words w0, w1, …: of two such texts the shorter begins the longer."""
+    text = tuple(f"w{i}" for i in range(count))
+    return Passage(source, "x", text, text, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "share", "near"),
+    [(6, 7, 4 / 5, True), (10, 12, 8 / 10, True), (21, 26, 19 / 24, False), (9, 11, 7 / 9, False)],
+)
+def test_four_fifths_of_the_triples_are_near(
+    short: int, long: int, share: float, near: bool
+) -> None:
+    one, other = of_words("t:1", short), of_words("e:1", long)
+    assert jaccard(shingles(one.words), shingles(other.words)) == share
+    assert [m.kind for m in compare([one], [other]).matches] == ["near"] * near
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1e-9])
+def test_every_share_above_none_up_to_all_is_a_threshold(threshold: float) -> None:
+    some = [of_words("a:1", 5)]
+    assert compare(some, some, threshold=threshold).touched("exact") == {"a:1"}
+
+
+def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold() -> None:
+    # The triples of a circle, begun at another place.
+    one, other = "abcdeab", "cdeabcd"
+    pair = [
+        Passage(f"{text}:1", "x", tuple(text), tuple(text), frozenset()) for text in (one, other)
+    ]
+    (match,) = compare(pair[:1], pair[1:], threshold=1.0).matches
+    assert (match.kind, match.similarity) == ("near", 1.0)

@@ -134,6 +134,7 @@ def test_eval_refuses_before_anything_starts(own: Path, lines, tmp_path: Path) -
     assert not out.exists()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("method", ["sft", "grpo", "ditto"])
 def test_training_refuses_before_anything_starts(
     own: Path, lines, tmp_path: Path, method: str
@@ -147,6 +148,7 @@ def test_training_refuses_before_anything_starts(
     assert not out.exists()
 
 
+@pytest.mark.torch
 def test_a_comparison_of_methods_refuses_before_its_first_run(
     own: Path, lines, tmp_path: Path
 ) -> None:

@@ -41,6 +41,19 @@ def test_two_rollouts_by_hand() -> None:
     )
 
 
+def test_a_millionth_is_added_to_the_spread() -> None:
+    # Rewards 0 and 1: mean 1/2, sample deviation sqrt(1/2).
+    high = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert floats(group_advantages(PAIR)) == pytest.approx([high, -high], rel=1e-9)
+    tiny = entries(("x", "a", 1e-6), ("x", "b", 0.0))
+    high = 0.5e-6 / (math.sqrt(0.5) * 1e-6 + 1e-6)
+    assert floats(group_advantages(tiny)) == pytest.approx([high, -high], rel=1e-9)
+    alone = entries(("x", "a", 3.0))
+    assert floats(group_advantages(alone, singleton="raw")) == pytest.approx(
+        [3.0 / (1.0 + 1e-6)], rel=1e-9
+    )
+
+
 def test_without_std_only_the_mean_goes() -> None:
     assert group_advantages(PAIR, std="none") == [0.5, -0.5]
 

@@ -1,0 +1,325 @@
+"""Every command that the documentation prints runs here, or `NOT_RUN` says why not.
+
+A command is run as printed, in a folder that holds what it names: made rows, runs of a local
+server, a tiny model. Only the sizes are smaller, and placeholders (`RUN`, `MODEL`) are filled in.
+So a new line in a page needs an entry only when it cannot run offline in seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.eval_support import soul
+from tests.servers.openai_server import ScriptedServer
+from tests.servers.verdicts import answer
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN_BY_A_PROGRAM = {"cli.md"}
+"""Its indented lines are forms of a call; tests/test_docs.py compares them with the commands."""
+
+# How a command begins → why it is not run here. A path named in a reason must exist.
+NOT_RUN = {
+    "make setup": "installs packages; tests/test_setup.py runs its script",
+    "make test": "runs this very test",
+    "make lint": "takes a minute and is the first thing that .ci/run does",
+    "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
+    "soul demo": "takes minutes; tests/test_demo.py runs it",
+    "pip install torch": "needs the network; scripts/setup does the same",
+    "pip install -e": "needs the network; scripts/setup does the same",
+    "pip download": "needs the network and gigabytes",
+    "export ": "sets a variable for the lines after it",
+    ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
+    "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
+    "soul serve partner": "serves until it is stopped; tests/serving/test_partner.py asks it",
+    "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
+    "evaluates a tiny model with an adapter",
+}  # fmt: skip
+EXITS = {"soul judge check RECEIVED": 2}
+"""Commands that are printed for how they refuse."""
+
+MODEL = "runs/demo/warmup/model"
+SMALLER = (
+    (r"synth:\d+", "synth:4"), (r"--steps \d+", "--steps 2"), (r"--batch \d+", "--batch 4"),
+    (r"-n \d+", "-n 12"), (r"--stories \d+", "--stories 2"), (r"--limit \d+", "--limit 1"),
+    (r"--samples \d+", "--samples 2"), (r"--seeds \d+", "--seeds 1"),
+    (r"--eval-every \d+", "--eval-every 2"), (r"--warmup_steps=\d+", "--warmup_steps=1"),
+)  # fmt: skip
+TRAINED = "--group-size 2 --prompts 2 --max-tokens 4"
+FILLED = (
+    (r"^soul plan train ditto \.\.\.$", f"soul plan train ditto --model {MODEL} --task tomi "
+     "--data synth:4"),
+    (r"RUN\.\.\.", "RUN"), (r"\bMETHOD\b", "ditto"), (r"TASK=FILE", "tomi=tomi.jsonl"),
+    (r"--task TASK\b", "--task tomi"), (r"--model (?:FOLDER|\./m)(?= )", f"--model {MODEL}"),
+    (r"--data FOLDER", "--data synth:4"), (r"--model MODEL\b", "--model m"),
+    (r"WHO( .*)WHO", r"endpoint:j1\1endpoint:j2"), (r"\bWHO\b", "endpoint:j1"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One command of a page."""
+
+    page: str
+    line: str
+
+    @property
+    def why_not(self) -> str | None:
+        return next((why for start, why in NOT_RUN.items() if self.line.startswith(start)), None)
+
+    @property
+    def with_torch(self) -> bool:
+        return (
+            re.match(r"soul (?:(?:eval local|train|plan train)\b|.* runs/)", self.line) is not None
+        )
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a block, continued lines joined, comments and prompts gone."""
+    bare = re.sub(r"(?:^|\s\s+)# .*$", "", block, flags=re.MULTILINE)
+    joined = re.sub(r"\s*\\\n\s*", " ", bare).splitlines()
+    return [re.sub(r"^\$ ", "", " ".join(line.split())) for line in joined if line.strip()]
+
+
+def blocks_of(text: str) -> Iterator[str]:
+    """What stands in fences for the shell, and in indented blocks that begin with a command."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
+    for language, block in fence.findall(text):
+        if language in ("", "sh", "bash", "console"):
+            yield block
+    for block in re.findall(r"(?:^ {4}\S.*\n(?: {4}.*\n)*)", fence.sub("\n", text), re.MULTILINE):
+        if re.match(r" +(?:soul|make|pip|export|\.venv/bin/python) ", block):
+            yield block
+
+
+def printed() -> list[Printed]:
+    lines = [
+        Printed(page.name, line)
+        for page in PAGES
+        if page.name not in WRITTEN_BY_A_PROGRAM
+        for block in blocks_of(page.read_text("utf-8"))
+        for line in lines_of(block)
+    ]
+    return list({one.line: one for one in lines}.values())
+
+
+COMMANDS = printed()
+RUN_HERE = [one for one in COMMANDS if one.why_not is None]
+
+
+def test_commands_are_found_in_fences_and_indented_blocks() -> None:
+    text = "x\n```\n$ soul a \\\n   --b 1   # why\n# alone\nmake c\n```\n```yaml\nd: 1\n```\n\n" \
+           "    pip e\n      f\n\n    no command\n"  # fmt: skip
+    assert [lines_of(b) for b in blocks_of(text)] == [["soul a --b 1", "make c"], ["pip e", "f"]]
+    assert len(COMMANDS) > 60
+
+
+def test_a_fence_without_a_language_holds_commands_only() -> None:
+    starts = ("soul ", "make ", "pip ", "export ", ".venv/bin/python ")
+    assert [one for one in COMMANDS if not one.line.startswith(starts)] == []
+
+
+@pytest.mark.parametrize("start", NOT_RUN)
+def test_reasons_are_about_printed_commands_and_name_what_is_there(start: str) -> None:
+    assert any(one.line.startswith(start) for one in COMMANDS), "no page prints it any more"
+    paths = re.findall(r"(?:tests|scripts|\.ci)/[\w/.]*\w", NOT_RUN[start])
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+# --- where it runs --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(answer=answer) as running:
+        yield running
+
+
+def in_folder(home: Path, url: str, *commands: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("OPENAI_BASE_URL", url)
+        patch.setenv("OPENAI_API_KEY", "k")
+        for command in commands:
+            assert soul(*shlex.split(command)) == 0, command
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Path:
+    """A folder with the files and runs that the pages name."""
+    home = tmp_path_factory.mktemp("desk")
+    shutil.copytree(ROOT / "examples" / "my_task", home / "examples" / "my_task")
+    shutil.copytree(ROOT / "examples" / "my_task", home, dirs_exist_ok=True)
+    tomi = ("tomi.jsonl", "runs/demo/rows/train.jsonl", "runs/demo/rows/held_out.jsonl")
+    judged = "--partner endpoint:p --judge endpoint:j --max-tokens 64"
+    in_folder(
+        home, server.base_url,
+        *(f"data synth tomi -n 12 --seed {seed} -o {name}" for seed, name in enumerate(tomi)),
+        *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
+          enumerate(("train", "eval"))),
+        "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
+        f"eval api --model m --task sotopia --data synth:3 {judged} --out RUN",
+        "eval api --model m --task tomi --data synth:4 --out A",
+        "eval api --model n --task tomi --data synth:4 --out B",
+    )  # fmt: skip
+    released(home)
+    stranger(home / "RUN", home / "RECEIVED")
+    return home
+
+
+STORY = ("Ada entered the attic.", "The pen is in the red_box.", "Ada moved the pen to the bag.")
+NUMBERED = "\n".join(f"{n} {line}" for n, line in enumerate(STORY, 1))
+HITOM = {
+    "prompting_type": "CoTP", "deception": False, "story_length": 1, "question_order": 0,
+    "sample_id": 0, "story": NUMBERED, "question": "Where is the pen really?",
+    "choices": "A. red_box, B. bag", "answer": "bag",
+}  # fmt: skip
+PERCEPT = {
+    "index": 4, "qTypeRaw": "first_order_0_tom", "qType": "first_order_tom", "story": [*STORY],
+    "question": "Where will Ada look for the pen?", "char1": "Ada", "cands": ["red_box", "bag"],
+    "answer": "bag",
+}  # fmt: skip
+EEDI = {
+    "QuestionId": 7, "SubjectName": "Fractions", "CorrectAnswer": "B",
+    "QuestionText": "What is 1/2 + 1/3?", "AnswerAText": "2/5", "AnswerBText": "5/6",
+    "AnswerCText": "1/6", "AnswerDText": "2/6", "MisconceptionAId": 11, "MisconceptionBId": 12,
+    "MisconceptionCId": 12, "MisconceptionDId": "",
+}  # fmt: skip
+TOMBENCH = {
+    "能力\nABILITY": "Belief: Content false beliefs", "序号\nINDEX": 7, "故事": "小梅走了。",
+    "问题": "小梅在哪里？", "选项A": "A. 家里", "选项B": "B. 学校", "STORY": "Mei went.",
+    "QUESTION": "Where is Mei?", "OPTION-A": "At home", "OPTION-B": "B. School",
+    "答案\nANSWER": "B",
+}  # fmt: skip
+
+
+def released(home: Path) -> None:
+    """One record in the form of each original file that the pages import."""
+    (home / "Hi-ToM_data.json").write_text(json.dumps({"data": [HITOM]}))
+    (home / "test.txt").write_text(f"{NUMBERED}\n4 Where is the pen really?\tbag\t1\n")
+    (home / "test.trace").write_text("enter_agent_0,agent_0_moves_obj,reality,true_belief\n")
+    names = [{"MisconceptionId": n, "MisconceptionName": f"Adds {n}"} for n in (11, 12)]
+    for name, rows in (
+        ("Percept-ToMi.csv", [PERCEPT]), ("train.csv", [EEDI]),
+        ("misconception_mapping.csv", names),
+    ):  # fmt: skip
+        with (home / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    line = json.dumps(TOMBENCH, ensure_ascii=False)
+    (home / "False Belief Task.jsonl").write_text(f"{line}\n", encoding="utf-8")
+
+
+def stranger(run: Path, copied: Path) -> None:
+    """A run as it comes from another machine: its settings bear no seal of this one."""
+    shutil.copytree(run, copied)
+    config = copied / "config.yaml"
+    config.write_text(f"# sent by a friend\n{config.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
+    """The same with a tiny model and an adapter in every folder where the pages have one."""
+    tomi = "--task tomi --data tomi=tomi.jsonl"
+    in_folder(
+        desk, server.base_url,
+        "train sft --model tiny --full --task tomi,secret_keeper --data tomi=tomi.jsonl "
+        "--data secret_keeper=synth:8 --steps 2 --batch 4 --out runs/demo/warmup",
+        f"train grpo --model {MODEL} {tomi} --steps 1 {TRAINED} --out runs/demo/train",
+    )  # fmt: skip
+    for copied in ("runs/warm", "runs/ditto", "runs/first-ditto"):
+        source = desk / "runs" / "demo" / ("warmup" if copied == "runs/warm" else "train")
+        shutil.copytree(source, desk / copied)
+    return desk
+
+
+def filled(one: Printed, url: str, home: Path) -> str:
+    """The line with what its placeholders stand for, and small enough for a test."""
+    line = one.line
+    for pattern, value in (*FILLED, *SMALLER):
+        line = re.sub(pattern, value, line)
+    line = re.sub(r"http://127\.0\.0\.1:\d+/v1|\bURL\b", url, line)
+    if "--example ID" in line:
+        episode = json.loads((home / "RUN" / "episodes.jsonl").read_text("utf-8").splitlines()[0])
+        line = line.replace("--example ID", f"--example {episode['example_id']}")
+    return shortened(line) if line.startswith("soul train ") else line
+
+
+def shortened(line: str) -> str:
+    """A training with sizes where the page leaves them to the defaults."""
+    if "--steps" not in line:
+        line += " --steps 2"
+    if line.startswith("soul train ablate") and "--methods" not in line:
+        line += " --methods grpo,ditto --seeds 1"
+    return line if line.startswith("soul train sft") else f"{line} {TRAINED}"
+
+
+def cleared(words: list[str], home: Path) -> None:
+    """What the command is about to write is not there yet."""
+    for flag in ("-o", "--out"):
+        if flag in words:
+            target = home / words[words.index(flag) + 1]
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+
+def run(one: Printed, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> int:
+    home = tmp_path / "home"
+    shutil.copytree(desk, home)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    words = shlex.split(filled(one, url, home))
+    if words[0] == "make":
+        return subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode
+    assert words[0] == "soul"
+    cleared(words, home)
+    return soul(*words[1:])
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in RUN_HERE if not one.with_torch], ids=lambda one: one.line
+)
+def test_a_printed_command_runs(
+    one: Printed, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: ScriptedServer,
+) -> None:  # fmt: skip
+    assert run(one, desk, tmp_path, monkeypatch, server.base_url) == EXITS.get(one.line, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "one", [one for one in RUN_HERE if one.with_torch], ids=lambda one: one.line
+)
+def test_a_printed_command_with_a_model_runs(
+    one: Printed, desk_with_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: ScriptedServer,
+) -> None:  # fmt: skip
+    assert run(one, desk_with_models, tmp_path, monkeypatch, server.base_url) == 0
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for page in PAGES for b in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"),
+                                             re.MULTILINE | re.DOTALL)],
+    ids=lambda block: block.split("\n")[-2][:40],
+)  # fmt: skip
+def test_a_printed_program_runs(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ScriptedServer
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = re.sub(r"http://127\.0\.0\.1:\d+/v1", server.base_url, block)
+    exec(compile(source, "page", "exec"), {"__name__": "page"})
