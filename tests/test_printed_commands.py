@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.eval_support import soul
-from tests.servers.openai_server import ScriptedServer
-from tests.servers.verdicts import answer
+from tests.support.evaluation import soul
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.verdicts import answer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
-from road_support import played_by
 
 from soulkit.errors import ProviderError, UnreadableVerdict
 from soulkit.judge.objects import scan
@@ -38,6 +37,7 @@ from soulkit.judge.structured import (
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Panel, Player
 from soulkit.types import Call, Episode, Sampling
+from tests.support.road import played_by
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 Body = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from soulkit.train.terms import _Rows
+from soulkit.train.forward.terms import _Rows
 
 
 def test_a_batch_has_a_row_for_each_sequence_and_comes_back_as_it_was() -> None:
