@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from soulkit.config import Settings
 from soulkit.train.sequences import Renders, Slot, TrainSequence
+from soulkit.train.sequences import sequences_of as sequences_of
 from soulkit.types import Feedback, Record, Segment
 
 Reader = Literal["none", "self", "other"]
