@@ -20,7 +20,7 @@ from soulkit.config import Settings, about, setting
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.judge_check import CheckConfig
 from soulkit.train.config import LoraSettings, TrainConfig
-from soulkit.train.objectives.registry import built_in
+from soulkit.train.objectives.registry import built_in, method_class
 from tests.eval_support import examples, soul, three_lines
 
 LISTS = {
@@ -248,3 +248,50 @@ def test_rows_are_chosen_by_tag_and_by_id(capsys: pytest.CaptureFixture[str]) ->
     assert soul(*command, "--where", "order=none-such", "--dry-run") == 2
     lines = three_lines(capsys.readouterr().err)
     assert "40 rows of 'hitom'" in lines[0] and "order" in lines[1] and "--where" in lines[2]
+
+
+# --- the same settings in training ----------------------------------------------------------------
+
+
+def test_every_only_names_something() -> None:
+    """A misspelled trait would hide an option everywhere."""
+    known = {"eval", "plays", "local", "api", "check"}
+    known |= {trait for name in built_in() for trait in method_class(name).traits(name)}
+    for kind in (EvalConfig, TrainConfig, CheckConfig, LoraSettings):
+        for name, info in kind.model_fields.items():
+            assert set(about(info).get("only", ())) <= known, name
+
+
+def test_rate_limits_reach_the_players_of_a_training() -> None:
+    served = {"model": "p", "base_url": "http://127.0.0.1:9/v1"}
+    config = TrainConfig(
+        method="grpo", model="m", tasks={"tomi": 1.0}, requests_per_minute=30,
+        partner={**served, "requests_per_minute": 5}, judge=[{**served, "model": "j"}],
+    )  # fmt: skip
+    limits = {who.model: who.requests_per_minute for who in config.settings_of_players()}
+    assert limits == {"p": 5, "j": 30}
+    assert "requests_per_minute" not in config.identity()
+
+
+def test_settings_that_older_runs_do_not_name_are_their_defaults() -> None:
+    from soulkit.runs import plain_config, same_settings
+
+    for kind, told in (
+        (TrainConfig, {"method": "grpo", "model": "m", "tasks": {"tomi": 1.0}}),
+        (EvalConfig, {"kind": "local", "model": "m", "tasks": ["tomi"]}),
+    ):
+        config = kind.model_validate(told)
+        now, defaults = plain_config(config.identity()), plain_config(config.identity_defaults())
+        old = {k: v for k, v in now.items() if k not in ("engine", "example", "thinking")}
+        assert same_settings(old, now, defaults)
+        other = plain_config(kind.model_validate({**told, "thinking": False}).identity())
+        assert not same_settings(old, other, defaults)
+
+
+def test_help_of_a_method_does_not_load_torch() -> None:
+    code = (
+        "import sys; from soulkit.cli.app import main; main(['train', 'opd', '-h']);"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

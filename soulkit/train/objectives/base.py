@@ -68,10 +68,7 @@ class Objective(Method, ABC):
 
     @classmethod
     def traits(cls, name: str) -> frozenset[str]:
-        likeness = {
-            "rollouts": True, "feedback": cls.uses_feedback, "refined": cls.refines,
-            "teacher": cls.reader != "none",
-        }  # fmt: skip
+        likeness = {"rollouts": True, "feedback": cls.uses_feedback, "refined": cls.refines}
         marks = cls.marks.get(name, ())
         return frozenset(
             {"train", "plays", name, *marks, *(t for t, is_so in likeness.items() if is_so)}
