@@ -53,12 +53,12 @@ def setting(
     `only` names the commands, methods or traits of methods that it matters to; nothing: to all.
     `unset` says what None stands for, `complete` what its values are completed from.
     """
-    about: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "flag": flag, "section": section, "only": sorted(only), "unset": unset, "metavar": metavar,
         "complete": complete,
     }  # fmt: skip
-    given = {"default_factory": factory} if factory is not None else {"default": default}
-    return Field(**given, description=help, json_schema_extra={OPTION: about}, **limits)
+    start = {"default_factory": factory} if factory is not None else {"default": default}
+    return Field(**start, description=help, json_schema_extra={OPTION: facts}, **limits)
 
 
 class Settings(BaseModel):

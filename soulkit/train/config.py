@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import field_validator
 
@@ -232,6 +232,9 @@ class TrainConfig(
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
+    brought: ClassVar[str] = ""
+    """The method of a package whose settings stand here, too."""
+
     method: str = setting(flag=None, help="The name of the command.")
     tasks: dict[str, float] = setting(
         section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
@@ -264,7 +267,8 @@ class TrainConfig(
     @classmethod
     def owners(cls, name: str) -> frozenset[str]:
         """The methods whose own setting this is; `train` where it is everybody's."""
-        methods = {one for one in built_in() if name in method_class(one).settings.model_fields}
+        names = [*built_in(), *filter(None, [cls.brought])]
+        methods = {one for one in names if name in method_class(one).settings.model_fields}
         return frozenset(methods or {"train"})
 
     @classmethod
@@ -305,10 +309,12 @@ class TrainConfig(
 @cache
 def settings_class(method: str) -> type[TrainConfig]:
     """TrainConfig, with the settings of a method that another package brings."""
-    own = method_class(method).settings
-    if issubclass(TrainConfig, own):
+    if method in built_in():
         return TrainConfig
-    shadowed = sorted(set(own.__annotations__) & set(TrainConfig.model_fields) - {"method"})
+    own = method_class(method).settings
+    known_already = issubclass(TrainConfig, own)
+    declared = set() if known_already else set(vars(own).get("__annotations__", ()))
+    shadowed = sorted((declared & set(TrainConfig.model_fields)) - {"method"})
     if shadowed:
         raise ConfigError(
             f"The method '{method}' declares settings that are there already: "
@@ -316,7 +322,7 @@ def settings_class(method: str) -> type[TrainConfig]:
             "One name would mean two things.",
             "Rename them in the package of the method.",
         )
-    kind: type[TrainConfig] = type(
-        "TrainConfig", (TrainConfig, own), {"__module__": own.__module__}
-    )
+    bases = (TrainConfig,) if known_already else (TrainConfig, own)
+    kind: type[TrainConfig] = type("TrainConfig", bases, {"__module__": own.__module__})
+    kind.brought = method
     return kind

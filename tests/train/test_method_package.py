@@ -24,6 +24,7 @@ PLUGIN = '''
 
     from soulkit.config import Settings, setting
     from soulkit.train.objectives.base import Objective, no_slot, scored, sequences_of
+    from soulkit.train.objectives.sdpo import SdpoSettings
 
 
     class ReinforceSettings(Settings):
@@ -53,6 +54,11 @@ PLUGIN = '''
             return found
 
 
+    class OwnTeacher(Reinforce):
+        names: ClassVar = {"own-teacher": "Follows a teacher in its own way."}
+        settings: ClassVar = SdpoSettings
+
+
     class Greedy(Reinforce):
         names: ClassVar = {"greedy": "Takes a setting that is there already."}
 
@@ -69,6 +75,7 @@ ENTRIES = """
     reinforce = soul_reinforce:Reinforce
     grpo = soul_reinforce:Reinforce
     greedy = soul_reinforce:Greedy
+    own-teacher = soul_reinforce:OwnTeacher
     empty = soul_reinforce:nothing
 """
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
@@ -119,6 +126,8 @@ def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--baseline X" in text and "Plain policy gradient." in text
     assert "--coach" not in text and "--group-size" in text
+    assert soul("train", "own-teacher", "--help") == 0
+    assert "--ema-tau" in capsys.readouterr().out
     assert soul("train", "ditto", "--help") == 0
     assert "--baseline" not in capsys.readouterr().out
 
