@@ -246,14 +246,6 @@ class TrainConfig(
     concurrency: int = setting(
         512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
     )
-    requests_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=RL,
-        help="Of each served player for which --endpoints says nothing else.",
-    )  # fmt: skip
-    tokens_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=RL,
-        help="Of each served player for which --endpoints says nothing else.",
-    )  # fmt: skip
 
     @field_validator("method")
     @classmethod
@@ -288,16 +280,6 @@ class TrainConfig(
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
-
-    def settings_of_players(self) -> list[RoleSettings]:
-        limits = {
-            "requests_per_minute": self.requests_per_minute,
-            "tokens_per_minute": self.tokens_per_minute,
-        }
-        return [
-            one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
-            for one in super().settings_of_players()
-        ]
 
     @property
     def feedback_when(self) -> str:

@@ -84,7 +84,7 @@ def test_the_same_thing_has_the_same_name_everywhere() -> None:
     for name in ("eval local", "train ditto"):
         flags = {option.flag.split("/")[0] for option in LISTS[name]()}
         assert {"--device", "--dtype", "--engine", "--batch-size"} <= flags
-    for name in ("eval api", "train ditto"):
+    for name in ("eval api", "eval local", "train ditto", "judge check"):
         flags = {option.flag for option in LISTS[name]()}
         assert {"--requests-per-minute", "--tokens-per-minute"} <= flags
 
@@ -270,6 +270,11 @@ def test_rate_limits_reach_the_players_of_a_training() -> None:
     )  # fmt: skip
     limits = {who.model: who.requests_per_minute for who in config.settings_of_players()}
     assert limits == {"p": 5, "j": 30}
+    told = {"model": "m", "tasks": ["tomi"], "requests_per_minute": 30, "partner": served}
+    own = {
+        kind: EvalConfig(kind=kind, **told).settings_of_players()[0] for kind in ("api", "local")
+    }
+    assert (own["api"].requests_per_minute, own["local"].requests_per_minute) == (None, 30)
     assert "requests_per_minute" not in config.identity()
 
 
