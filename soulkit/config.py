@@ -53,12 +53,12 @@ def setting(
     `only` names the commands, methods or traits of methods that it matters to; nothing: to all.
     `unset` says what None stands for, `complete` what its values are completed from.
     """
-    about: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "flag": flag, "section": section, "only": sorted(only), "unset": unset, "metavar": metavar,
         "complete": complete,
     }  # fmt: skip
-    given = {"default_factory": factory} if factory is not None else {"default": default}
-    return Field(**given, description=help, json_schema_extra={OPTION: about}, **limits)
+    start = {"default_factory": factory} if factory is not None else {"default": default}
+    return Field(**start, description=help, json_schema_extra={OPTION: facts}, **limits)
 
 
 class Settings(BaseModel):
@@ -316,29 +316,29 @@ def _problem(
     cls: type[BaseModel], item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]
 ) -> str:
     path = [str(part) for part in item["loc"]]
-    name = _with_flag(cls, path)
+    name, flag = ".".join(path), _flag_at(cls, path)
     message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
     if not path:  # a rule about several settings names them itself
         return message
     if item["type"] == "missing":
-        return f"{name} is required"
+        return f"{name} is required{flag}"
     shown = item.get("input")
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
-    return f"{name}: {message} ({got}{_source(path, layers)})"
+    return f"{name}{flag}: {message} ({got}{_source(path, layers)})"
 
 
-def _with_flag(cls: type[BaseModel], path: list[str]) -> str:
-    """The setting's dotted name, and how its option is written."""
-    name, group = ".".join(path), cls
+def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
+    """How the option of a setting is written, in brackets; empty where it has none."""
+    group = cls
     for depth, part in enumerate(path):
         info = group.model_fields.get(part)
         if info is None:
             break
         if flag := flag_of(part, info, ".".join(path[:depth])):
-            return f"{name} ({flag.partition('/')[0]})"
+            return f" ({flag.partition('/')[0]})"
         group = group_of(info.annotation) or group
-    return name
+    return ""
 
 
 def about(info: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from soulkit.cli.options import Json
+
 if TYPE_CHECKING:
     from soulkit.eval.compare import Comparison
 
@@ -18,7 +20,7 @@ def command(
     force_mixed: Annotated[
         bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two runs, paired example by example.
 

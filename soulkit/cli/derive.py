@@ -90,8 +90,8 @@ def _settings_options(
     from soulkit.config import about, flag_of, group_of
 
     for name, info in kind.model_fields.items():
-        told = about(info)
-        if not _matters(kind, name, told, traits):
+        facts = about(info)
+        if not _matters(kind, name, facts, traits):
             continue
         flag = flag_of(name, info, under)
         if flag is None:
@@ -100,19 +100,19 @@ def _settings_options(
                 yield from _settings_options(group, traits, name)
             continue
         setting = f"{under}.{name}" if under else name
-        held = kind_of(info.annotation, told["metavar"])
-        metavar = told["metavar"] if typing.get_origin(held) is not Literal else None
+        value = kind_of(info.annotation, facts["metavar"])
+        metavar = facts["metavar"] if typing.get_origin(value) is not Literal else None
         yield Option(
-            flag, held, info.description or "", told["section"], setting,
-            default_text(info), metavar, told["complete"], form_of(info.annotation),
+            flag, value, info.description or "", facts["section"], setting,
+            default_text(info), metavar, facts["complete"], form_of(info.annotation),
         )  # fmt: skip
 
 
 def _matters(
-    kind: type[BaseModel], name: str, told: Mapping[str, Any], traits: frozenset[str]
+    kind: type[BaseModel], name: str, facts: Mapping[str, Any], traits: frozenset[str]
 ) -> bool:
     """Whether a field is one of those: declared by `setting`, and for these commands or methods."""
-    if not told or (told["only"] and not traits & set(told["only"])):
+    if not facts or (facts["only"] and not traits & set(facts["only"])):
         return False
     owners = getattr(kind, "owners", None)
     return owners is None or bool(traits & owners(name))
@@ -174,7 +174,7 @@ def settings_from(
     names = [text.partition(":")[0] for text in listed(values.get("task"))] or list(tasks)
     for option in options:
         value = values.get(option.name)
-        if not option.setting or value is None:
+        if not option.setting or value is None or value == []:
             continue
         if option.setting == "data":
             settings["data"] = rows(value, names)

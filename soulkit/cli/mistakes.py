@@ -37,12 +37,12 @@ def _option(error: Any, command: str) -> ConfigError:
             f"{name} takes a value where it takes one, and a switch such as --json takes none.",
             f"Write {name} VALUE, or {name} alone; --help behind the command says which.",
         )
-    known = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
-    known = [flag for flag in known if flag.startswith("-")]
+    options = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
+    options = [flag for flag in options if flag.startswith("-")]
     return ConfigError(
         f"'{command}' has no option '{name}'.",
         "An option that nobody reads would change nothing.",
-        f"{did_you_mean(name, [*known, '--help'])} See: {command} --help",
+        f"{did_you_mean(name, [*options, '--help'])} See: {command} --help",
     )
 
 
@@ -66,10 +66,10 @@ def _parameter(error: Any, command: str) -> ConfigError:
 
 def _words(error: Any, command: str) -> ConfigError:
     """A command that is none, or a word too many."""
-    commands = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
-    known = commands(error.ctx) if commands else []
+    listing = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
+    names = listing(error.ctx) if listing else []
     message = one_line(error.message, 200)
-    if not known:
+    if not names:
         return ConfigError(
             f"'{command}': {message}",
             "A word that nobody reads would change nothing.",
@@ -80,8 +80,8 @@ def _words(error: Any, command: str) -> ConfigError:
     name = message.partition("'")[2].partition("'")[0] or " ".join(words)
     return ConfigError(
         f"No such command '{one_line(name, 60)}'.",
-        f"'{command}' has {', '.join(known)}.",
-        f"{did_you_mean(name, known)} See: {command} --help",
+        f"'{command}' has {', '.join(names)}.",
+        f"{did_you_mean(name, names)} See: {command} --help",
     )
 
 

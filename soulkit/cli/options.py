@@ -73,7 +73,7 @@ COMPLETERS = {kind: names_from(kind) for kind in ("tasks", "suites", "methods", 
 
 def ratios(text: str) -> dict[str, float]:
     """`hitom,paratomi:0.5` → task → mixing ratio."""
-    found: dict[str, float] = {}
+    mixture: dict[str, float] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, colon, number = part.partition(":")
         try:
@@ -86,15 +86,15 @@ def ratios(text: str) -> dict[str, float]:
                 "A ratio is a positive number after a colon: 0.5 takes half of the rows.",
                 f"Write {name} or {name}:0.5.",
             )
-        found[name] = ratio
-    return found
+        mixture[name] = ratio
+    return mixture
 
 
-def pairs(given: Sequence[str] | None, tasks: str) -> dict[str, str]:
+def pairs(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
     """`TASK=FILE` options → task → file; a bare FILE is meant for the only task there is."""
     names = list(ratios(tasks)) if tasks else []
-    found: dict[str, str] = {}
-    for text in given or ():
+    rows: dict[str, str] = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals and len(names) == 1:
             name, value = names[0], text
@@ -104,8 +104,8 @@ def pairs(given: Sequence[str] | None, tasks: str) -> dict[str, str]:
                 f"There are {len(names)} tasks.",
                 f"Write --data TASK={text} for each task.",
             )
-        found[name] = value
-    return found
+        rows[name] = value
+    return rows
 
 
 def rows_of(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:

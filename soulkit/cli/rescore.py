@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import Trust
+from soulkit.cli.options import Json, Trust
 
 if TYPE_CHECKING:
     from soulkit.eval.rescore import Change, Recorded, Rescored
@@ -33,7 +33,7 @@ def command(
         typer.Option("--missing", help="Episodes with unrecorded replies: stop, or unscored."),
     ] = Missing.stop,
     trust: Trust = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Score recorded episodes again without asking any model.
 

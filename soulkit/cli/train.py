@@ -110,7 +110,7 @@ def group() -> None:
 # --- one method -----------------------------------------------------------------------------------
 
 
-def _train(method: str, given: Mapping[str, Any]) -> None:
+def _train(method: str, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
     from soulkit.train.material.feasible import weightless
@@ -120,20 +120,20 @@ def _train(method: str, given: Mapping[str, Any]) -> None:
 
     if remark := overruled(method):
         _say(remark)
-    flags = settings_of(method, given)
-    config = TrainConfig.load(given["config"], flags=flags, trust=given["trust"])
-    if given["dry_run"]:
-        show_plan(plan_of(config), given["json"])
+    flags = settings_of(method, values)
+    config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
+    if values["dry_run"]:
+        show_plan(plan_of(config), values["json"])
         for server in config.servers():
             _say(server)
         return
-    out = given["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
+    out = values["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar), _say)
     say_unsealed()
-    if given["json"]:
+    if values["json"]:
         print_json(summary)
     else:
         _print(config, out, summary)
@@ -220,34 +220,34 @@ def _with_interval(values: dict[str, Any], name: str) -> str:
 # --- many methods ---------------------------------------------------------------------------------
 
 
-def _ablate(given: Mapping[str, Any]) -> None:
+def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.train.ablate import parse_arms, plan, run_all
     from soulkit.train.planning import comparison_plan
 
-    arms = parse_arms(given["methods"] or TEN)
-    common = settings_of(arms[0].method, given)
-    tasks = list(common.get("tasks") or tasks_in(given["config"]))
-    out = given["out"] or default_run_path("ablate", tasks)
+    arms = parse_arms(values["methods"] or TEN)
+    common = settings_of(arms[0].method, values)
+    tasks = list(common.get("tasks") or tasks_in(values["config"]))
+    out = values["out"] or default_run_path("ablate", tasks)
     runs = plan(
-        arms, out, given["config"], lambda method: settings_of(method, given),
-        seeds=SEEDS if given["seeds"] is None else given["seeds"],
-        match=given["match"] or "rollouts",
-        trust=given["trust"], force_mixed=given["force_mixed"],
+        arms, out, values["config"], lambda method: settings_of(method, values),
+        seeds=SEEDS if values["seeds"] is None else values["seeds"],
+        match=values["match"] or "rollouts",
+        trust=values["trust"], force_mixed=values["force_mixed"],
     )  # fmt: skip
-    if given["dry_run"]:
-        show_plan(comparison_plan(runs), given["json"])
+    if values["dry_run"]:
+        show_plan(comparison_plan(runs), values["json"])
         return
     _say(f"{len(runs)} runs in {out}")
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(runs, out, *_watch(bar), force_mixed=given["force_mixed"])
+        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"])
     say_unsealed()
     found = ablation.compare(out)
     page = ablation.write(found, out / "report")
-    if given["json"]:
+    if values["json"]:
         print_json(ablation.as_json(found))
     else:
         for part in ablation.terminal(found):

@@ -174,6 +174,10 @@ class EvalConfig(PlayConfig):
             price_out=self.price_out,
         )
 
+    @property
+    def limits_players(self) -> bool:
+        return self.kind == "local"
+
     def served(self) -> list[tuple[str, RoleSettings]]:
         actor = [("actor", self.endpoint())] if self.kind == "api" else []
         return [*actor, *super().served()]

@@ -283,7 +283,8 @@ def _silence(remark: str) -> None:
 
 async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None, say: Say) -> Report:
     patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
-    crew = Crew(ledger, None, _load_checkpoint, patience)
+    known = check.config.settings_of_players()
+    crew = Crew(ledger, None, _load_checkpoint, patience, known)
     try:
         players = check.players(crew)
         asking = Asking(check, run, players, ledger)

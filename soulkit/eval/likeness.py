@@ -183,6 +183,8 @@ def _deciding(settings: Print, task: str) -> Print:
     split = bool(settings.get("eval_every"))
     names = TRAINING_ROWS if split else TRAINING_ROWS[:2]
     rows: Print = {name: settings[name] for name in names if name in settings}
+    if settings.get("example"):  # older runs say nothing of it, and mean all rows
+        rows["example"] = settings["example"]
     if "eval_every" in settings:
         rows["dev split"] = "there" if split else "none"
     for name, word in (("data", "rows of"), ("tasks", "mixing ratio")):

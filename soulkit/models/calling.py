@@ -7,16 +7,21 @@ from soulkit.config import Settings, setting
 ASKING = ("plays", "check")
 """Traits of the commands that ask models beside the actor."""
 
+LIMITED = (
+    "Of a served model under test; without one, of each served player for which --endpoints says "
+    "nothing else."
+)
+
 
 class CallSettings(Settings):
     """Time, attempts and money. None of it changes what is answered."""
 
     concurrency: int = setting(16, gt=0, section="Calls", only=ASKING, help="Requests at once.")
     requests_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=("api",), help="Of the model's server."
+        None, gt=0, section="Calls", only=ASKING, help=LIMITED
     )
     tokens_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=("api",), help="Of the model's server."
+        None, gt=0, section="Calls", only=ASKING, help=LIMITED
     )
     prices: str | None = setting(
         None,

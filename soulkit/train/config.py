@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import field_validator
 
@@ -232,6 +232,9 @@ class TrainConfig(
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
+    brought: ClassVar[str] = ""
+    """The method of a package whose settings stand here, too."""
+
     method: str = setting(flag=None, help="The name of the command.")
     tasks: dict[str, float] = setting(
         section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
@@ -243,14 +246,6 @@ class TrainConfig(
     concurrency: int = setting(
         512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
     )
-    requests_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=RL,
-        help="Of each served player for which --endpoints says nothing else.",
-    )  # fmt: skip
-    tokens_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=RL,
-        help="Of each served player for which --endpoints says nothing else.",
-    )  # fmt: skip
 
     @field_validator("method")
     @classmethod
@@ -264,7 +259,8 @@ class TrainConfig(
     @classmethod
     def owners(cls, name: str) -> frozenset[str]:
         """The methods whose own setting this is; `train` where it is everybody's."""
-        methods = {one for one in built_in() if name in method_class(one).settings.model_fields}
+        names = [*built_in(), *filter(None, [cls.brought])]
+        methods = {one for one in names if name in method_class(one).settings.model_fields}
         return frozenset(methods or {"train"})
 
     @classmethod
@@ -285,16 +281,6 @@ class TrainConfig(
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
 
-    def settings_of_players(self) -> list[RoleSettings]:
-        limits = {
-            "requests_per_minute": self.requests_per_minute,
-            "tokens_per_minute": self.tokens_per_minute,
-        }
-        return [
-            one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
-            for one in super().settings_of_players()
-        ]
-
     @property
     def feedback_when(self) -> str:
         if self.feedback_for != "auto":
@@ -305,10 +291,12 @@ class TrainConfig(
 @cache
 def settings_class(method: str) -> type[TrainConfig]:
     """TrainConfig, with the settings of a method that another package brings."""
-    own = method_class(method).settings
-    if issubclass(TrainConfig, own):
+    if method in built_in():
         return TrainConfig
-    shadowed = sorted(set(own.__annotations__) & set(TrainConfig.model_fields) - {"method"})
+    own = method_class(method).settings
+    known_already = issubclass(TrainConfig, own)
+    declared = set() if known_already else set(vars(own).get("__annotations__", ()))
+    shadowed = sorted((declared & set(TrainConfig.model_fields)) - {"method"})
     if shadowed:
         raise ConfigError(
             f"The method '{method}' declares settings that are there already: "
@@ -316,7 +304,7 @@ def settings_class(method: str) -> type[TrainConfig]:
             "One name would mean two things.",
             "Rename them in the package of the method.",
         )
-    kind: type[TrainConfig] = type(
-        "TrainConfig", (TrainConfig, own), {"__module__": own.__module__}
-    )
+    bases = (TrainConfig,) if known_already else (TrainConfig, own)
+    kind: type[TrainConfig] = type("TrainConfig", bases, {"__module__": own.__module__})
+    kind.brought = method
     return kind

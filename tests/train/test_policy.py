@@ -213,3 +213,9 @@ def test_scripted_replies_end_their_turn(policy: Policy) -> None:
     assert ids[-1] == policy.renderer.end_of_turn
     assert policy.tokenizer.decode(ids[:-1]) == "<answer>box</answer>"
     assert config().lora.alpha == 2 * config().lora.r
+
+
+def test_prompts_are_rendered_as_the_sampler_was_told_to_think(folder: Path) -> None:
+    """A copy's prompt is rendered by the policy: it must say of thinking what was sampled."""
+    for thinking in (None, False, True):
+        assert policy_of(folder, thinking=thinking).renderer.thinking is thinking

@@ -252,8 +252,17 @@ class RolesConfig(CallSettings):
         return [(n, one) for n, many in several for one in many if isinstance(one, RoleSettings)]
 
     def settings_of_players(self) -> list[RoleSettings]:
-        """Their settings alone."""
-        return [settings for _, settings in self.players()]
+        """Their settings alone, with the limits of this command where they name none."""
+        limits = {name: getattr(self, name) for name in _LIMITS} if self.limits_players else {}
+        return [
+            one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
+            for _, one in self.players()
+        ]
+
+    @property
+    def limits_players(self) -> bool:
+        """Whether requests and tokens per minute are the players'; else they are the actor's."""
+        return True
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         """Everybody who is asked over HTTP, with their role."""

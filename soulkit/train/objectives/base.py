@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from soulkit.config import Settings
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence
+from soulkit.train.objectives.sequences import sequences_of as sequences_of
 from soulkit.types import Feedback, Record, Segment
 
 Reader = Literal["none", "self", "other"]
@@ -67,10 +68,7 @@ class Objective(Method, ABC):
 
     @classmethod
     def traits(cls, name: str) -> frozenset[str]:
-        likeness = {
-            "rollouts": True, "feedback": cls.uses_feedback, "refined": cls.refines,
-            "teacher": cls.reader != "none",
-        }  # fmt: skip
+        likeness = {"rollouts": True, "feedback": cls.uses_feedback, "refined": cls.refines}
         marks = cls.marks.get(name, ())
         return frozenset(
             {"train", "plays", name, *marks, *(t for t, is_so in likeness.items() if is_so)}

@@ -116,11 +116,11 @@ def make_objective(config: Any) -> Objective:
     """The objective of `config.method`; ConfigError when it is no method of reinforcement."""
     from soulkit.train.objectives.base import Objective
 
-    found = method_class(config.method)
-    if not issubclass(found, Objective):
+    kind = method_class(config.method)
+    if not issubclass(kind, Objective):
         raise ConfigError(
             f"'{config.method}' is no method of reinforcement.",
             f"The methods are {', '.join(rollout_methods())}.",
             "Choose one of them.",
         )
-    return found.of(config)
+    return kind.of(config)

@@ -14,12 +14,13 @@ from soulkit.eval.summary import summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Crew, cast_of
-from soulkit.runs.folder import read_config
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.material.assemble import training_rows
+from soulkit.train.objectives.registry import built_in
+from soulkit.trust import run_settings
 from soulkit.types import Example, Record
 
 
@@ -29,7 +30,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
     weights have moved on), and scorers that ask it meet a miss.
     """
-    config, settings, sealed = load_recorded(_kind(path), path, trust=trust)
+    config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
 
     def players(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
@@ -50,9 +51,11 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     )  # fmt: skip
 
 
-def _kind(path: Path) -> type[TrainConfig]:
-    """The settings of the run's method, a package's included."""
-    return settings_class(str(read_config(path).get("method", "")))
+def _kind(path: Path, trust: bool) -> type[TrainConfig]:
+    """The settings of the run's method; a package's is imported for a run that may act."""
+    settings, sealed = run_settings(path)
+    method = str(settings.get("method", ""))
+    return settings_class(method) if sealed or trust or method in built_in() else TrainConfig
 
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
