@@ -44,9 +44,11 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.forward.fuse import Part, fuse, parts_of
 from soulkit.train.forward.packing import Pack, entries
 from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.prepare import prepare
 from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import prepare, update, with_advantages
+from soulkit.train.forward.update import update
 from soulkit.train.objectives.sequences import Span, TrainSequence
+from soulkit.train.step import with_advantages
 
 MODULES, COMPILE = parts_of("modules"), parts_of("compile")
 

@@ -53,7 +53,7 @@ def tracked() -> list[Path]:
     if done.returncode:
         pytest.skip("this copy is no git checkout")
     paths = [ROOT / name for name in done.stdout.decode().split("\0") if name]
-    binary = {".png", ".jpg", ".gif", ".parquet", ".safetensors"}
+    binary = {".png", ".jpg", ".gif", ".parquet", ".safetensors", ".sqlite"}
     return [p for p in paths if p.is_file() and p.suffix not in binary]
 
 

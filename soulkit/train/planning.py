@@ -35,8 +35,9 @@ from soulkit.play.plan import (
 from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.material.assemble import Material, gather_material, make_objective
+from soulkit.train.material.assemble import Material, gather_material
 from soulkit.train.material.sampling import Pool
+from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import caged
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
@@ -47,18 +48,18 @@ def plan_of(config: TrainConfig, material: Material | None = None) -> Plan:
     """What the whole run of `config` will ask for."""
     material = material or gather_material(config)
     work = work_of(material)
-    if config.method == "sft":
-        return on_machine(lessons(config, work), _machine(config, None, work))
-    learned = _learned(config, work)
+    if material.objective is None:
+        return on_machine(lessons(config, work), _lessons_machine(config, work))
+    learned = _learned(config, material.objective, work)
     tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material))
-    found = replace(learned, tasks=tasks)
-    trained = _machine(config, learned, work)
+    whole = replace(learned, tasks=tasks)
+    trained = _machine(config, material.objective, learned)
     size = (config.batch_size, config.device, "auto")
-    watched = replace(found, tasks=tasks[len(learned.tasks) :])
-    mine = [one for one in watched.asked if "actor" in (one.role, one.name)]
-    dev = replace(sampler(config.model, watched, mine, *size), memory=0)
-    parts = [trained, dev, *local_players(config, found, *size)] if trained else []
-    return on_machine(found, together(parts))
+    watched = replace(whole, tasks=tasks[len(learned.tasks) :])
+    of_actor = [one for one in watched.asked if "actor" in (one.role, one.name)]
+    dev = replace(sampler(config.model, watched, of_actor, *size), memory=0)
+    parts = [trained, dev, *local_players(config, whole, *size)] if trained else []
+    return on_machine(whole, together(parts))
 
 
 def comparison_plan(runs: Sequence[Planned]) -> Plan:
@@ -77,13 +78,12 @@ def comparison_plan(runs: Sequence[Planned]) -> Plan:
     return Plan(tasks=tuple(tasks), concurrency=width, machine=machine)
 
 
-def _learned(config: TrainConfig, work: list[Work]) -> Plan:
+def _learned(config: TrainConfig, objective: Objective, work: list[Work]) -> Plan:
     """The rollouts that are learned from."""
-    objective = make_objective(config)
-    drafts = _phase(config, work, "drafts", told=objective.uses_feedback)
+    drafts = _phase(config, work, "drafts", coached=objective.uses_feedback)
     if not objective.refines:
         return drafts
-    refined = _phase(config, work, "refined", told=False)
+    refined = _phase(config, work, "refined", coached=False)
     return replace(drafts, tasks=(*drafts.tasks, *refined.tasks))
 
 
@@ -93,7 +93,7 @@ def _dev(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     if not times or not material.dev:
         return ()
     work = [w for w in _by_task(material.tasks, material.dev) if w.examples]
-    voices = {w.task.name: _voices(config, w, told=False) for w in work}
+    voices = {w.task.name: _voices(config, w, coached=False) for w in work}
     return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
 
 
@@ -105,7 +105,8 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     pool = [(canary.task, canary.example) for canary in caged(material.pool)]
     work = [w for w in _by_task(material.tasks, pool) if w.examples]
     voices = {
-        w.task.name: [v for v in _voices(config, w, told=False) if v.role == "judge"] for w in work
+        w.task.name: [v for v in _voices(config, w, coached=False) if v.role == "judge"]
+        for w in work
     }
     return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "canaries").tasks
 
@@ -128,14 +129,14 @@ def lessons(config: TrainConfig, work: list[Work]) -> Plan:
     return scaled(plan(work, 1, {w.task.name: () for w in work}), share)
 
 
-def _phase(config: TrainConfig, work: list[Work], label: str, *, told: bool) -> Plan:
-    voices = {w.task.name: _voices(config, w, told) for w in work}
+def _phase(config: TrainConfig, work: list[Work], label: str, *, coached: bool) -> Plan:
+    voices = {w.task.name: _voices(config, w, coached) for w in work}
     rows = sum(len(w.examples) for w in work)
-    found = plan(work, 1, voices, concurrency=config.concurrency)
-    return scaled(found, config.steps * config.prompts_per_step * config.group_size / rows, label)
+    once = plan(work, 1, voices, concurrency=config.concurrency)
+    return scaled(once, config.steps * config.prompts_per_step * config.group_size / rows, label)
 
 
-def _voices(config: TrainConfig, work: Work, told: bool) -> list[Voice]:
+def _voices(config: TrainConfig, work: Work, coached: bool) -> list[Voice]:
     reply = config.reply_limit(work.task.spec.sampling)
     actor = Voice(role="actor", name=config.model, limit=reply, served=False)
     voices = [actor]
@@ -143,43 +144,57 @@ def _voices(config: TrainConfig, work: Work, told: bool) -> list[Voice]:
         voice = voice_of(config, role, settings, actor)
         if role not in EACH:
             voices.append(voice)
-        elif told:
+        elif coached:
             voices.append(replace(voice, each=EACH[role]))
     return voices
 
 
-def _machine(config: TrainConfig, found: Plan | None, work: list[Work]) -> Machine | None:
+def _lessons_machine(config: TrainConfig, work: list[Work]) -> Machine | None:
     model = footprint(Path(config.model))
     if model is None:
         return None
     kind, speed = device_speed(config.device)
+    trained = config.steps * config.sft_batch * _mean_prompt(work)
+    seconds = model.seconds(0, 0, trained, 1, speed)
+    memory, _ = _training_bytes(config, model)
+    return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
+
+
+def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
+    model = footprint(Path(config.model))
+    if model is None:
+        return None
+    kind, speed = device_speed(config.device)
+    memory, itemsize = _training_bytes(config, model)
+    memory += model.cache_bytes(config.batch_size, longest_of(learned), itemsize)
+    seconds = _seconds(config, objective, learned, model)
+    return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
+
+
+def _training_bytes(config: TrainConfig, model: Footprint) -> tuple[int, int]:
+    """(bytes of the weights and of a pass over a batch, bytes of a number)."""
+    kind, _ = device_speed(config.device)
     itemsize = number_bytes(config.dtype, kind, model)
     tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
     memory = model.parameters * itemsize + model.training_bytes(
         tokens, config.lora.r, itemsize, config.full
     )
-    words = assumed(model, kind, speed.flops)
-    if found is None:
-        trained = config.steps * config.sft_batch * _mean_prompt(work)
-        seconds = model.seconds(0, 0, trained, 1, speed)
-        return Machine(memory=memory, seconds=seconds, words=words)
-    memory += model.cache_bytes(config.batch_size, longest_of(found), itemsize)
-    return Machine(memory=memory, seconds=_seconds(config, found, model), words=words)
+    return memory, itemsize
 
 
-def _seconds(config: TrainConfig, found: Plan, model: Footprint) -> float:
+def _seconds(config: TrainConfig, objective: Objective, learned: Plan, model: Footprint) -> float:
     """Sampling and learning. A prompt is computed once for its group by both."""
-    mine = [one for one in found.asked if one.role == "actor"]
-    prompts = sum(one.prompt_tokens for one in mine) / config.group_size
-    replies = sum(one.reply_tokens for one in mine)
-    others = [one for one in found.asked if one.name == "actor" and one.role != "actor"]
-    asked, said = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
+    of_actor = [one for one in learned.asked if one.role == "actor"]
+    prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
+    replies = sum(one.reply_tokens for one in of_actor)
+    others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
+    read, written = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
     _, speed = device_speed(config.device)
     # Refined replies are learned from twice: as they were said, and as copies.
-    trained = prompts + 1.5 * replies if make_objective(config).refines else prompts + replies
-    return model.seconds(prompts + asked, replies + said, trained, config.batch_size, speed)
+    trained = prompts + (1.5 if objective.refines else 1) * replies
+    return model.seconds(prompts + read, replies + written, trained, config.batch_size, speed)
 
 
 def _mean_prompt(work: list[Work]) -> float:
-    found = plan(work, 1, {w.task.name: () for w in work})
-    return found.prompt_words * TOKENS_PER_WORD / max(found.episodes, 1)
+    once = plan(work, 1, {w.task.name: () for w in work})
+    return once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)

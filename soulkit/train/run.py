@@ -24,27 +24,28 @@ from soulkit.runs.folder import Run, is_run, read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.forward.teacher import load_teacher, start_ema
+from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.material.assemble import (
     Material,
     check_lengths,
     gather_material,
     make_cast,
-    make_crew,
-    make_objective,
+    make_players,
     make_reader,
 )
 from soulkit.train.material.sampling import Pool
+from soulkit.train.maths.measure import feedback_totals, reward_metrics
+from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import work_of
 from soulkit.train.rollouts.canaries import Tripwire, canary_totals
-from soulkit.train.rollouts.feedback import Vigil, in_vain, newest
-from soulkit.train.rollouts.measure import feedback_totals, reward_metrics
-from soulkit.train.rollouts.rollout import RolloutStep
+from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
+from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.loop import Loop, Show, StepMetrics
 from soulkit.train.state.tracking import check_tracker, make_tracker
+from soulkit.train.step import Step
 from soulkit.types import Record, Sampling
 
 TINY = "tiny"
@@ -91,12 +92,12 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     The average is there before the loop resumes, which puts the kept one in its place.
     """
     limit = context_limit(policy.model, None)
-    if config.method == "sft":
+    if material.objective is None:
         check_lessons(policy, limit, material.pool)
         return None
     check_lengths(policy, limit, material, config)
-    teacher = load_teacher(config, policy)
-    if config.teacher == "ema" and make_objective(config).reader == "self":
+    teacher = load_teacher(config, material.objective, policy)
+    if config.teacher == "ema" and material.objective.reader == "self":
         start_ema(policy)
     return teacher
 
@@ -174,11 +175,11 @@ async def _train(
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
     loop = Loop.open(config, run, policy, tracker, journal)
     try:
-        if config.method == "sft":
+        if material.objective is None:
             await loop.run_all(SupervisedStep(loop, material.pool), show)
             summary = supervised_summary(config, run, loop)
         else:
-            summary = await _reinforce(config, run, loop, teacher, material, show)
+            summary = await _reinforce(loop, material, material.objective, teacher, show)
     finally:
         loop.close()
     replace_folder(run.path / "model", policy.save)
@@ -199,26 +200,23 @@ def best_summary(run: Run, checkpoint: Path, dev: float) -> dict[str, Any]:
 
 
 async def _reinforce(
-    config: TrainConfig,
-    run: Run,
-    loop: Loop,
-    teacher: Policy | None,
-    material: Material,
-    show: Show,
+    loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show
 ) -> dict[str, Any]:
-    sampler = loop.policy.sampler(
+    config, run, policy = loop.config, loop.run, loop.policy
+    sampler = policy.sampler(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
-    crew = make_crew(config, sampler, run)
-    keep_provenance(run, _provenance(config, crew, material))
-    cast, reader = make_cast(config, sampler, crew), make_reader(config, crew)
+    players = make_players(config, sampler, run)
+    keep_provenance(run, _provenance(config, players, material))
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
-    objective = make_objective(config)
-    step = RolloutStep(
-        loop, objective, sampler, cast, material.pool, material.dev, recent,
-        blind_reader=reader, teacher=teacher,
+    rollouts = Rollouts(
+        config, objective, sampler, make_cast(config, sampler, players), material.pool,
+        material.dev, make_reader(config, players),
+    )  # fmt: skip
+    step = Step(
+        loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
         tripwire=Tripwire.of(config, material.pool, run.metrics),
-        vigil=Vigil.of(config, objective, material.tasks, run.metrics),
+        watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
     )  # fmt: skip
     try:
         if loop.step == config.steps:
@@ -226,7 +224,7 @@ async def _reinforce(
         await loop.run_all(step, watched(loop, show))
     finally:
         await sampler.close()
-        await crew.close()
+        await players.close()
     records = [record for records in recent for record in records]
     if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
@@ -234,14 +232,14 @@ async def _reinforce(
     return rollout_summary(config, loop, records, material)
 
 
-def _provenance(config: TrainConfig, crew: Crew, material: Material) -> dict[str, Any]:
+def _provenance(config: TrainConfig, players: Crew, material: Material) -> dict[str, Any]:
     limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
         name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
         for name, limit in limits.items()
     }
     actor = actor_print(config.model_dump())
-    return provenance(config, crew, work_of(material), actor, sampling)
+    return provenance(config, players, work_of(material), actor, sampling)
 
 
 def watched(loop: Loop, show: Show) -> Show:

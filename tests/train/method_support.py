@@ -12,7 +12,7 @@ from torch import Tensor
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.material.assemble import make_objective
+from soulkit.train.objectives.registry import make_objective
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.types import (
     Completion,

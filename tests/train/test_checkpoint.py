@@ -10,7 +10,9 @@ import torch
 
 from soulkit.errors import RunError
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.update import Tally, prepare, update, with_advantages
+from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import update
 from soulkit.train.state.checkpoint import (
     DamagedCheckpoint,
     Position,
@@ -24,6 +26,7 @@ from soulkit.train.state.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
+from soulkit.train.step import with_advantages
 from tests.train.support import config, jolt, policy_of, random_model, step_of
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}

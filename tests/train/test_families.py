@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.update import log_probs
+from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
 from soulkit.train.run import words_of
 from soulkit.types import Call, Completion, Sampling, Segment

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.train.forward.update import with_advantages
-from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.rollouts.measure import (
+from soulkit.train.maths.measure import (
     feedback_metrics,
     feedback_totals,
     mean_of,
@@ -17,6 +15,8 @@ from soulkit.train.rollouts.measure import (
     reward_metrics,
     sequence_metrics,
 )
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
 from tests.train.support import config
 from tests.train.test_objectives import SMALL, Plain, record

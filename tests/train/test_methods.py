@@ -13,12 +13,13 @@ from torch import Tensor
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import CHUNK, Policy
-from soulkit.train.forward.teacher import start_ema
+from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.teacher import Teacher, start_ema
 from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import mini_batches, prepare, update, with_advantages
-from soulkit.train.learn import learn
+from soulkit.train.forward.update import mini_batches, update
 from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.run import train
+from soulkit.train.step import learn, with_advantages
 from soulkit.types import Record
 from tests.train.method_support import (
     D0,
@@ -226,8 +227,8 @@ def naive(policy: Policy, loss: Tensor) -> tuple[float, dict[str, Tensor]]:
     return float(loss.detach()), gradients(policy)
 
 
-def second_model(config: TrainConfig, other: Policy) -> Policy | None:
-    return other if config.method == "opd" else None
+def second_model(config: TrainConfig, other: Policy) -> Teacher | None:
+    return Teacher(other) if config.method == "opd" else None
 
 
 def test_every_method_has_a_case() -> None:
@@ -354,7 +355,7 @@ def test_a_vocabulary_in_many_chunks_does_not_show(
 
 
 def moved(policy: Policy, records: list[Record], config: TrainConfig, measure: Callable[[], Tensor],
-          reader: Policy | None = None) -> Tensor:  # fmt: skip
+          reader: Teacher | None = None) -> Tensor:  # fmt: skip
     """How a real step changes a measurement."""
     optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
     with torch.no_grad():
@@ -410,7 +411,9 @@ def test_tokens_that_the_teacher_likes_better_become_likelier(
     records = [play("x", i, "draft", 0.0, D0, received=told("x")) for i in range(2)]
     reader = second_model(config, other)
     with torch.no_grad():
-        gap = said(reader or policy, "x", [D0], reader is None) - said(policy, "x", [D0])
+        gap = said(reader.policy if reader else policy, "x", [D0], reader is None) - said(
+            policy, "x", [D0]
+        )
     change = moved(policy, records, config, lambda: said(policy, "x", [D0]), reader)
     assert float((gap.clamp(-5, 5) * change).sum()) > 0
 
@@ -424,7 +427,7 @@ def test_distributions_come_closer(folder: Path, other: Policy, kind: str) -> No
         own, read = rows_of(policy, "x", [D0]), rows_of(other, "x", [D0])
         return (own.exp() * (own - read)).sum() + (read.exp() * (read - own)).sum()
 
-    assert moved(policy, ROLLOUTS[:1], config, apart, other) < 0
+    assert moved(policy, ROLLOUTS[:1], config, apart, Teacher(other)) < 0
 
 
 # --- what is logged -------------------------------------------------------------------------------

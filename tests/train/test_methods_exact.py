@@ -19,11 +19,13 @@ import torch
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.packing import Pack, in_tries
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.teacher import start_ema
-from soulkit.train.forward.terms import Prepared, Tally
-from soulkit.train.forward.update import prepare, update, with_advantages
+from soulkit.train.forward.prepare import Prepared, prepare
+from soulkit.train.forward.teacher import Teacher, start_ema
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import update
 from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.objectives.sequences import Span
+from soulkit.train.step import with_advantages
 from soulkit.types import Record
 from tests.train.method_support import SMALL, found, play, told
 from tests.train.shapes import build
@@ -91,7 +93,8 @@ def laid_out(policies: Sequence[Policy], *, tries: bool) -> Iterator[None]:
 
 def prepared(policy: Policy, other: Policy, asked: TrainConfig) -> Prepared:
     sequences = with_advantages(found(asked, rollouts()), asked)
-    return prepare(policy, sequences, asked, sequences, other if asked.method == "opd" else None)
+    reader = Teacher(other) if asked.method == "opd" else None
+    return prepare(policy, sequences, asked, sequences, reader)
 
 
 def graded(policy: Policy, step: Prepared, asked: TrainConfig) -> dict[str, torch.Tensor]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.train.forward.update import token_counts, with_advantages
-from soulkit.train.material.assemble import make_objective
+from soulkit.train.maths.measure import token_counts
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.objectives.grpo import GRPO
+from soulkit.train.objectives.registry import make_objective
 from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.step import with_advantages
 from soulkit.types import (
     Completion,
     Episode,

@@ -12,7 +12,7 @@ import torch
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.forward.policy import CHUNK, Policy, load_policy
-from soulkit.train.forward.update import log_probs
+from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.train.support import (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +14,9 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Job
 from soulkit.runs.folder import Run
-from soulkit.train.material.assemble import make_cast, make_crew
+from soulkit.train.material.assemble import make_cast, make_players
 from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.rollouts.rollout import RolloutStep, without_tokens
+from soulkit.train.rollouts.play import Rollouts, without_tokens
 from soulkit.types import Call, Completion, Record, Sampling, Segment
 from tests.train.support import config, random_model, rows
 
@@ -71,9 +69,8 @@ def played(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record
     model: Any = Watched(sampler.model, sampler.tokenizer, deterministic=True)
     model.batches = []
     cast = Cast(actor=Player(model), coach=Player(Hesitant(seed)))
-    loop: Any = SimpleNamespace(config=asked)
-    step = RolloutStep(loop, Ditto(), model, cast, [], [], deque())
-    return asyncio.run(asyncio.wait_for(step.rollouts(jobs()), 60)), model.batches
+    rollouts = Rollouts(asked, Ditto(), model, cast, [], [])
+    return asyncio.run(asyncio.wait_for(rollouts.sample(jobs(), ""), 60)), model.batches
 
 
 def test_records_are_in_the_order_of_their_prompts_not_task_by_task(sampler: LocalModel) -> None:
@@ -101,7 +98,7 @@ def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None
 
 def actor_coach(seed: int, sampler: LocalModel, run: Run) -> Player | None:
     asked = config(coach="actor", seed=seed)
-    return make_cast(asked, sampler, make_crew(asked, sampler, run)).coach
+    return make_cast(asked, sampler, make_players(asked, sampler, run)).coach
 
 
 def test_an_actor_that_coaches_itself_draws_with_the_seed_of_the_run(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from soulkit.errors import DataError
 from soulkit.train.material.sampling import Pool, batch, mixture
-from soulkit.train.rollouts.rollout import swap_feedback, without_truncated
+from soulkit.train.objectives.sequences import without_truncated
+from soulkit.train.rollouts.shuffle import swap_feedback
 from soulkit.types import Completion, Feedback, Record
 from tests.train.support import rows, step_of
 from tests.train.test_objectives import SMALL, record

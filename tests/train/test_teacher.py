@@ -26,7 +26,8 @@ from soulkit.train.forward.teacher import (
     teacher_of,
     teaching,
 )
-from soulkit.train.material.assemble import gather_material, make_objective
+from soulkit.train.material.assemble import gather_material
+from soulkit.train.objectives.registry import make_objective
 from soulkit.train.objectives.sdpo import SDPO
 from soulkit.train.objectives.sequences import (
     Span,
@@ -37,7 +38,8 @@ from soulkit.train.objectives.sequences import (
     told_sequences,
     told_spans,
 )
-from soulkit.train.rollouts.rollout import slots, with_swapped
+from soulkit.train.rollouts.play import slots
+from soulkit.train.rollouts.shuffle import with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 from tests.support.evaluation import visitor
 from tests.train.method_support import ROLLOUTS, Numbers, play, slot, told
@@ -144,24 +146,26 @@ def test_a_second_model_is_loaded_frozen(folder: Path, policy: Policy, tmp_path:
         method="opd", model=str(folder), teacher_adapter=str(tmp_path / "expert"),
         opd_form="logits",
     )  # fmt: skip
-    found = load_teacher(asked, policy)
+    found = load_teacher(asked, make_objective(asked), policy)
     assert found is not None and not found.trained
     assert log_prob(found) == pytest.approx(log_prob(policy), abs=1e-5)
-    base = load_teacher(config(method="opd", model="gone", teacher_model=str(folder)), policy)
+    asked = config(method="opd", model="gone", teacher_model=str(folder))
+    base = load_teacher(asked, make_objective(asked), policy)
     assert base is not None
     assert log_prob(base) == pytest.approx(Teacher(policy, "base").log_probs([SPAN], 9)[0].tolist())
 
 
 @pytest.mark.parametrize("method", ["grpo", "ditto", "sdpo-token", "sdpo-logits+grpo"])
 def test_other_methods_have_no_second_model(policy: Policy, method: str) -> None:
-    assert load_teacher(config(method=method, teacher_model="somewhere"), policy) is None
+    asked = config(method=method, teacher_model="somewhere")
+    assert load_teacher(asked, make_objective(asked), policy) is None
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(policy: Policy, tmp_path: Path) -> None:
     build_tiny(tmp_path / "foreign", ["quite", "another", "vocabulary"])
     asked = config(method="opd", teacher_model=str(tmp_path / "foreign"))
     with pytest.raises(ConfigError, match="vocabulary") as caught:
-        load_teacher(asked, policy)
+        load_teacher(asked, make_objective(asked), policy)
     assert all(caught.value.lines())
 
 
@@ -181,9 +185,11 @@ def test_the_base_cannot_teach_where_all_weights_move() -> None:
 def test_distributions_need_hidden_states(policy: Policy) -> None:
     policy.gathers = False
     for method in ("sdpo-logits", "sdpo-logits+grpo"):
+        asked = config(method=method)
         with pytest.raises(ConfigError, match="cannot be compared"):
-            check_student(config(method=method), policy)
-    check_student(config(method="sdpo-token"), policy)
+            check_student(asked, make_objective(asked), policy)
+    asked = config(method="sdpo-token")
+    check_student(asked, make_objective(asked), policy)
 
 
 # --- what a teacher reads -------------------------------------------------------------------------
@@ -309,8 +315,9 @@ def test_two_seats_take_their_own_slot() -> None:
 
 
 def test_distillation_is_not_done_by_the_student_itself(policy: Policy) -> None:
+    asked = config(method="opd", teacher_model="other")
     with pytest.raises(ConfigError, match="no second model"):
-        teacher_of(config(method="opd", teacher_model="other"), policy, None)
+        teacher_of(asked, make_objective(asked), policy, None)
 
 
 def test_in_the_control_a_teacher_reads_somebody_elses_feedback() -> None:

@@ -16,9 +16,9 @@ from soulkit.runs.folder import Run, read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.forward.policy import load_policy
-from soulkit.train.forward.update import log_probs
+from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import emitted_spans
-from soulkit.train.rollouts.rollout import RolloutStep
+from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.state.checkpoint import load_checkpoint
 from soulkit.types import Call, Sampling
 from tests.support.evaluation import visitor
@@ -308,15 +308,15 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
 
     out = tmp_path / "run"
     with ScriptedServer(answer=answer, script=broken) as server:
-        stop = RolloutStep.jobs
+        stop = Rollouts.jobs
 
-        def jobs(step: RolloutStep, number: int) -> Any:
+        def jobs(step: Rollouts, number: int) -> Any:
             nonlocal sick
             sick = number == 1 and not well
             return stop(step, number)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RolloutStep, "jobs", jobs)
+            patch.setattr(Rollouts, "jobs", jobs)
             well = False
             assert once(2) == 1
             told = capsys.readouterr().err

@@ -14,17 +14,11 @@ from torch import Tensor
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.update import (
-    NotFinite,
-    Tally,
-    lost_twins,
-    mini_batches,
-    prepare,
-    sampler_weights,
-    update,
-    with_advantages,
-)
+from soulkit.train.forward.prepare import lost_twins, prepare, sampler_weights
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import NotFinite, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
+from soulkit.train.step import with_advantages
 from tests.train.support import (
     assert_close,
     config,

@@ -9,7 +9,7 @@ import pytest
 
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.train.rollouts.rollout import swap_feedback
+from soulkit.train.rollouts.shuffle import swap_feedback
 from soulkit.train.sft.lessons import feedback_for
 from soulkit.types import Episode, Feedback, Record, Score
 from tests.support.road import synth

@@ -22,7 +22,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.objectives.registry import make_objective
+from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
 
 State = Literal["live", "base", "ema"]
@@ -122,14 +122,13 @@ def _average_of(policy: Policy) -> dict[str, Tensor]:
 # --- who teaches ----------------------------------------------------------------------------------
 
 
-def load_teacher(config: TrainConfig, student: Policy) -> Policy | None:
+def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> Policy | None:
     """The second model of `opd`, frozen; None for methods that have none.
 
     Raises ConfigError when the student cannot be taught in the way that was asked for, or when the
     two models do not share their tokens.
     """
-    objective = make_objective(config)
-    check_student(config, student)
+    check_student(config, objective, student)
     if objective.reader != "other":
         return None
     adapter = Path(config.teacher_adapter) if config.teacher_adapter else None
@@ -150,16 +149,15 @@ def load_teacher(config: TrainConfig, student: Policy) -> Policy | None:
     return teacher
 
 
-def check_student(config: TrainConfig, student: Policy) -> None:
+def check_student(config: TrainConfig, objective: Objective, student: Policy) -> None:
     """ConfigError when the asked-for teaching does not fit the policy."""
-    check_settings(config)
-    if make_objective(config).logits:
+    check_settings(config, objective)
+    if objective.logits:
         _check_gathers(student)
 
 
-def check_settings(config: TrainConfig) -> None:
+def check_settings(config: TrainConfig, objective: Objective) -> None:
     """ConfigError for a teacher that cannot be: before any model is loaded."""
-    objective = make_objective(config)
     if objective.reader == "self" and config.teacher == "base" and config.full:
         raise ConfigError(
             "The base was to be the teacher while all weights are trained.",
@@ -203,15 +201,17 @@ def check_width(student: Policy, teacher: Policy) -> None:
         )
 
 
-def teacher_of(config: TrainConfig, student: Policy, other: Policy | None) -> Teacher:
+def teacher_of(
+    config: TrainConfig, objective: Objective, student: Policy, other: Policy | None
+) -> Teacher:
     """Who teaches in this run: the second model where a method has one, else the student's state.
 
     ConfigError when a second model is needed and not there.
     """
-    if other is None and make_objective(config).reader == "other":
+    if other is None and objective.reader == "other":
         raise ConfigError(
             "The method 'opd' has no second model to learn from.",
             "The student would be its own teacher and learn nothing.",
-            "Load one with load_teacher(config, policy) and hand it on.",
+            "Load one with load_teacher(config, objective, policy) and hand it on.",
         )
     return Teacher(student, config.teacher) if other is None else Teacher(other)

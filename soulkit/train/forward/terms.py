@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.packing import Pack
 from soulkit.train.forward.policy import Policy, Scored
-from soulkit.train.forward.teacher import Teacher
+from soulkit.train.forward.prepare import Prepared
 from soulkit.train.maths.divergence import divergence
 from soulkit.train.maths.loss import (
     TokenLoss,
@@ -79,22 +79,6 @@ def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
         tokens[sequence.component] += sequence.span.n_trained
         counts[sequence.component] += 1
     return Denominators(dict(tokens), dict(counts))
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What is fixed before a step's first update. Lists are by sequence, [n_trained] each."""
-
-    sequences: list[TrainSequence]
-    old: list[Tensor] | None
-    """π_old of the policy sequences; None when the step has one update, where it is π_θ itself."""
-    weights: list[Tensor] | None
-    base: list[Tensor] | None
-    """Log-probs of the frozen base, for the KL penalty."""
-    advantages: list[Tensor] | None = None
-    """Token advantages, where a teacher gives any; None: every token has its sequence's."""
-    teacher: Teacher | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

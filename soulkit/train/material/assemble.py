@@ -27,7 +27,8 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.feasible import refuse_without_feedback
 from soulkit.train.material.sampling import Pool, mixture
-from soulkit.train.objectives.registry import make_objective as make_objective
+from soulkit.train.objectives.base import Objective
+from soulkit.train.objectives.registry import make_objective
 from soulkit.train.rollouts.canaries import caged
 from soulkit.types import Example
 
@@ -39,6 +40,8 @@ class Material:
     tasks: Mapping[str, Task]
     pool: Pool
     dev: Pool
+    objective: Objective | None = None
+    """The method, made once; None in supervised training."""
 
 
 def gather_material(config: TrainConfig) -> Material:
@@ -48,8 +51,9 @@ def gather_material(config: TrainConfig) -> Material:
     registry.refuse_rows_only(config.tasks)
     tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
     check_names(config)
-    if config.method != "sft":
-        check_settings(config)
+    objective = None if config.method == "sft" else make_objective(config)
+    if objective is not None:
+        check_settings(config, objective)
     train: dict[str, Sequence[Example]] = {}
     dev: Pool = []
     for name, task in tasks.items():
@@ -61,8 +65,8 @@ def gather_material(config: TrainConfig) -> Material:
     check_roles(config, [*pool, *dev])
     if config.canary_every is not None:
         caged(pool)
-    refuse_without_feedback(config, pool)
-    return Material(tasks, pool, dev)
+    refuse_without_feedback(config, objective, pool)
+    return Material(tasks, pool, dev, objective)
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
@@ -72,7 +76,7 @@ def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     return loaded.examples
 
 
-def make_crew(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
+def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
     """What makes the players of a run; `sampler` is the actor."""
     ledger = Ledger(run.ledger_path)
     patience = {**config.patience(ledger), "concurrency": config.concurrency}
@@ -80,20 +84,20 @@ def make_crew(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
     return Crew(ledger, sampler, load, patience, config.settings_of_players())
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, crew: Crew) -> Cast:
+def make_cast(config: TrainConfig, sampler: LocalModel, players: Crew) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
-    table = cast_of(config, crew, Player(sampler), config.seed)
+    cast = cast_of(config, players, Player(sampler), config.seed)
     if not isinstance(config.coach, RoleSettings):
-        return table
-    coach = crew.player("coach", config.coach, config.seed)
-    return replace(table, coach=coach)
+        return cast
+    coach = players.player("coach", config.coach, config.seed)
+    return replace(cast, coach=coach)
 
 
-def make_reader(config: TrainConfig, crew: Crew) -> Player | None:
+def make_reader(config: TrainConfig, players: Crew) -> Player | None:
     """The model that checks feedback for leaks, if one was named."""
     if config.blind_reader is None:
         return None
-    return crew.player("blind_reader", config.blind_reader, config.seed)
+    return players.player("blind_reader", config.blind_reader, config.seed)
 
 
 def check_names(config: TrainConfig) -> None:

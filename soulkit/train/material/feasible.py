@@ -28,7 +28,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.material import trial
 from soulkit.train.material.sampling import Pool
 from soulkit.train.objectives.base import Objective
-from soulkit.train.objectives.registry import make_objective, method_class
+from soulkit.train.objectives.registry import method_class
 from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
 from soulkit.types import Episode, Example, Feedback, Score, Segment
 
@@ -49,13 +49,12 @@ class Obstacle:
     way: str
 
 
-def refuse_without_feedback(config: TrainConfig, pool: Pool) -> None:
+def refuse_without_feedback(config: TrainConfig, objective: Objective | None, pool: Pool) -> None:
     """NoFeedback, naming method, tasks and coach, where feedback can never be used."""
-    if config.method == "sft":
+    if objective is None:
         _refuse_empty_lessons(config, pool)
         return
-    _refuse_weightless(config, pool)
-    objective = make_objective(config)
+    _refuse_weightless(config, objective, pool)
     rows = _by_task(pool) if objective.uses_feedback else []
     obstacles = {
         task.name: obstacle
@@ -213,9 +212,9 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
     )
 
 
-def _refuse_weightless(config: TrainConfig, pool: Pool) -> None:
+def _refuse_weightless(config: TrainConfig, objective: Objective, pool: Pool) -> None:
     """Settings under which the part that learns from feedback, or a teacher, is always 0."""
-    _refuse_one_outcome(config)
+    _refuse_one_outcome(config, objective)
     # Rewards of the reference are not on the scale of the metric.
     paper = config.protocol == "paper"
     highs = {task.name: task.spec.metric.high for task, _ in pool} if paper else {}
@@ -223,10 +222,10 @@ def _refuse_weightless(config: TrainConfig, pool: Pool) -> None:
         raise NoFeedback(*lines)
 
 
-def _refuse_one_outcome(config: TrainConfig) -> None:
+def _refuse_one_outcome(config: TrainConfig, objective: Objective) -> None:
     """The one outcome that is left has probability 1 for whoever reads: nothing differs."""
     alone = config.divergence_top_k == 1 and config.divergence_tail == "renorm"
-    if alone and make_objective(config).logits:
+    if alone and objective.logits:
         raise NoFeedback(
             f"'{config.method}' compares distributions, and divergence_top_k is 1.",
             "A single token that is compared has probability 1 for both: the teacher's part is "

@@ -70,6 +70,11 @@ class GroupStats:
         return (self.singletons + self.flat) / self.groups if self.groups else None
 
 
+def singleton_of(protocol: str) -> Singleton:
+    """What a protocol makes of a group without a comparison."""
+    return "raw" if protocol == "reference" else "zero"
+
+
 def group_advantages(
     entries: Sequence[Entry],
     *,

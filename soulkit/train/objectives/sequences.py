@@ -188,6 +188,22 @@ def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[Tr
                 yield replace(_sequence(record, trace, "draft", span, 1.0), teacher=told)
 
 
+def without_truncated(
+    sequences: Sequence[TrainSequence], records: Sequence[Record]
+) -> list[TrainSequence]:
+    """The same with weight 0 for episodes that ran into the length limit in any turn.
+
+    They stay in the statistics of their group: their rewards were earned like any other.
+    """
+    cut = {(r.example_id, f"{r.rollout}/{r.kind}") for r in records if _ran_out(r)}
+    return [replace(s, weight=0.0) if (s.example_id, s.rollout) in cut else s for s in sequences]
+
+
+def _ran_out(record: Record) -> bool:
+    turns = (turn for trace in record.episode.traces for turn in trace.turns)
+    return any(turn.completion.stop_reason == "length" for turn in turns)
+
+
 def _sequence(record: Record, trace: Trace, part: Part, span: Span, weight: float) -> TrainSequence:
     return TrainSequence(
         span=span,

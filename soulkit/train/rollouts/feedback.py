@@ -132,8 +132,8 @@ def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:
 
 
 @dataclass
-class Vigil:
-    """Watches over a run's feedback, step by step."""
+class FeedbackWatch:
+    """Sees to it that a run has use of feedback, step by step."""
 
     refines: bool
     policy: FeedbackPolicy
@@ -152,7 +152,7 @@ class Vigil:
         streak = int(newest(metrics).get(IN_VAIN, 0))
         return cls(objective.refines, feedback_policy(config), tasks, streak)
 
-    def watch(self, records: Sequence[Record], read: Sequence[Record]) -> dict[str, Any]:
+    def look(self, records: Sequence[Record], read: Sequence[Record]) -> dict[str, Any]:
         """What to add to the step's line: nothing where every draft's feedback was used."""
         ends = outcomes(records, read, self.tasks, self.policy, self.refines)
         missing = any(one.missing for one in ends.values())

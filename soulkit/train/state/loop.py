@@ -1,6 +1,6 @@
 """The training loop: steps, checkpoints, resume.
 
-What a step does is `rollouts/rollout.py` or `sft/lessons.py`.
+What a step does is `step.py` or `sft/lessons.py`.
 
 A run resumes from its newest whole checkpoint: weights, moving average, optimizer and position are
 put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the

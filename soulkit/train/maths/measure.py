@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
-from soulkit.train.forward.update import token_counts
 from soulkit.train.maths.advantage import Entry, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.rollouts.feedback import GATED
@@ -144,6 +143,17 @@ def accepted_share(
         for part in (found, trained)
     )
     return {"accepted_share": len(taken) / len(offered)} if offered else {}
+
+
+def token_counts(sequences: Iterable[TrainSequence]) -> dict[str, int]:
+    """Trained tokens per part, and per `part/loss` for other losses than the policy's: what a
+    method really trained on."""
+    counts: dict[str, int] = {}
+    for sequence in sequences:
+        plain = sequence.loss == "policy"
+        name = sequence.part if plain else f"{sequence.part}/{sequence.loss}"
+        counts[name] = counts.get(name, 0) + sequence.span.n_trained
+    return counts
 
 
 def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

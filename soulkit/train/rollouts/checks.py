@@ -1,0 +1,39 @@
+"""What a step's rollouts must be before anything is learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from soulkit.errors import SoulError
+from soulkit.types import Record
+
+
+class StaleRollout(SoulError):
+    """A rollout carries the hash of other weights than the trainer's."""
+
+
+def refuse_stale(records: Sequence[Record], version: str) -> None:
+    """On-policy means: every trained token was sampled by the weights that are about to move."""
+    for record in records:
+        for trace in record.episode.traces:
+            for turn in trace.turns:
+                if turn.completion.policy != version:
+                    raise StaleRollout(
+                        f"{record.key} was sampled by '{turn.completion.policy}', not '{version}'"
+                    )
+
+
+def silence(records: Sequence[Record]) -> str:
+    """Why a step has nothing to learn from, or has no feedback at all; empty when it has.
+
+    A run that went on would spend hours on a dead server, or be another method than was asked for.
+    """
+    drafts = [r for r in records if r.kind == "draft"]
+    scored = [r for r in drafts if r.score.scored]
+    if drafts and not scored:
+        last = drafts[-1].score
+        return f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+    failed = [r.episode.notes.get("coach_failure") for r in scored]
+    if failed and all(failed):
+        return f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
+    return ""

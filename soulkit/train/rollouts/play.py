@@ -1,0 +1,158 @@
+"""Rollouts of a step: which are played, by whom, with whose feedback; and the greedy dev scores.
+
+Nothing here learns. The prompts of all tasks are played at once, and come back in the order in
+which the step drew them: mini-batches are cut in that order, and task by task an update would be
+one task's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from soulkit.models.base import Cast, Player
+from soulkit.models.local.sampler import LocalModel
+from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
+from soulkit.tasks.base import Task
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.objectives.base import Objective
+from soulkit.train.objectives.sequences import Slot
+from soulkit.train.rollouts.feedback import feedback_policy
+from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
+from soulkit.types import Feedback, Record, Sampling, Segment
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Plays the rollouts of every step of a run."""
+
+    config: TrainConfig
+    objective: Objective
+    sampler: LocalModel
+    cast: Cast
+    pool: Pool
+    dev: Pool
+    blind_reader: Player | None = None
+
+    def jobs(self, step: int) -> list[Job]:
+        """G rollouts of every prompt; an example drawn twice in a step gets 2G."""
+        config = self.config
+        seen: dict[str, int] = {}
+        jobs = []
+        for task, example in batch(self.pool, config.prompts_per_step, step, config.seed):
+            first = seen.get(example.id, 0)
+            seen[example.id] = first + config.group_size
+            indices = range(first, first + config.group_size)
+            jobs += [Job(task, example, index, step) for index in indices]
+        return jobs
+
+    async def sample(self, jobs: Sequence[Job], version: str) -> list[Record]:
+        """The records of all jobs, sampled by the weights whose hash is `version`."""
+        self.sampler.policy_version = version
+        policy = None
+        if self.objective.uses_feedback:
+            policy = feedback_policy(self.config, self.blind_reader)
+        groups = [
+            (self.engine(jobs_of_task[0].task, policy, self.config.temperature), jobs_of_task)
+            for jobs_of_task in by_task(jobs).values()
+        ]
+        if self.config.shuffle_feedback and policy:
+            records = await self._shuffled(groups)
+        else:
+            records = await gather(self._in_order(*group) for group in groups)
+        place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
+        together = [record for one in records for record in one]
+        return sorted(together, key=lambda r: place[r.example_id, r.rollout])
+
+    def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:
+        """The records as a self-teacher reads them: where feedback is shuffled, with others'."""
+        if self.config.shuffle_feedback and self.objective.reader == "self":
+            return with_swapped(records, self.shuffle_key(step))
+        return records
+
+    async def evaluate(self, step: int, version: str) -> dict[str, float | None]:
+        """Greedy accuracy of the moved weights on the dev split, per task."""
+        self.sampler.policy_version = version
+        values: dict[str, list[float]] = {}
+        jobs = [Job(task, example, 0, step) for task, example in self.dev]
+        for name, jobs_of_task in by_task(jobs).items():
+            engine = self.engine(jobs_of_task[0].task, None, 0.0)
+            records = await engine.run(jobs_of_task, _ignore)
+            values[name] = [r.score.value for r in records if r.score.value is not None]
+        return {name: sum(v) / len(v) if v else None for name, v in values.items()}
+
+    def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
+        """What plays the rollouts of one task."""
+        sampling = Sampling(
+            temperature=temperature,
+            max_tokens=self.config.reply_limit(task.spec.sampling),
+            seed=self.config.seed,
+            thinking=self.config.thinking,
+        )
+        cast = replace(self.cast, actor=replace(self.cast.actor, sampling=sampling))
+        return Engine(cast, self.config.seed, self.config.concurrency, feedback)
+
+    def shuffle_key(self, step: int) -> str:
+        return f"{self.config.seed}/{step}"
+
+    async def _in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
+        if not self.objective.refines:
+            return await engine.each(jobs, engine.critiqued)
+        return await engine.run(jobs, _ignore)
+
+    async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
+        """The control: drafts first, then everybody gets somebody else's feedback.
+
+        The drafts of all tasks first: where waves decide, nobody may sit down while others play.
+        """
+        drafts = await gather(engine.each(jobs, engine.critiqued) for engine, jobs in groups)
+        if not self.objective.refines:
+            return drafts
+        refined = await gather(
+            self._misled(*group, own) for group, own in zip(groups, drafts, strict=True)
+        )
+        return [[*first, *second] for first, second in zip(drafts, refined, strict=True)]
+
+    async def _misled(
+        self, engine: Engine, jobs: Sequence[Job], drafts: Sequence[Record]
+    ) -> list[Record]:
+        """The refined rollouts of one task, each with another example's feedback."""
+        swapped = swap_feedback(drafts, self.shuffle_key(jobs[0].step))
+        hints = {
+            (draft.example_id, draft.rollout): (feedback, draft)
+            for draft, feedback in zip(drafts, swapped, strict=True)
+            if feedback is not None
+        }
+        refinable = [job for job in jobs if (job.example.id, job.index) in hints]
+        return await engine.each(
+            refinable, lambda job: engine.refine(job, *hints[job.example.id, job.index])
+        )
+
+
+def by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Jobs by the name of their task, tasks in the order they first appear."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.task.name, []).append(job)
+    return groups
+
+
+def slots(jobs: Sequence[Job]) -> Slot:
+    """The feedback slot of every record of these jobs, filled by its task."""
+    by_id = {job.example.id: (job.task, job.example) for job in jobs}
+
+    def slot(record: Record, seat: str, feedback: Feedback) -> Segment:
+        task, example = by_id[record.example_id]
+        return task.slot(example, seat, feedback)
+
+    return slot
+
+
+def without_tokens(record: Record) -> Record:
+    """What a summary reads of a record; ids and log-probs are nearly all of its memory."""
+    return replace(record, episode=replace(record.episode, traces=()))
+
+
+def _ignore(record: Record) -> None:
+    """Training writes a whole step's records at once, when the step is complete."""

@@ -1,0 +1,155 @@
+"""One training step on a page: rollout → sequences → advantages → update.
+
+    rollout     P prompts × G drafts, feedback on them, a refined twin of every draft that got some
+    sequences   rollouts → token sequences, each with its group, its weight and its kind of loss
+    advantages  A = (reward − mean of its group) / (standard deviation of its group + ε)
+    update      mini-batches of whole prompts, an optimizer step each
+
+A name's last letter is its axis: R rollouts of the step, S token sequences, M updates. What is
+sampled is in `rollouts/`, what becomes of it in `objectives/`, the arithmetic in `maths/`, and what
+runs the model in `forward/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from soulkit.errors import ProviderError
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.teacher import Teacher, move_ema
+from soulkit.train.forward.terms import Tally
+from soulkit.train.forward.update import kl_to_base, mini_batches, update
+from soulkit.train.maths.advantage import Entry, group_advantages, singleton_of
+from soulkit.train.maths.measure import feedback_metrics, mean_of, reward_metrics, sequence_metrics
+from soulkit.train.objectives.base import Objective
+from soulkit.train.objectives.sequences import TrainSequence, without_truncated
+from soulkit.train.rollouts.canaries import Tripwire
+from soulkit.train.rollouts.checks import refuse_stale, silence
+from soulkit.train.rollouts.feedback import FeedbackWatch
+from soulkit.train.rollouts.play import Rollouts, slots, without_tokens
+from soulkit.train.state.loop import Loop, StepMetrics
+from soulkit.types import Record
+
+
+@dataclass
+class Step:
+    """Takes the steps of a Loop, one a call."""
+
+    loop: Loop
+    objective: Objective
+    rollouts: Rollouts
+    teacher: Teacher
+    """Whose distributions are followed, in methods that follow any."""
+    recent: deque[Sequence[Record]]
+    """The records of the last steps, for the run's summary; without their tokens."""
+    tripwire: Tripwire | None = None
+    watch: FeedbackWatch | None = None
+    """Of what became of feedback, in methods that learn from it."""
+
+    async def __call__(self, step: int) -> StepMetrics:
+        config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
+        started = time.monotonic()
+
+        # Rollout: the weights that are about to move play every prompt G times.
+        jobs = self.rollouts.jobs(step)
+        records_R = await self.rollouts.sample(jobs, version)
+        self.keep(records_R, version)
+        canaries = await self.tripwire.watch(step, self.rollouts.cast, records_R) \
+            if self.tripwire else {}  # fmt: skip
+        sampled = time.monotonic()
+
+        # Sequences: the objective says which token sequences they become, in which groups.
+        read_R = self.rollouts.as_read(records_R, step)
+        sequences_S = self.objective.sequences(read_R, policy.renderer, slots(jobs))
+        if config.mask_truncated:
+            sequences_S = without_truncated(sequences_S, records_R)
+
+        # Advantages and updates.
+        learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher)
+        trained = time.monotonic()
+
+        line: StepMetrics = {
+            **reward_metrics(records_R),
+            **feedback_metrics(records_R),
+            **(self.watch.look(records_R, read_R) if self.watch else {}),
+            **learned,
+            **canaries,
+            "policy": version,
+            "seconds_sample": round(sampled - started, 3),
+            "seconds_train": round(trained - sampled, 3),
+        }
+        if config.eval_every and (step + 1) % config.eval_every == 0:
+            line["eval"] = await self.rollouts.evaluate(step, policy.version())
+        return line
+
+    def keep(self, records_R: Sequence[Record], version: str) -> None:
+        """Write the step's rollouts down, all at once.
+
+        ProviderError when they brought nothing but failures: the weights so far are kept, and so is
+        the evidence, behind the checkpoint's offset.
+        """
+        refuse_stale(records_R, version)
+        reason = silence(records_R)
+        if reason and self.loop.step:
+            self.loop.checkpoint(within_step=True)
+        self.loop.episodes.write(*records_R)
+        if reason:
+            raise ProviderError(reason)
+        self.recent.append([without_tokens(record) for record in records_R])
+
+
+def learn(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    sequences_S: Sequence[TrainSequence],
+    config: TrainConfig,
+    teacher: Teacher | None = None,
+) -> dict[str, Any]:
+    """Take the updates of one step on an objective's sequences; returns what to log.
+
+    Without a `teacher` it is the policy itself, in the state that the settings name. A moving
+    average follows every update.
+    """
+    trained_S = with_advantages(sequences_S, config)
+    # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
+    fixed = prepare(policy, trained_S, config, sequences_S, teacher)
+    tally, updates_M = Tally(), []
+    for indices in mini_batches(trained_S, config.mini_batch_prompts):
+        updates_M.append(update(policy, optimizer, fixed, indices, config, tally))
+        if policy.ema is not None:
+            move_ema(policy, config.ema_tau)
+    return {
+        **sequence_metrics(sequences_S, trained_S),
+        **fixed.metrics,
+        **tally.means(),
+        **mean_of(updates_M),
+        "updates": len(updates_M),
+        "kl": kl_to_base(policy, trained_S, config),
+    }
+
+
+def with_advantages(
+    sequences_S: Sequence[TrainSequence], config: TrainConfig
+) -> list[TrainSequence]:
+    """Group statistics over all that is compared; then those of weight 0 leave (algorithms §3).
+
+    Sequences that are not compared keep the advantage that their objective gave them.
+    """
+    compared = [Entry(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
+    rest = iter(group_advantages(
+        compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
+    ))  # fmt: skip
+    advantages_S = [next(rest) if s.compared else s.advantage for s in sequences_S]
+    return [
+        replace(sequence, advantage=advantage)
+        for sequence, advantage in zip(sequences_S, advantages_S, strict=True)
+        if advantage is not None and sequence.weight > 0
+    ]
