@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from soulkit.train.learn import kl_to_base
+from soulkit.train.forward.update import kl_to_base
 
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import log_probs
