@@ -1,4 +1,4 @@
-"""HumanLLM under `--protocol reference`: any list of candidates, and one exact form of an answer."""
+"""HumanLLM under `--protocol reference`: any list of candidates, one exact form of an answer."""
 
 from __future__ import annotations
 

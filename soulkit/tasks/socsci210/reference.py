@@ -1,4 +1,4 @@
-"""SocSci210 under `--protocol reference`: strict reading; answers off the scale are moved onto it."""
+"""SocSci210 under `--protocol reference`: read strictly; what is off the scale moves onto it."""
 
 from __future__ import annotations
 
