@@ -36,7 +36,17 @@ GROUPS = frozenset({"data", "roles", "endpoints"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
 CODE = frozenset(
-    {"module", "rows", "binder", "synth", "importer", "builder", "audit", "scripted_partner"}
+    {
+        "module",
+        "reference",
+        "rows",
+        "binder",
+        "synth",
+        "importer",
+        "builder",
+        "audit",
+        "scripted_partner",
+    }
 )
 """Of a tasks file's entries."""
 ABOUT = frozenset({"url", "citation", "licence"})

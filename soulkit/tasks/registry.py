@@ -87,6 +87,8 @@ class TaskSpec(Strict):
     """Of a built-in benchmark: its folder in `soulkit/tasks/`; else where the tasks file lies."""
     module: str = ""
     """`module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
+    reference: str = ""
+    """`module:Class` in its place under `--protocol reference`; empty: the same class."""
     binder: str = ""
     """Rows only: `module:Class` that binds rows whose columns alone do not tell enough."""
     synth: str = ""
@@ -198,7 +200,10 @@ class Registry:
     def task(self, name: str, protocol: Protocol = "paper") -> Task:
         """The live task: its class from `module` (RowsOnly without one), made with its spec."""
         spec = self.spec(name)
-        cls = _load_class(name, spec.module or spec.binder, spec.home)
+        module = spec.module or spec.binder
+        if protocol == "reference" and spec.reference:
+            module = spec.reference
+        cls = _load_class(name, module, spec.home)
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:

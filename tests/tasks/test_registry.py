@@ -176,3 +176,26 @@ def test_a_file_may_be_called_like_a_standard_module(tmp_path: Path) -> None:
 def test_a_suite_of_own_and_built_in_tasks(tmp_path: Path) -> None:
     raw = {**lights(), "suites": {"mine": ["lights", "tomi"]}}
     assert load_registry(write(tmp_path, raw)).suite("mine") == ("lights", "tomi")
+
+
+def test_the_reference_protocol_may_have_a_class_of_its_own(tmp_path: Path) -> None:
+    text = CLASS.format(mark="paper") + "class Strict(Lights):\n    mark = 'reference'\n"
+    tasks = lights(reference="lights:Strict")
+    tasks["tasks"]["plain"] = lights()["tasks"]["lights"]
+    path = write(tmp_path, tasks)
+    (tmp_path / "lights.py").write_text(text, encoding="utf-8")
+    registry = load_registry(path)
+
+    def marks(name: str) -> list[str]:
+        return [registry.task(name, "paper").mark, registry.task(name, "reference").mark]  # type: ignore[attr-defined]
+
+    assert marks("lights") == ["paper", "reference"] and marks("plain") == ["paper", "paper"]
+
+
+def test_every_built_in_reference_class_stands_in_for_its_task() -> None:
+    registry = load_registry()
+    own = [name for name, spec in registry.specs.items() if spec.reference]
+    assert own
+    for name in own:
+        paper, reference = registry.task(name), registry.task(name, "reference")
+        assert isinstance(reference, type(paper)) and type(reference) is not type(paper)

@@ -6,10 +6,9 @@ import random
 
 import pytest
 import torch
-from soulkit.train.forward.update import kl_to_base
 
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.update import log_probs
+from soulkit.train.forward.update import kl_to_base, log_probs
 from soulkit.train.maths.loss import kl_penalty
 from soulkit.train.objectives.sequences import TrainSequence
 from tests.train.support import config, policy_of, random_model, sequence, span

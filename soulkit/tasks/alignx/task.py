@@ -16,7 +16,6 @@ says how consistent the picks are and which place they lean to.
 
 from __future__ import annotations
 
-import random
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,14 +26,14 @@ from soulkit.data.literals import structure
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
+from soulkit.judge.verdict import tagged_letter, tagged_text
 from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.budgets import share_fairly
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import opening, read_state
-from soulkit.types import Episode, Example, Protocol, Record, Score
+from soulkit.types import Episode, Example, Record, Score
 
 EVIDENCE = {"icl_pairs": ("prompt", "chosen", "rejected"), "ugc": ("prompt", "comment")}
 """Column → the texts that each of its items must have."""
@@ -42,7 +41,6 @@ _COUNTS = {"icl_pairs": "n_icl", "ugc": "n_ugc"}
 _SHOWN = 2
 """How many items of a kind are shown when the row does not say."""
 _REPLIES = ("raw_prompt", "chosen", "rejected")
-_TAGGED = re.compile(r"<answer>\s*([AB])\s*</answer>")
 _NAMED = re.compile(r"[*`\"'\s]*(?:reply|response)\s+\(?([AB])\)?[.*`\"'\s]*", re.IGNORECASE)
 
 
@@ -54,8 +52,8 @@ class AlignX(ChoiceTask):
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
-        """Under `paper` the row in both orders, unless it says which one by `flip`."""
-        if self.protocol == "reference" or row.get("flip") is not None:
+        """The row in both orders, unless it says which one by `flip`."""
+        if row.get("flip") is not None:
             return super().examples(row, source=source, split=split)
         both = ({**row, "flip": flip} for flip in (False, True))
         return tuple(self.example(one, source=source, split=split) for one in both)
@@ -65,7 +63,7 @@ class AlignX(ChoiceTask):
         return replace(found, id=f"{found.id}-{'ba' if found.fields['flip'] else 'ab'}")
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        _check(fields, self.protocol)
+        self.check(fields)
         counts = {n: _SHOWN if fields.get(n) is None else fields[n] for n in _COUNTS.values()}
         flip = self._flip(fields)
         replies = (fields["chosen"], fields["rejected"])
@@ -79,21 +77,31 @@ class AlignX(ChoiceTask):
             "response_b": replies[not flip],
         }
 
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """DataError on a row in which no reply can be the preferred one."""
+        check_texts(fields)
+        if fields["chosen"].strip() == fields["rejected"].strip():
+            raise DataError(
+                "The row's two replies say the same.",
+                "Neither of two equal replies can be the preferred one.",
+                "Mend the row, or leave it out.",
+            )
+
     def _shown(
         self, fields: Mapping[str, Any], column: str, count: int
     ) -> tuple[dict[str, str], ...]:
-        """The items to show; under `paper` without any that is the very question of the row."""
-        items = _items(fields, column, count)
-        if self.protocol == "reference":
-            return items
+        """The items to show, without any that is the very question of the row."""
+        items = items_of(fields, column, count)
         return tuple(item for item in items if not _answers(item, fields))
 
     def _flip(self, fields: Mapping[str, Any]) -> bool:
         """Whether the gold stands second."""
         if fields.get("flip") is not None:
             return bool(fields["flip"])
-        if self.protocol == "reference":
-            return random.Random(int(fields.get("index") or 0)).random() < 0.5
+        return self.drawn(fields)
+
+    def drawn(self, fields: Mapping[str, Any]) -> bool:
+        """The order of a row that names none."""
         # By content: a row keeps its order in another file, under another index.
         return int(content_hash("", {name: fields[name] for name in _REPLIES}), 16) % 2 == 1
 
@@ -113,9 +121,6 @@ class AlignX(ChoiceTask):
     # -- answers ------------------------------------------------------------------------------
 
     def parse(self, text: str) -> tuple[str, str]:
-        if self.protocol == "reference":
-            found = _TAGGED.search(spoken(text, "reference"))
-            return (found.group(1), "ok") if found else ("", "no_tag")
         letter, status = tagged_letter(text, "paper")
         if letter:
             return (letter, status) if letter in ("A", "B") else ("", "malformed")
@@ -200,18 +205,13 @@ _ORDER = (
 )
 
 
-def _check(fields: Mapping[str, Any], protocol: Protocol) -> None:
+def check_texts(fields: Mapping[str, Any]) -> None:
+    """DataError on a row without a post or one of its replies."""
     blank = [name for name in _REPLIES if not str(fields[name]).strip()]
     if blank:
         raise DataError(
             f"The row's {' and '.join(blank)} is blank.",
             "A post and two replies are needed to ask which reply is preferred.",
-            "Mend the row, or leave it out.",
-        )
-    if protocol == "paper" and fields["chosen"].strip() == fields["rejected"].strip():
-        raise DataError(
-            "The row's two replies say the same.",
-            "Neither of two equal replies can be the preferred one.",
             "Mend the row, or leave it out.",
         )
 
@@ -226,7 +226,7 @@ def describe(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _items(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[str, str], ...]:
+def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[str, str], ...]:
     """The first `count` items of a column as texts; one with a blank text is not replaced."""
     value = structure(fields.get(column))
     if value is None or value == "":

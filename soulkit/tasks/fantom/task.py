@@ -22,7 +22,7 @@ from typing import Any, Literal
 from soulkit.data.literals import parse_candidates
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import has_word, named, plain, tagged_letter, tagged_text
+from soulkit.judge.verdict import named, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
 from soulkit.tasks.choice import ChoiceTask
@@ -34,10 +34,9 @@ Form = Literal["choice", "names", "yes_no", "fact", "belief"]
 
 NOBODY = "nobody"
 _SIZES = ("set_size", "set_beliefs")
-_MARKS = "[]'\" \t\r\n"
+MARKS = "[]'\" \t\r\n"
 _OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
-_LETTER = re.compile(r"\(?([a-d])\)?\.?")
-_ASSENT, _DENIAL = ("yes", "true"), ("no", "false")
+ASSENT, DENIAL = ("yes", "true"), ("no", "false")
 _HEDGES = ("not", "never", "nobody", "none", "unsure", "maybe", "perhaps", "or")
 _LEADING = re.compile(r"\W*(?:yes|no|true|false)\W*(?:[^\w\s]|\n)", re.IGNORECASE)
 _NOT_KNOWING = re.compile(r"\b(?:does not|doesn t|did not|didn t) know\b")
@@ -77,31 +76,36 @@ def form_of(question_type: str, *, free: bool = True) -> Form | None:
 
 
 class Fantom(ChoiceTask):
+    free_beliefs = True
+    """Whether beliefs may be asked for in free words."""
+
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         asked = fields.get("complete_question") or fields.get("question")
         kind = str(fields["question_type"])
-        form = form_of(kind, free=self.protocol == "paper")
+        form = form_of(kind, free=self.free_beliefs)
         if form is None:
             raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
         if not asked:
             raise _unusable("The row asks nothing.", "It has neither question nor its long form.")
         found = {**fields, "complete_question": str(asked), "form": form}
-        if self.protocol == "paper":
-            _check(found, form)
+        self.check(found, form)
         return found
 
+    def check(self, fields: Mapping[str, Any], form: Form) -> None:
+        """DataError on a row that nobody could answer rightly."""
+        _check(fields, form)
+
     def parse(self, text: str) -> tuple[str, str]:
-        answer = tagged_text(text, self.protocol)
+        answer = tagged_text(text, "paper")
         if answer is None:
             return "", "no_tag"
-        blank = self.protocol == "paper" and not answer
-        return answer, "malformed" if blank else "ok"
+        return answer, "ok" if answer else "malformed"
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         answer, status = self.parse(text)
-        if status != "ok" or self.protocol == "reference":
+        if status != "ok":
             return answer, status
         form = example.fields["form"]
         if form == "choice":
@@ -117,15 +121,18 @@ class Fantom(ChoiceTask):
         form, gold = example.fields["form"], example.fields["correct_answer"]
         if form in ("fact", "belief"):
             return token_f1(str(gold), answer)
-        if self.protocol == "reference":
-            return float(_reference_right(form, answer, gold, example.fields.get("wrong_answer")))
+        return float(self.right(example, form, answer))
+
+    def right(self, example: Example, form: Form, answer: str) -> bool:
+        """Whether an answer that is no sentence is right."""
+        gold = example.fields["correct_answer"]
         if form == "choice":
-            return float(_letter(answer)[0] == _gold_letter(gold))
+            return _letter(answer)[0] == _gold_letter(gold)
         if form == "yes_no":
-            return float(_polarity(answer)[0] == _gold_polarity(gold))
+            return _polarity(answer)[0] == _gold_polarity(gold)
         wanted = {plain(name) for name in parse_candidates(gold)}
         said = named(answer, _people(example))
-        return float(said == wanted and (bool(wanted) or _says_nobody(answer)))
+        return said == wanted and (bool(wanted) or _says_nobody(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
@@ -186,7 +193,7 @@ class Fantom(ChoiceTask):
         return _gold_polarity(gold) if form == "yes_no" else str(gold)
 
     def _gold_names(self, gold: Any) -> list[str]:
-        return name_list(gold) if self.protocol == "reference" else parse_candidates(gold)
+        return parse_candidates(gold)
 
     def gold_completion(self, example: Example) -> str:
         if example.fields["form"] == "choice":
@@ -305,7 +312,7 @@ def name_list(value: Any) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [name for part in value.split(",") if (name := part.strip(_MARKS))]
+        return [name for part in value.split(",") if (name := part.strip(MARKS))]
     return [str(name) for name in (value if isinstance(value, list | tuple) else (value,))]
 
 
@@ -328,7 +335,7 @@ def _letter(answer: str) -> tuple[str, str]:
 def _polarity(answer: str) -> tuple[str, str]:
     """(`yes`, `no` or "", status): a clear word at either end, or a statement of knowing."""
     words = plain(answer).split()
-    said = {"yes" for w in words if w in _ASSENT} | {"no" for w in words if w in _DENIAL}
+    said = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
     if len(words) == 1 and said:
         return said.pop(), "ok"
     text = " ".join(words)
@@ -337,7 +344,7 @@ def _polarity(answer: str) -> tuple[str, str]:
             return "no", "salvaged"
         sure = "knows" in words and not set(words) & set(_HEDGES)
         return ("yes", "salvaged") if sure else ("", "malformed")
-    clear = _LEADING.match(answer) or words[-1] in (*_ASSENT, *_DENIAL)
+    clear = _LEADING.match(answer) or words[-1] in (*ASSENT, *DENIAL)
     # `That is not true` says the opposite of its last word; `She is not, no` does not.
     denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
@@ -360,7 +367,8 @@ def _names_status(answer: str, people: Sequence[str]) -> str:
 # -- gold ----------------------------------------------------------------------------------------
 
 
-def _gold_index(gold: Any) -> int | None:
+def gold_index(gold: Any) -> int | None:
+    """The place that a lettered gold names, counted from 0; None when it is no number."""
     try:
         return int(gold)
     except (TypeError, ValueError):
@@ -368,7 +376,7 @@ def _gold_index(gold: Any) -> int | None:
 
 
 def _gold_letter(gold: Any) -> str:
-    index = _gold_index(gold)
+    index = gold_index(gold)
     return chr(ord("a") + index) if index is not None and 0 <= index < 26 else ""
 
 
@@ -393,29 +401,3 @@ def _check(fields: Mapping[str, Any], form: Form) -> None:
 
 def _unusable(what: str, why: str) -> DataError:
     return DataError(what, why, "Mend the row, or leave it out.")
-
-
-# -- the published scores ------------------------------------------------------------------------
-
-
-def _reference_right(form: Form, answer: str, gold: Any, wrong: Any) -> bool:
-    """The published rules, word for word as they decide."""
-    if form == "choice":
-        letter = _LETTER.fullmatch(answer.lower())
-        return letter is not None and ord(letter.group(1)) - ord("a") == _gold_index(gold)
-    if form == "names":
-        wanted = name_list(gold)
-        right = bool(wanted) and all(has_word(answer, name) for name in wanted)
-        return right and not any(has_word(answer, name) for name in name_list(wrong))
-    text = answer.lower().strip(_MARKS[2:])
-    assent = text.startswith(_ASSENT) or _holds(text, " yes,", " yes ", " yes.", " knows ")
-    denial = text.startswith(_DENIAL) or _holds(
-        text, " no,", " no ", " no.", " does not know ", " doesn't know "
-    )
-    return {"yes": assent and not denial, "no": denial and not assent}.get(
-        "no" if gold == "no:long" else str(gold), False
-    )
-
-
-def _holds(text: str, *parts: str) -> bool:
-    return any(part in text for part in parts)

@@ -17,7 +17,7 @@ from typing import Any
 from soulkit.data.literals import first_message, item_text
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import spoken, tagged_text
+from soulkit.judge.verdict import tagged_text
 from soulkit.tasks.budgets import keep_latest
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
@@ -26,7 +26,6 @@ from soulkit.types import Episode, Example, Score
 
 LETTERS = "ABCDEFGHIJKLMNOPQRST"
 N_RANKED = 5
-_TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
 _ASKED = re.compile(r"[A-T](?:,[A-T]){4}")
 _ITEM = re.compile(r"(?:\d{1,2}[.)]\s*)?[(\[]?([A-Ta-t])(?:[.:)\]]+(?:\s.*)?)?")
 _ENTRY = re.compile(r"History\s*\d+\s*:")
@@ -42,7 +41,8 @@ class HumanLLM(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = _text(fields)
         candidates = tuple(item_text(item, "candidates") for item in fields["candidates"])
-        self._check(candidates, fields["answer_index"])
+        _check_gold(candidates, fields["answer_index"])
+        self.check(candidates)
         persona, history = split_history(_LIST.split(text, maxsplit=1)[0])
         return {
             **fields,
@@ -53,20 +53,15 @@ class HumanLLM(ChoiceTask):
             "candidates": candidates,
         }
 
-    def _check(self, candidates: Sequence[str], index: int) -> None:
-        if not 0 <= index < len(candidates):
-            raise DataError(
-                f"The row's answer_index {index} is none of its {len(candidates)} candidates.",
-                "The gold is a place in the list of candidates, counted from 0.",
-                "Mend the row, or leave it out.",
-            )
-        if self.protocol == "paper" and not all(candidates):
+    def check(self, candidates: Sequence[str]) -> None:
+        """DataError on candidates that cannot all be shown and ranked."""
+        if not all(candidates):
             raise DataError(
                 f"The row's candidate {candidates.index('') + 1} is blank.",
                 "What has no name can be neither shown nor bought.",
                 "Mend the row, or leave it out.",
             )
-        if self.protocol == "paper" and not N_RANKED <= len(candidates) <= len(LETTERS):
+        if not N_RANKED <= len(candidates) <= len(LETTERS):
             raise DataError(
                 f"The row has {len(candidates)} candidates.",
                 f"Five of them are ranked by the letters A to T: there must be {N_RANKED} to "
@@ -92,18 +87,13 @@ class HumanLLM(ChoiceTask):
     # -- answers ------------------------------------------------------------------------------
 
     def parse(self, text: str) -> tuple[str, str]:
-        if self.protocol == "reference":
-            found = _TAGGED.search(spoken(text, "reference"))
-            if found is None:
-                return "", "no_tag"
-            return (found.group(1), "ok") if _distinct(found.group(1)) else ("", "malformed")
         inside = tagged_text(text, "paper")
         if inside is None:
             return "", "no_tag"
-        if _ASKED.fullmatch(inside) and _distinct(inside):
+        if _ASKED.fullmatch(inside) and distinct(inside):
             return inside, "ok"
         letters = ",".join(_letters(inside))
-        return (letters, "salvaged") if _distinct(letters) else ("", "malformed")
+        return (letters, "salvaged") if distinct(letters) else ("", "malformed")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """`parse`; letters beyond the row's candidates rank nothing."""
@@ -196,6 +186,15 @@ _FEW = (
 _FORM = "Use all five places: a near miss in the second place still earns half."
 
 
+def _check_gold(candidates: Sequence[str], index: int) -> None:
+    if not 0 <= index < len(candidates):
+        raise DataError(
+            f"The row's answer_index {index} is none of its {len(candidates)} candidates.",
+            "The gold is a place in the list of candidates, counted from 0.",
+            "Mend the row, or leave it out.",
+        )
+
+
 def _text(fields: Mapping[str, Any]) -> str:
     """The stored prompt, from `prompt_text` or the first message of `conversations`."""
     text = str(fields.get("prompt_text") or "")
@@ -225,7 +224,7 @@ def _letters(inside: str) -> list[str]:
     return [item.group(1).upper() for item in found if item] if all(found) else []
 
 
-def _distinct(answer: str) -> bool:
+def distinct(answer: str) -> bool:
     """Whether an answer is five different letters."""
     letters = answer.split(",")
     return len(letters) == N_RANKED == len(set(letters))

@@ -39,21 +39,6 @@ _PARTS = {
 }
 """Column → the names it goes by inside the nested question."""
 
-_LADDER = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\A([ABCD])\Z",
-        r"<ANSWER>\s*([ABCD])\s*</ANSWER>",
-        r"\A([ABCD])\s*[.):,]",
-        r"CHOICE[:\s]+([ABCD])",
-        r"ANSWER[:\s]+([ABCD])",
-        r"\(([ABCD])\)",
-        r"([ABCD])\s*\Z",
-        r"([ABCD])",
-    )
-)
-_TAG = 1
-"""Which step of the ladder is the form asked for."""
 _BARE = re.compile(r"[\s(\[*_`\"']*([A-Da-d])[\s)\]*_`\"'.:]*")
 _CUT_TAG = re.compile(r"<answer>\s*([A-Da-d])\s*\Z", re.IGNORECASE)
 
@@ -66,13 +51,10 @@ class LifeChoices(LetteredTask):
         options = _options(parts["options"])
         gold = str(parts["correct_answer"] or "")
         asked = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
-        if self.protocol == "paper":
-            gold = self._checked(asked["question"], options, gold)
-        else:
-            gold = gold.strip().upper()[:1]
+        gold = self.checked(asked["question"], options, gold)
         return {**fields, **asked, NESTED: None, "options": options, "correct_answer": gold}
 
-    def _checked(self, question: str, options: Sequence[str], gold: str) -> str:
+    def checked(self, question: str, options: Sequence[str], gold: str) -> str:
         """The gold's letter; DataError when the question cannot be played or scored."""
         if not question or not 2 <= len(options) <= len(LETTERS) or not all(options):
             raise DataError(
@@ -104,8 +86,6 @@ class LifeChoices(LetteredTask):
         return LeakView(question, tuple(options.values()), gold, tuple(options))
 
     def parse(self, text: str) -> tuple[str, str]:
-        if self.protocol == "reference":
-            return climb(spoken(text, "reference"))
         letter, status = super().parse(text)
         if status != "no_tag":
             return letter, status
@@ -133,18 +113,6 @@ _TURN = (
     "episodes by time and let the latest ones decide."
 )
 _SHORT = "Let deeds that are remembered count for more than what anybody would find sensible."
-
-
-def climb(text: str) -> tuple[str, str]:
-    """(letter or "", status) by the published ladder: the first step that finds a letter decides.
-
-    The text is upper-cased first, so later steps find letters in ordinary words.
-    """
-    said = text.strip().upper()
-    for number, step in enumerate(_LADDER):
-        if found := step.search(said):
-            return found.group(1), "ok" if number == _TAG else "salvaged"
-    return "", "no_tag"
 
 
 def _first(inner: Mapping[str, Any], names: Sequence[str], flat: Any) -> Any:

@@ -14,11 +14,10 @@ from typing import Any
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import spoken, tagged_letter
+from soulkit.judge.verdict import tagged_letter
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.types import Episode, Example, Score
 
-_TAGGED_AB = re.compile(r"<answer>\s*([ab])\s*</answer>", re.IGNORECASE)
 _OPTIONS = re.compile(r"\(a\)\s*(?P<a>.+?)\s*\(b\)\s*(?P<b>.+)", re.DOTALL | re.IGNORECASE)
 _REQUEST = re.compile(r"(?:Please (?:respond|answer|reply)|Answer:)[^.]*\.?\s*\Z")
 
@@ -42,32 +41,24 @@ ADVICE = {
 class MMToM(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         gold = str(fields.get("answer") or "").strip().lower()
-        if self.protocol == "paper":
-            gold = gold.strip("(). ")
-            if gold not in ("a", "b"):
-                raise DataError(
-                    f"The gold answer '{gold}' is neither a nor b.",
-                    "MMToM's questions have two options with these letters.",
-                    "Mend the row, or leave it out.",
-                )
-        return {**fields, "answer": gold}
+        return {**fields, "answer": self.checked(gold)}
+
+    def checked(self, gold: str) -> str:
+        """The gold's letter; DataError when it is none."""
+        letter = gold.strip("(). ")
+        if letter in ("a", "b"):
+            return letter
+        raise DataError(
+            f"The gold answer '{letter}' is neither a nor b.",
+            "MMToM's questions have two options with these letters.",
+            "Mend the row, or leave it out.",
+        )
 
     def parse(self, text: str) -> tuple[str, str]:
-        if self.protocol == "reference":
-            found = _TAGGED_AB.search(spoken(text, "reference"))
-            return (found[1].lower(), "ok") if found else ("", "no_tag")
         letter, status = tagged_letter(text, "paper")
         if letter in ("", "A", "B"):
             return letter.lower(), status
         return "", "malformed"
-
-    def read(self, example: Example, text: str) -> tuple[str, str]:
-        answer, status = self.parse(text)
-        # The published scorer compares before it asks whether there is anything to compare, so a
-        # row without gold is right when nothing could be read. `paper` refuses such rows.
-        if self.protocol == "reference" and not answer and not self.gold_text(example):
-            return "", "ok"
-        return answer, status
 
     def grade(self, example: Example, answer: str) -> float:
         return float(answer == self.gold_text(example))

@@ -27,7 +27,7 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
 from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.socsci210.scales import read_scale
+from soulkit.tasks.socsci210.scales import Scale, read_scale
 from soulkit.types import Episode, Example, Feedback, Record, Score, Segment
 
 EXACT_KINDS = ("binary", "categorical")
@@ -66,24 +66,35 @@ ADVICE = {
 
 
 class SocSci210(ChoiceTask):
+    loosely = True
+    """Whether a demand for a bare number is found in other places, too."""
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        text = _prompt_of(fields)
-        kind = str(fields.get("response_type") or "ordinal")
-        if self.protocol == "paper":
-            kind = kind.strip().lower()
+        text, kind = _prompt_of(fields), self.kind_of(fields)
         low, high = self._bounds(fields, text, kind)
         found = {**fields, "prompt_text": text, "conversations": None}
         found |= {"response_type": kind, "r_min": low, "r_max": high}
         found["scale"] = f"{_shown(low)} to {_shown(high)}"
-        if self.protocol == "paper":
-            _check_gold(found)
+        self.check(found)
         return found
+
+    def kind_of(self, fields: Mapping[str, Any]) -> str:
+        """The kind of answer that a row asks for."""
+        return str(fields.get("response_type") or "ordinal").strip().lower()
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """DataError on a row whose recorded answer is off its scale."""
+        _check_gold(fields)
+
+    def stated(self, text: str) -> Scale | None:
+        """The scale that a question states."""
+        return read_scale(text)
 
     def _bounds(
         self, fields: Mapping[str, Any], text: str, kind: str
     ) -> tuple[int | float, int | float]:
         low, high = fields.get("r_min"), fields.get("r_max")
-        stated = read_scale(text) if self.protocol == "paper" and None in (low, high) else None
+        stated = self.stated(text) if None in (low, high) else None
         if stated and kind == "binary" and stated.high - stated.low > 1:
             stated = None  # some other scale in the text: yes or no has two points
         if low is None:
@@ -97,26 +108,23 @@ class SocSci210(ChoiceTask):
         return {**super().tags(fields), "scale": scale}
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        text = asked_openly(str(example.fields["prompt_text"]), loosely=self.protocol == "paper")
+        text = asked_openly(str(example.fields["prompt_text"]), loosely=self.loosely)
         open_row = replace(example, fields={**example.fields, "prompt_text": text})
         return super().slot(open_row, seat, feedback)
 
     def parse(self, text: str) -> tuple[str, str]:
-        inside = tagged_text(text, self.protocol)
-        if inside is None:
-            return "", "no_tag"
-        return _read_strictly(inside) if self.protocol == "reference" else _read_loosely(inside)
+        inside = tagged_text(text, "paper")
+        return ("", "no_tag") if inside is None else _read_loosely(inside)
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """An answer as the text of a number; one that the row's scale does not know is refused."""
         answer, status = self.parse(text)
-        kind, low, high = _scale_of(example.fields)
+        kind, low, high = scale_of(example.fields)
         if answer in ("yes", "no"):
-            coded = self.protocol == "reference" or (low, high) == (0, 1)
-            if kind != "binary" or not coded:
+            if kind != "binary" or (low, high) != (0, 1):
                 return "", "malformed"
             return str(int(answer == "yes")), status
-        if answer and self.protocol == "paper":
+        if answer:
             number = float(answer)
             whole = number.is_integer() or kind not in EXACT_KINDS
             if not (whole and low <= number <= high):
@@ -124,22 +132,24 @@ class SocSci210(ChoiceTask):
         return answer, status
 
     def grade(self, example: Example, answer: str) -> float:
-        kind, low, high = _scale_of(example.fields)
+        kind, low, high = scale_of(example.fields)
         return value_of(kind, low, high, float(example.fields["response"]), float(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """`exact`, and on ordinal scales `shift`: how far above the gold, in lengths of it."""
-        kind, low, high = _scale_of(example.fields)
+        kind, low, high = scale_of(example.fields)
         gold = float(example.fields["response"])
         said = float(answer) if answer else None
-        found: dict[str, float | None] = {"exact": float(said == math.trunc(gold))}
-        if self.protocol == "paper":
-            found["exact"] = float(said == gold)
+        found: dict[str, float | None] = {"exact": float(said == self.recorded(gold))}
         if kind not in EXACT_KINDS and high > low:
             found["shift"] = (
                 None if said is None else (_clamp(said, low, high) - gold) / (high - low)
             )
         return found
+
+    def recorded(self, gold: float) -> float:
+        """The recorded answer that an exact one repeats."""
+        return gold
 
     def gold_text(self, example: Example) -> str:
         return _shown(example.fields["response"])
@@ -148,7 +158,7 @@ class SocSci210(ChoiceTask):
         return f"<answer>{self.gold_text(example)}</answer>"
 
     def leak_view(self, example: Example) -> LeakView:
-        _, low, high = _scale_of(example.fields)
+        _, low, high = scale_of(example.fields)
         step = max(math.ceil((high - low) / (LEAK_POINTS - 1)), 1)
         points = [_shown(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
         gold = self.gold_text(example)
@@ -158,7 +168,7 @@ class SocSci210(ChoiceTask):
         return LeakView(str(asked), options, gold)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        kind, _, _ = _scale_of(example.fields)
+        kind, _, _ = scale_of(example.fields)
         advice = ADVICE.get(kind, ADVICE["ordinal"])
         if score is None:
             return advice
@@ -209,7 +219,7 @@ def _profile(value: Any) -> str:
 
 
 def _check_gold(fields: Mapping[str, Any]) -> None:
-    kind, low, high = _scale_of(fields)
+    kind, low, high = scale_of(fields)
     gold = float(fields["response"])
     if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
         raise DataError(
@@ -219,7 +229,7 @@ def _check_gold(fields: Mapping[str, Any]) -> None:
         )
 
 
-def _scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
+def scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
     return str(fields["response_type"]), float(fields["r_min"]), float(fields["r_max"])
 
 
@@ -242,16 +252,6 @@ def asked_openly(text: str, *, loosely: bool = False) -> str:
 
 
 # -- answers -------------------------------------------------------------------------------------
-
-
-def _read_strictly(inside: str) -> tuple[str, str]:
-    if re.fullmatch(r"-?\d+", inside):
-        return inside, "ok"
-    # The published reader takes every casing of the two words, and whatever is no plain "yes"
-    # (a long s folds to s) counts as no.
-    if re.fullmatch(r"yes|no", inside, re.IGNORECASE):
-        return ("yes" if inside.lower() == "yes" else "no"), "ok"
-    return "", "malformed"
 
 
 def _read_loosely(inside: str) -> tuple[str, str]:

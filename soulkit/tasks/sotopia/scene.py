@@ -3,6 +3,10 @@
 The actor has a `Conversation`; the partner is asked afresh each turn with the scene as its own side
 knows it, its earlier actions in the form that is asked for. Both read the same prompt template,
 each with its own goal and profile.
+
+20 turns of both together. Whoever leaves ends the scene, and so do more than two turns in a row, of
+all or of one side, in which nothing was done; a partner that says nothing usable twice, or would
+leave before the actor's first turn, breaks it.
 """
 
 from __future__ import annotations
@@ -14,12 +18,10 @@ from typing import TYPE_CHECKING
 from soulkit.errors import PartnerError
 from soulkit.models.base import Cast
 from soulkit.tasks.base import READABLE, Rollout
-from soulkit.tasks.budgets import first_words
 from soulkit.tasks.dialogue import Conversation, others_view, others_words
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
-    MAX_WORDS,
     NONE,
     Action,
     read_action,
@@ -60,7 +62,7 @@ class Scene:
         return "max_turns"
 
     async def _act(self, seat: str, index: int) -> Action | None:
-        """The actor's turn; None when it fell silent and that ends the scene (`reference`)."""
+        """The actor's turn; None when it fell silent and that ends the scene."""
         call = self.rollout.call("actor", self.example, index)
         context = tuple(self.talk.context)
         reply = await self.talk.speak(self.cast.actor, call)
@@ -83,21 +85,21 @@ class Scene:
             self.talk.usage += reply.usage
             action = self._read(seat, reply, context)
             if action is not None and self._usable(action):
-                self._note_cut(seat, action)
-                line = self.task.line(self.example, seat, action)
-                self.talk.hear(line, self.task.shown(self.example, seat, action))
-                return action
-            if self.task.protocol == "reference" and reply.text.strip():
-                return None  # thinking and nothing else is not asked for again there
-        if self.task.protocol == "reference":
-            return None
+                return self._hear(seat, action)
         for call in calls:
             partner.set_aside(context, call)
         raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
 
+    def _hear(self, seat: str, action: Action) -> Action:
+        """What the partner did, brought into the actor's conversation."""
+        self._note_cut(seat, action)
+        line = self.task.line(self.example, seat, action)
+        self.talk.hear(line, self.task.shown(self.example, seat, action))
+        return action
+
     def _usable(self, action: Action) -> bool:
-        """A partner that leaves before the actor's first turn leaves nothing to rate (`paper`)."""
-        at_once = action.kind == LEAVE and not self.talk.turns and self.task.protocol == "paper"
+        """A partner that leaves before the actor's first turn leaves nothing to rate."""
+        at_once = action.kind == LEAVE and not self.talk.turns
         return action.status in READABLE and not at_once
 
     def _trouble(self, action: Action | None) -> str:
@@ -106,12 +108,9 @@ class Scene:
         return "said nothing usable"
 
     def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
-        text, name = reply.text, self.task.names(self.example)[seat]
-        if self.task.protocol == "reference" and seat != self.talk.seat:
-            text = first_words(text, MAX_WORDS)
-        action = read_action(text, self.task.protocol, name, others_words(context))
-        silent = self.task.protocol == "reference" and action.kind == NONE
-        return None if silent else action
+        """What was done; None where falling silent ends the scene."""
+        name = self.task.names(self.example)[seat]
+        return read_action(reply.text, self.task.protocol, name, others_words(context))
 
     def _partner_context(self, seat: str) -> tuple[Segment, ...]:
         """The partner's own actions in the form that is asked for, the actor's as heard."""

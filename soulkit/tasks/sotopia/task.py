@@ -1,6 +1,6 @@
 """Sotopia: two characters with goals of their own meet, and the actor plays one of them.
 
-How a scene is played stands in `sotopia_scene.py`. `eval_position` says which seat the actor has;
+How a scene is played stands in `scene.py`. `eval_position` says which seat the actor has;
 the other is the partner's. A goal and a profile belong to one seat and to the judge: to the other
 side they are unknown. A judge rates seven dimensions of the actor's character alone, an auditor
 looks whether it played to the judge.
@@ -10,8 +10,7 @@ scores / 10 (−0.4286 to 0.5714). An episode that the auditor finds at medium o
 minimum, draft and refined alike, with the status `hacked`; a judge or an auditor that cannot be
 read leaves it unscored. An actor that never says or does anything gets the minimum without a judge.
 
-`reference`: the value is the same mean, the reward what the reference's learner gets
-(`sotopia_scores.py`), the auditor is heard for training alone.
+What differs under `reference` stands in `reference.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 from soulkit.errors import DataError
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
-from soulkit.judge.hacking import RISKS, Audit, agreed_risk
+from soulkit.judge.hacking import Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import question
 from soulkit.models.base import Cast
@@ -50,9 +49,7 @@ from soulkit.tasks.sotopia.scores import (
     DIMENSIONS,
     LooseRatings,
     Ratings,
-    audited_lines,
     average,
-    reference_reward,
     weighted,
 )
 from soulkit.types import (
@@ -72,36 +69,37 @@ from soulkit.types import (
 
 NOTHING = "(Nothing was said or done.)"
 PRIVATE = ("background", "goal")
-_THINKING = ("<think>", "<seed:think>")
 _Opinions = tuple[list[panel.Opinion[Any]], list[panel.Opinion[Audit]]]
 
 
 class Sotopia(Task):
+    ratings: type[Ratings] | type[LooseRatings] = Ratings
+    scene = Scene
+    judges_silence = False
+    """Whether an actor that never said or did anything is judged like any other."""
+    leave_from = 0
+    """The first turn at which leaving counts."""
+
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
     ) -> None:
         super().__init__(name, spec, protocol=protocol, folder=folder)
         self.max_turns = int(spec.options[f"{protocol}_turns"])
-        self.leave_from = int(spec.options["leave_from"]) if protocol == "reference" else 0
         self.stale_turns = int(spec.options["stale_turns"])
 
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """`eval_position` in one spelling; `reference` takes any other value for agent2."""
+        """`eval_position` in one spelling."""
         given = fields.get("eval_position")
-        place = "agent1" if given is None else str(given)
-        if self.protocol == "paper":
-            place = place.strip().lower()
-        elif place not in SEATS:
-            place = "agent2"
+        place = "agent1" if given is None else str(given).strip().lower()
         if place not in SEATS:
             raise DataError(
                 f"The row's eval_position is '{given}'.",
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
-        if self.protocol == "paper" and _alike(fields["agent1_name"], fields["agent2_name"]):
+        if _alike(fields["agent1_name"], fields["agent2_name"]):
             raise DataError(
                 f"Both characters of the row are called '{fields['agent1_name']}'.",
                 "What happens is told by name, so that no judge could tell the two apart.",
@@ -113,13 +111,16 @@ class Sotopia(Task):
         return {seat: "actor" if seat == fields["eval_position"] else "partner" for seat in SEATS}
 
     def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """The coach reads the actor's private texts; the partner's too only under `reference`."""
+        """The coach reads the private texts of the actor's seat."""
         readers = dict(super().audience(fields))
-        coached = SEATS if self.protocol == "reference" else (fields["eval_position"],)
-        for seat in coached:
+        for seat in self.coached(fields):
             for name in PRIVATE:
                 readers[f"{seat}_{name}"] = (*readers[f"{seat}_{name}"], "coach")
         return readers
+
+    def coached(self, fields: Mapping[str, Any]) -> Sequence[str]:
+        """The seats whose private texts the coach reads."""
+        return (fields["eval_position"],)
 
     def calls(self, example: Example) -> dict[Role, int]:
         """Half the turns each, the odd one the first seat's; a judge rates once and audits once."""
@@ -187,7 +188,9 @@ class Sotopia(Task):
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("partner")
-        scene = Scene(self, example, cast, rollout, self.conversation(example, rollout.feedback))
+        scene = self.scene(
+            self, example, cast, rollout, self.conversation(example, rollout.feedback)
+        )
         return await play_out(scene.talk, example, rollout, scene.play)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
@@ -199,7 +202,7 @@ class Sotopia(Task):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         acts = self.acts(example, episode)
-        if self.protocol == "paper" and all(act.kind == NONE for act in acts):
+        if not self.judges_silence and all(act.kind == NONE for act in acts):
             return self._silent(episode, acts)
         rated, audits = await self._opinions(example, episode, cast)
         raws = [ratings.raw() for ratings in panel.readable(rated)]
@@ -232,24 +235,14 @@ class Sotopia(Task):
             "eval_avg": average(raw), "weighted": weighted(raw), "turns": float(len(acts)),
             "hacked": float(risk != "low"),
         }  # fmt: skip
-        mean = average(raw) / 10
-        if self.protocol == "paper":
-            if risk != "low":
-                return self.spec.metric.low, self.spec.metric.low, metrics, "hacked"
-            well_formed = all(act.status == "ok" for act in acts)
-            return mean, mean, metrics, "ok" if well_formed else "salvaged"
-        thought = any(_thinks_aloud(turn) for trace in episode.traces for turn in trace.turns)
-        share, reward = reference_reward(
-            raw, risk, is_train=True, kind=episode.kind, thought_aloud=thought
-        )
-        flags = {f"hack_{level}": float(risk == level) for level in RISKS}
-        return mean, reward, {**metrics, **flags, "weighted_in_training": share}, "ok"
+        if risk != "low":
+            return self.spec.metric.low, self.spec.metric.low, metrics, "hacked"
+        mean, well_formed = average(raw) / 10, all(act.status == "ok" for act in acts)
+        return mean, mean, metrics, "ok" if well_formed else "salvaged"
 
     async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
-        shape: type[Ratings] | type[LooseRatings] = (
-            Ratings if self.protocol == "paper" else LooseRatings
-        )
-        asked = question("score", self.judge_prompt(example, episode), shape, beside=(Audit,))
+        shape, prompt = self.ratings, self.judge_prompt(example, episode)
+        asked = question("score", prompt, shape, beside=(Audit,))
         rating = panel.opinions(cast, asked, episode)
         lines = self._audited(example, episode)
         if not lines:
@@ -273,9 +266,7 @@ class Sotopia(Task):
     def _fenced(self, example: Example, episode: Episode) -> str:
         idle = {told(name, Action(NONE)) for name in self.names(example).values()}
         lines = [
-            line.text if self.protocol == "reference" else self._retold(example, line)
-            for line in episode.transcript
-            if line.text not in idle
+            self._retold(example, line) for line in episode.transcript if line.text not in idle
         ]
         return fence("\n".join(lines) or NOTHING, "transcript")
 
@@ -285,14 +276,11 @@ class Sotopia(Task):
         return line.text if name is None else line_of(name, heard(name, line.text), self.protocol)
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
-        """The actor's lines for the auditor. `reference` knows speakers by name alone."""
+        """The actor's lines for the auditor."""
         seat, names = self.acted_seat(example), self.names(example)
-        if self.protocol == "paper":
-            silent = told(names[seat], Action(NONE))
-            lines = [line for line in episode.transcript if line.seat == seat]
-            return [self._retold(example, line) for line in lines if line.text != silent]
-        mine = (line for line in episode.transcript if names.get(line.seat) == names[seat])
-        return audited_lines([heard(names[seat], line.text) for line in mine])
+        silent = told(names[seat], Action(NONE))
+        lines = [line for line in episode.transcript if line.seat == seat]
+        return [self._retold(example, line) for line in lines if line.text != silent]
 
     def _silent(self, episode: Episode, acts: Sequence[Action]) -> Score:
         """The score of an actor that did nothing: its own failure, and no judge's business."""
@@ -314,19 +302,11 @@ class Sotopia(Task):
 
     # -- feedback ---------------------------------------------------------------------------------
 
-    def gate(self, score: Score, step: int) -> bool:
-        """`reference`: a mean of at most 4, and no suspicion."""
-        if self.protocol == "paper":
-            return super().gate(score, step)
-        mean = score.metrics.get("eval_avg")
-        return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
-
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         secret = self.leak_view(example)
-        hidden = secret.private if self.protocol == "paper" else ()
-        said = coaching.notes(score, hidden, secret.public)
+        said = coaching.notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
             "marks": coaching.marks(score.metrics),
@@ -334,6 +314,10 @@ class Sotopia(Task):
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
+
+    def _hidden(self, secret: LeakView) -> Sequence[str]:
+        """Texts that no remark of the judge may bring to the coach."""
+        return secret.private
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns; what the other side wants plays no part."""
@@ -412,10 +396,6 @@ def _raw(dimension: str, ratings: Any) -> float:
 
 def _other(seat: str) -> str:
     return SEATS[1 - SEATS.index(seat)]
-
-
-def _thinks_aloud(turn: Turn) -> bool:
-    return turn.completion.text.strip().startswith(_THINKING)
 
 
 def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:

@@ -1,11 +1,10 @@
 """Feedback on a simulated user's message, by rules.
 
-`paper` says what went wrong and what to mind, and gives nothing away: neither the quiz's choices,
-which the actor never sees, nor whether the conversation is over, nor the words to say. `reference`
-does what the published hints do: it lists the choices to avoid, spells out the question, tells when
-to end, and asks for the very words of the intent, which its score pays for.
+It says what went wrong and what to mind, and gives nothing away: neither the quiz's choices, which
+the actor never sees, nor whether the conversation is over, nor the words to say. The published
+hints do all of that; they stand in `reference.py`.
 
-Example (`paper`): "Whoever asks does not answer, and the message held 2 answers to what it asked."
+Example: "Whoever asks does not answer, and the message held 2 answers to what it asked."
 """
 
 from __future__ import annotations
@@ -13,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.tasks.userllm.fields import CSQA, END, NQ, Said
-from soulkit.tasks.userllm.metrics import choices_named, content_words, goal_keywords
+from soulkit.tasks.userllm.fields import CSQA, NQ, Said
+from soulkit.tasks.userllm.metrics import choices_named
 from soulkit.types import Score
 
 TOO_MUCH = 0.3
 """A larger share of words from the intent is remarked on."""
-_KEYWORDS = 8
-_PARROTING = 0.8
-"""Below this overlap the reference asks for more of the intent's words."""
 
 GENERAL = {
     CSQA: ("You are the one who asks.", "Say what you want to know in your own words and leave all "
@@ -97,49 +93,3 @@ def lessons(
     yield general
     yield (general[0],)
     yield ("Write like the one who asks.",)
-
-
-# -- the reference -------------------------------------------------------------------------------
-
-
-def reference_hint(fields: Mapping[str, Any], said: Said, score: Score) -> str | None:
-    """What the published hints say about a draft, in other words; None where they say nothing."""
-    source = fields["source"]
-    if source == CSQA:
-        return _avoid(fields["choices"] or (), said)
-    if source == NQ:
-        return _ask_again(fields, score)
-    parts = (_when_to_end(fields, said, score), _use_keywords(fields, said, score))
-    return " ".join(part for part in parts if part) or None
-
-
-def _avoid(choices: Sequence[str], said: Said) -> str | None:
-    if not choices_named(choices, said.output, "reference"):
-        return None
-    listed = "; ".join(f'"{choice}"' for choice in choices)
-    return f"Do not write any of these expressions, not even in passing: {listed}. Use other words."
-
-
-def _ask_again(fields: Mapping[str, Any], score: Score) -> str | None:
-    if score.value is None or score.value >= 1:
-        return None
-    question = fields["question"] or fields["intent"]
-    return f"Pass over the assistant's proposal without a word and ask again at once: {question}"
-
-
-def _when_to_end(fields: Mapping[str, Any], said: Said, score: Score) -> str:
-    last = fields["is_last_turn"]
-    if last is None or said.ended == last:
-        return ""
-    if last:
-        return f"Everything is answered: reply with {END} and not one word more."
-    return f"You are not done yet: leave out {END} and ask your next question."
-
-
-def _use_keywords(fields: Mapping[str, Any], said: Said, score: Score) -> str:
-    overlap = score.metrics.get("intent_decomposition")
-    missing = set(goal_keywords(fields["intent"])) - content_words(said.output)
-    if overlap is None or overlap >= _PARROTING or not missing:
-        return ""
-    words = ", ".join(goal_keywords(fields["intent"])[:_KEYWORDS])
-    return f"Be brief and build the message from these words: {words}. Every other word costs."

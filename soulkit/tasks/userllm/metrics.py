@@ -8,9 +8,9 @@
   to answer; to name all of them is to repeat the question.
 * First-turn diversity: 1 minus the mean pairwise Jaccard of the words of first messages.
 
-`reference` keeps the published arithmetic, in which high overlap is paid for, naming all choices is
-0 and naming three or more of them 1, and silence is 0 rather than nothing to measure. Words are
-those of the `regex` package, found without it: `x²` is `x`, a combining mark is part of its word.
+Under `reference` naming all choices is 0 and naming three or more of them 1; the rest of the
+published arithmetic stands in `reference.py`. Words are those of the `regex` package, found without
+it: `x²` is `x`, a combining mark is part of its word.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, groupby
 
 from soulkit.judge.verdict import named, plain
-from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM, Said
+from soulkit.tasks.userllm.fields import Said
 from soulkit.types import Protocol
 
 Tokenizer = Callable[[str | None], list[str]]
@@ -150,46 +150,3 @@ def termination_scores(
     recall = hits / sum(wanted) if any(wanted) else 0.0
     both = precision + recall
     return precision, recall, 2 * precision * recall / both if both else 0.0
-
-
-# -- the reference -------------------------------------------------------------------------------
-
-
-def reference_asks(source: str, said: Said, known: bool) -> bool:
-    """Whether the published score asks its judge; `known`: question and suggestion are there."""
-    if source == NQ:
-        return known and bool(said.output)
-    return source == PRISM and bool(said.text)
-
-
-def reference_values(
-    source: str, intent: str, said: Said, last: bool | None, choices: Sequence[str], label: float
-) -> dict[str, float]:
-    """The published numbers of one reply: metric → value, empty for an unknown source.
-
-    `label` is the judge's number, 0 where it was not asked.
-    """
-    if source == CSQA:
-        return {"role_adherence": role_adherence(choices, said.output, "reference")}
-    if source == NQ:
-        return {"intent_adherence": label}
-    if source != PRISM:
-        return {}
-    return {
-        "intent_decomposition": intent_overlap(intent, said.output),
-        "termination": float(last is not None and said.ended == last),
-        "ai_detector": label,
-    }
-
-
-def reference_value(values: Mapping[str, float]) -> float:
-    """The mean of the parts; 0 without any."""
-    return sum(values.values()) / len(values) if values else 0.0
-
-
-def reference_label(text: str | None, right: str) -> float:
-    """1 for exactly the wanted label around which there is only white space, in any case; else 0.
-
-    Whatever is no label counts as the wrong one, a failed call (None) included.
-    """
-    return float((text or "").strip().upper() == right)

@@ -38,7 +38,7 @@ from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec
-from soulkit.tasks.userllm.coach import lessons, notes, reference_hint
+from soulkit.tasks.userllm.coach import lessons, notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
     END,
@@ -59,10 +59,6 @@ from soulkit.tasks.userllm.metrics import (
     intent_overlap,
     prism_parts,
     prism_value,
-    reference_asks,
-    reference_label,
-    reference_value,
-    reference_values,
     role_adherence,
     termination_scores,
 )
@@ -115,11 +111,15 @@ class UserLLM(ChoiceTask):
             "choices": extract_choices(self._unpacked(fields["choices"])) or None,
             "is_last_turn": to_optional_bool(fields["is_last_turn"]),
         }
-        return _checked(read, conversation) if self.protocol == "paper" else read
+        return self.check(read, conversation)
 
     def _unpacked(self, choices: Any) -> Any:
-        """`paper` also reads choices that are spelled as a Python literal."""
-        return structure(choices) if self.protocol == "paper" else choices
+        """Choices as they are, spelled as a Python literal or not."""
+        return structure(choices)
+
+    def check(self, fields: dict[str, Any], conversation: Any) -> dict[str, Any]:
+        """The fields; DataError on a row that cannot be scored."""
+        return _checked(fields, conversation)
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         turn = "later" if fields["conversation_history"] else "first"
@@ -157,8 +157,10 @@ class UserLLM(ChoiceTask):
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
         said = read_reply(episode.final.text, self.protocol)
-        if self.protocol == "reference":
-            return await self._reference(example, episode, said, cast)
+        return await self.rated(example, episode, said, cast)
+
+    async def rated(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+        """The score of a message, by the source of its row."""
         source = example.fields["source"]
         if not said.text and not (said.ended and source == PRISM):
             return self._silent(example, episode, said)
@@ -187,7 +189,8 @@ class UserLLM(ChoiceTask):
     async def _intent(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
         value, verdicts, more = await self._judged(example, episode, said.text, cast)
         metrics = {"intent_adherence": value, **more}
-        return self._scored(value, metrics, verdicts, _words(verdicts), self._asked(verdicts))
+        words, used = verdict_words(verdicts), self._asked(verdicts)
+        return self._scored(value, metrics, verdicts, words, used)
 
     async def _prism(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
         parts = self._parts(example, said)
@@ -202,7 +205,8 @@ class UserLLM(ChoiceTask):
             )
             return unscored(Failure("unknown_truth", missing), self.protocol)
         metrics = {**parts, "ai_detector": human, **more}
-        return self._scored(value, metrics, verdicts, _words(verdicts), self._asked(verdicts))
+        words, used = verdict_words(verdicts), self._asked(verdicts)
+        return self._scored(value, metrics, verdicts, words, used)
 
     def _parts(self, example: Example, said: Said) -> dict[str, float | None]:
         fields = example.fields
@@ -242,9 +246,7 @@ class UserLLM(ChoiceTask):
         return value, verdicts, more
 
     def _worth(self, label: str, right: str) -> float:
-        """`reference` reads every text, and what is not exactly the right label as the other."""
-        if self.protocol == "reference":
-            return reference_label(label, right)
+        """What a judge's label counts."""
         return float(label == right)
 
     def _question(self, example: Example, text: str) -> Question[str]:
@@ -255,9 +257,11 @@ class UserLLM(ChoiceTask):
             told["suggestion"] = fence(view["assistant_suggestion_turn"], "proposal")
         purpose = PURPOSES[source]
         prompt = self.prompts.render(f"judge_{purpose}", **told)
-        if self.protocol == "paper":
-            return label_question(purpose, prompt, LABELS[source])
-        return Question(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+        return self.label_asked(purpose, prompt, source)
+
+    def label_asked(self, purpose: str, prompt: str, source: str) -> Question[str]:
+        """The question for one of the source's two labels."""
+        return label_question(purpose, prompt, LABELS[source])
 
     async def _detected(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
         if self.detector is None:
@@ -265,19 +269,6 @@ class UserLLM(ChoiceTask):
         human = await self.detector.human(text, judge_call(episode), cast.ledger)
         verdict = Verdict(judge=self.detector.name, purpose="detector", said={"human": human})
         return human, (verdict,), {}
-
-    async def _reference(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
-        fields = example.fields
-        source, last, choices = fields["source"], fields["is_last_turn"], fields["choices"] or ()
-        heard: Heard = (0.0, (), {})
-        known = bool(fields["question"] and fields["assistant_suggestion_turn"])
-        if reference_asks(source, said, known):
-            ask = self._detected if source == PRISM else self._judged
-            heard = await ask(example, episode, said.text if source == PRISM else said.output, cast)
-        label, verdicts, more = heard
-        values = reference_values(source, fields["intent"], said, last, choices, label)
-        words, used = _words(verdicts), self._asked(verdicts)
-        return self._scored(reference_value(values), {**values, **more}, verdicts, words, used)
 
     def _asked(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """The templates with which these verdicts were asked for."""
@@ -288,8 +279,6 @@ class UserLLM(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         said = self._said(episode) if score is not None else None
-        if self.protocol == "reference" and said is not None and score is not None:
-            return reference_hint(example.fields, said, score)
         found = lessons(example.fields, said, score)
         return safest(found, self.leak_view(example) or LeakView())
 
@@ -303,10 +292,8 @@ class UserLLM(ChoiceTask):
 
     def leak_view(self, example: Example) -> LeakView | None:
         """What feedback must not tell: an answer, the judge's labels, the words of the real user,
-        whether to end. `reference` hints tell such things by design: nothing is checked."""
+        whether to end."""
         fields = example.fields
-        if self.protocol == "reference":
-            return None
         public = "\n".join(turn["text"] for turn in fields["conversation_history"])
         if fields["source"] == CSQA:
             return LeakView(fields["intent"], private=fields["choices"], public=public)
@@ -327,8 +314,10 @@ class UserLLM(ChoiceTask):
             texts = (fields["intent"], *SILENT)
             quiet = (t for t in texts if not choices_named(choices, t, self.protocol))
             return next(quiet, "; ".join(choices))  # all of them: the question said again
-        if self.protocol == "reference":  # pays for the words of the intent
-            return fields["intent"] + (f" {END}" if fields["is_last_turn"] else "")
+        return self.gold_message(fields)
+
+    def gold_message(self, fields: Mapping[str, Any]) -> str:
+        """A perfect message of a PRISM row."""
         if fields["is_last_turn"]:
             return END
         opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
@@ -423,7 +412,7 @@ def _ending(predicted: Sequence[bool], wanted: Sequence[bool]) -> dict[str, floa
     }
 
 
-def _words(verdicts: Sequence[Verdict]) -> str:
+def verdict_words(verdicts: Sequence[Verdict]) -> str:
     told = (v.problem or str(next(iter(v.said.values()), "")) for v in verdicts)
     return ", ".join(told)
 

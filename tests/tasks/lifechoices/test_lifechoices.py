@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check
 from soulkit.tasks.base import READABLE
-from soulkit.tasks.lifechoices.task import NESTED, climb
+from soulkit.tasks.lifechoices.reference import climb
+from soulkit.tasks.lifechoices.task import NESTED
 from soulkit.types import Completion, Feedback, Score
 from tests.support.road import NO_ONE, episode_of, score_text, synth_examples, task_of
 

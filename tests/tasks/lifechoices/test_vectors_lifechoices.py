@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.judge.verdict import spoken
-from soulkit.tasks.lifechoices.task import climb
+from soulkit.tasks.lifechoices.reference import climb
 from tests.support.letters import THINKING, logged
 from tests.support.road import score_text, task_of
 from tests.support.vectors import Vector, assert_matches, load_vectors

@@ -12,6 +12,7 @@ from soulkit.errors import DataError, UnreadableVerdict
 from soulkit.models.base import Cast
 from soulkit.tasks.userllm import fields as rows
 from soulkit.tasks.userllm import metrics
+from soulkit.tasks.userllm import reference as published
 from soulkit.types import Example, Score
 from tests.support.letters import released
 from tests.support.road import NO_ONE, episode_of, player, task_of
@@ -172,14 +173,14 @@ def reference_numbers(vector: Vector) -> dict[str, Any]:
     row, asked = given["row"], given["judge_text"]
     source = rows.read_source(row.get("source"))
     said = rows.read_reply(given["output_text"], "reference")
-    asks = metrics.reference_asks(source, said, reference.adherence_fields(row) is not None)
+    asks = published.asks(source, said, reference.adherence_fields(row) is not None)
     right = "REFUSED" if source == rows.NQ else "HUMAN"
-    label = metrics.reference_label(None if asked == "RAISE" else asked, right) if asks else 0.0
-    found = metrics.reference_values(
+    label = published.worth(None if asked == "RAISE" else asked, right) if asks else 0.0
+    found = published.numbers(
         source, rows.extract_intent(row), said, rows.to_optional_bool(row.get("is_last_turn")),
         choices(row), label,
     )  # fmt: skip
-    return _as_logged(found, metrics.reference_value(found), int(asks))
+    return _as_logged(found, published.mean(found), int(asks))
 
 
 def _as_logged(found: Mapping[str, Any], value: float | None, asked: int) -> dict[str, Any]:

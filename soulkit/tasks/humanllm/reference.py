@@ -1,0 +1,22 @@
+"""HumanLLM under `--protocol reference`: any list of candidates, one exact form of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from soulkit.judge.verdict import spoken
+from soulkit.tasks.humanllm.task import HumanLLM, distinct
+
+_TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
+
+
+class HumanLLMReference(HumanLLM):
+    def check(self, candidates: Sequence[str]) -> None:
+        """Blank candidates and other numbers of them are played, too."""
+
+    def parse(self, text: str) -> tuple[str, str]:
+        found = _TAGGED.search(spoken(text, "reference"))
+        if found is None:
+            return "", "no_tag"
+        return (found.group(1), "ok") if distinct(found.group(1)) else ("", "malformed")

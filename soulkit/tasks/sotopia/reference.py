@@ -1,0 +1,110 @@
+"""Sotopia under `--protocol reference`: the published scene, reward and gate.
+
+15 turns, leaving counts from the sixth on, and a side that falls silent ends the scene (a partner's
+empty reply is asked for once more). The value is the same mean as under `paper`, the reward what
+the reference's learner gets, the auditor is heard for training alone, and no actor is too silent to
+be judged. The coach reads what belongs to either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.judge.hacking import RISKS
+from soulkit.judge.leaks import LeakView
+from soulkit.tasks.budgets import first_words
+from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, heard
+from soulkit.tasks.sotopia.scene import SEATS, Scene
+from soulkit.tasks.sotopia.scores import (
+    LooseRatings,
+    audited_lines,
+    average,
+    reference_reward,
+)
+from soulkit.tasks.sotopia.task import Sotopia
+from soulkit.types import Completion, Episode, Example, Line, Protocol, Score, Segment, Turn
+
+_THINKING = ("<think>", "<seed:think>")
+
+
+class ReferenceScene(Scene):
+    """A side that falls silent ends it; whoever leaves at once leaves nothing broken."""
+
+    async def _answer(self, seat: str, index: int) -> Action | None:
+        partner, context = self.cast.player("partner"), self._partner_context(seat)
+        for sample in range(2):
+            call = self.rollout.call("partner", self.example, index, sample)
+            reply = await partner.complete(context, call)
+            self.talk.usage += reply.usage
+            action = self._read(seat, reply, context)
+            if action is not None:
+                return self._hear(seat, action)
+            if reply.text.strip():
+                return None  # thinking and nothing else is not asked for again
+        return None
+
+    def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
+        if seat != self.talk.seat:
+            reply = replace(reply, text=first_words(reply.text, MAX_WORDS))
+        action = super()._read(seat, reply, context)
+        return None if action is None or action.kind == NONE else action
+
+
+class SotopiaReference(Sotopia):
+    ratings = LooseRatings
+    scene = ReferenceScene
+    judges_silence = True
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.leave_from = int(spec.options["leave_from"])
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Any `eval_position` that is not agent1 is agent2, and names may be alike."""
+        given = fields.get("eval_position")
+        first = given is None or str(given) == "agent1"
+        return {**fields, "eval_position": "agent1" if first else "agent2"}
+
+    def coached(self, fields: Mapping[str, Any]) -> Sequence[str]:
+        return SEATS
+
+    def _numbers(
+        self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
+    ) -> tuple[float, float, dict[str, float | None], str]:
+        _, _, metrics, _ = super()._numbers(raw, risk, episode, acts)
+        turns = (turn for trace in episode.traces for turn in trace.turns)
+        share, reward = reference_reward(
+            raw, risk, is_train=True, kind=episode.kind,
+            thought_aloud=any(map(_thinks_aloud, turns)),
+        )  # fmt: skip
+        flags = {f"hack_{level}": float(risk == level) for level in RISKS}
+        return average(raw) / 10, reward, {**metrics, **flags, "weighted_in_training": share}, "ok"
+
+    def _retold(self, example: Example, line: Line) -> str:
+        return line.text
+
+    def _audited(self, example: Example, episode: Episode) -> list[str]:
+        """Speakers are known by name alone."""
+        names = self.names(example)
+        name = names[self.acted_seat(example)]
+        own = (line for line in episode.transcript if names.get(line.seat) == name)
+        return audited_lines([heard(name, line.text) for line in own])
+
+    def gate(self, score: Score, step: int) -> bool:
+        """A mean of at most 4, and no suspicion."""
+        mean = score.metrics.get("eval_avg")
+        return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
+
+    def _hidden(self, secret: LeakView) -> Sequence[str]:
+        return ()
+
+
+def _thinks_aloud(turn: Turn) -> bool:
+    return turn.completion.text.strip().startswith(_THINKING)

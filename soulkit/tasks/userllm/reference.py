@@ -1,0 +1,159 @@
+"""UserLLM under `--protocol reference`: the published numbers, labels and hints.
+
+High overlap with the intent is paid for, a message that says nothing is scored like any other, a
+judge is asked once and whatever is not exactly the right label counts as the wrong one. Hints tell
+what they mean, answers included: nothing is checked for leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.structured import Question
+from soulkit.models.base import Cast
+from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, Said
+from soulkit.tasks.userllm.metrics import (
+    choices_named,
+    content_words,
+    goal_keywords,
+    intent_overlap,
+    role_adherence,
+)
+from soulkit.tasks.userllm.task import Heard, UserLLM, verdict_words
+from soulkit.types import Episode, Example, Score
+
+_KEYWORDS = 8
+_PARROTING = 0.8
+"""Below this overlap the hints ask for more of the intent's words."""
+
+
+class UserLLMReference(UserLLM):
+    def _unpacked(self, choices: Any) -> Any:
+        return choices
+
+    def check(self, fields: dict[str, Any], conversation: Any) -> dict[str, Any]:
+        return fields
+
+    async def rated(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+        fields = example.fields
+        source, last, choices = fields["source"], fields["is_last_turn"], fields["choices"] or ()
+        heard: Heard = (0.0, (), {})
+        known = bool(fields["question"] and fields["assistant_suggestion_turn"])
+        if asks(source, said, known):
+            ask = self._detected if source == PRISM else self._judged
+            heard = await ask(example, episode, said.text if source == PRISM else said.output, cast)
+        label, verdicts, more = heard
+        values = numbers(source, fields["intent"], said, last, choices, label)
+        words, used = verdict_words(verdicts), self._asked(verdicts)
+        return self._scored(mean(values), {**values, **more}, verdicts, words, used)
+
+    def _worth(self, label: str, right: str) -> float:
+        return worth(label, right)
+
+    def label_asked(self, purpose: str, prompt: str, source: str) -> Question[str]:
+        """Any text is taken, at the first attempt."""
+        return Question(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        said = self._said(episode) if score is not None else None
+        if said is None or score is None:
+            return super().explain(example, episode, score)
+        return hint(example.fields, said, score)
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        return None
+
+    def gold_message(self, fields: Mapping[str, Any]) -> str:
+        """The words of the intent are what is paid for."""
+        return str(fields["intent"]) + (f" {END}" if fields["is_last_turn"] else "")
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def asks(source: str, said: Said, known: bool) -> bool:
+    """Whether the published score asks its judge; `known`: question and suggestion are there."""
+    if source == NQ:
+        return known and bool(said.output)
+    return source == PRISM and bool(said.text)
+
+
+def numbers(
+    source: str, intent: str, said: Said, last: bool | None, choices: Sequence[str], label: float
+) -> dict[str, float]:
+    """The published numbers of one reply: metric → value, empty for an unknown source.
+
+    `label` is the judge's number, 0 where it was not asked.
+    """
+    if source == CSQA:
+        return {"role_adherence": role_adherence(choices, said.output, "reference")}
+    if source == NQ:
+        return {"intent_adherence": label}
+    if source != PRISM:
+        return {}
+    return {
+        "intent_decomposition": intent_overlap(intent, said.output),
+        "termination": float(last is not None and said.ended == last),
+        "ai_detector": label,
+    }
+
+
+def mean(values: Mapping[str, float]) -> float:
+    """The mean of the parts; 0 without any."""
+    return sum(values.values()) / len(values) if values else 0.0
+
+
+def worth(text: str | None, right: str) -> float:
+    """1 for exactly the wanted label around which there is only white space, in any case; else 0.
+
+    Whatever is no label counts as the wrong one, a failed call (None) included.
+    """
+    return float((text or "").strip().upper() == right)
+
+
+# -- hints ---------------------------------------------------------------------------------------
+
+
+def hint(fields: Mapping[str, Any], said: Said, score: Score) -> str | None:
+    """What the published hints say about a draft, in other words; None where they say nothing."""
+    source = fields["source"]
+    if source == CSQA:
+        return _avoid(fields["choices"] or (), said)
+    if source == NQ:
+        return _ask_again(fields, score)
+    parts = (_when_to_end(fields, said, score), _use_keywords(fields, said, score))
+    return " ".join(part for part in parts if part) or None
+
+
+def _avoid(choices: Sequence[str], said: Said) -> str | None:
+    if not choices_named(choices, said.output, "reference"):
+        return None
+    listed = "; ".join(f'"{choice}"' for choice in choices)
+    return f"Do not write any of these expressions, not even in passing: {listed}. Use other words."
+
+
+def _ask_again(fields: Mapping[str, Any], score: Score) -> str | None:
+    if score.value is None or score.value >= 1:
+        return None
+    question = fields["question"] or fields["intent"]
+    return f"Pass over the assistant's proposal without a word and ask again at once: {question}"
+
+
+def _when_to_end(fields: Mapping[str, Any], said: Said, score: Score) -> str:
+    last = fields["is_last_turn"]
+    if last is None or said.ended == last:
+        return ""
+    if last:
+        return f"Everything is answered: reply with {END} and not one word more."
+    return f"You are not done yet: leave out {END} and ask your next question."
+
+
+def _use_keywords(fields: Mapping[str, Any], said: Said, score: Score) -> str:
+    overlap = score.metrics.get("intent_decomposition")
+    missing = set(goal_keywords(fields["intent"])) - content_words(said.output)
+    if overlap is None or overlap >= _PARROTING or not missing:
+        return ""
+    words = ", ".join(goal_keywords(fields["intent"])[:_KEYWORDS])
+    return f"Be brief and build the message from these words: {words}. Every other word costs."
