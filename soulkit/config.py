@@ -321,22 +321,23 @@ def _problem(
     if not path:  # a rule about several settings names them itself
         return message
     if item["type"] == "missing":
-        return f"{name} is required{flag}"
+        return f"{name} is required ({flag})" if flag else f"{name} is required"
     shown = item.get("input")
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
-    return f"{name}{flag}: {message} ({got}{_source(path, layers)})"
+    option = f"{flag}, " if flag else ""
+    return f"{name}: {message} ({option}{got}{_source(path, layers)})"
 
 
 def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
-    """How the option of a setting is written, in brackets; empty where it has none."""
+    """How the option of a setting is written; empty where it has none."""
     group = cls
     for depth, part in enumerate(path):
         info = group.model_fields.get(part)
         if info is None:
             break
         if flag := flag_of(part, info, ".".join(path[:depth])):
-            return f" ({flag.partition('/')[0]})"
+            return flag.partition("/")[0]
         group = group_of(info.annotation) or group
     return ""
 

@@ -150,10 +150,10 @@ def test_an_engine_that_is_not_there(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--steps", "0"), ("steps (--steps)", "got 0", "greater than 0")),
-        (("--timeout", "-1"), ("timeout_s (--timeout)", "-1")),
+        (("--steps", "0"), ("steps: ", "--steps, got 0", "greater than 0")),
+        (("--timeout", "-1"), ("timeout_s: ", "--timeout, got -1")),
         (("--where", "order"), ("--where order", "TAG=REGEX")),
-        (("--where", "order=["), ("where (--where)", "'['")),
+        (("--where", "order=["), ("where: ", "--where", "'['")),
         (("--set", "lr=["), ("--set lr=[",)),
     ],
 )
