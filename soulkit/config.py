@@ -24,7 +24,7 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -67,6 +67,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+    WHOLE: ClassVar[frozenset[str]] = frozenset()
+    """Mappings that a later layer replaces as a whole: a choice, not a collection."""
     _foreign: bool = PrivateAttr(default=False)
 
     @property
@@ -100,7 +102,8 @@ class Settings(BaseModel):
         }
         merged: dict[str, Any] = {}
         for layer in layers.values():
-            merged = merge(merged, layer)
+            under = {k: v for k, v in merged.items() if not (k in cls.WHOLE and k in layer)}
+            merged = merge(under, layer)
         _refuse_unknown(cls, layers)
         over = merge(layers["the environment"], layers["the command line"])
         # What a file of the user's own names counts like an option: no seal covers it either.

@@ -226,6 +226,19 @@ def test_a_settings_file_gives_what_a_command_requires(
     assert "run is required" in three_lines(capsys.readouterr().err)[0]
 
 
+def test_options_choose_anew_what_a_file_chose(tmp_path: Path) -> None:
+    """Other tasks, or other rows, are not added to those of the file; rows of tasks are."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: m\nmethod: grpo\ntasks: {tomi: 2.0}\nwhere: {order: '1'}\n"
+                    "data: {tomi: a, hitom: b}\n")  # fmt: skip
+    options = method_options("grpo")
+    values = {"task": ["hitom"], "where": ["length=2"], "data": ["c"]}
+    flags = settings_from(options, values, rows_of)
+    config = TrainConfig.load(file, env={}, flags=flags)
+    assert (config.tasks, config.where) == ({"hitom": 1.0}, {"length": "2"})
+    assert config.data == {"tomi": "a", "hitom": "b", "*": "c"}
+
+
 # --- which rows -----------------------------------------------------------------------------------
 
 
