@@ -24,7 +24,7 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -67,6 +67,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+    WHOLE: ClassVar[frozenset[str]] = frozenset()
+    """Mappings that a later layer replaces as a whole: a choice, not a collection."""
     _foreign: bool = PrivateAttr(default=False)
 
     @property
@@ -100,7 +102,8 @@ class Settings(BaseModel):
         }
         merged: dict[str, Any] = {}
         for layer in layers.values():
-            merged = merge(merged, layer)
+            under = {k: v for k, v in merged.items() if not (k in cls.WHOLE and k in layer)}
+            merged = merge(under, layer)
         _refuse_unknown(cls, layers)
         over = merge(layers["the environment"], layers["the command line"])
         # What a file of the user's own names counts like an option: no seal covers it either.
@@ -321,22 +324,23 @@ def _problem(
     if not path:  # a rule about several settings names them itself
         return message
     if item["type"] == "missing":
-        return f"{name} is required{flag}"
+        return f"{name} is required ({flag})" if flag else f"{name} is required"
     shown = item.get("input")
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
-    return f"{name}{flag}: {message} ({got}{_source(path, layers)})"
+    option = f"{flag}, " if flag else ""
+    return f"{name}: {message} ({option}{got}{_source(path, layers)})"
 
 
 def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
-    """How the option of a setting is written, in brackets; empty where it has none."""
+    """How the option of a setting is written; empty where it has none."""
     group = cls
     for depth, part in enumerate(path):
         info = group.model_fields.get(part)
         if info is None:
             break
         if flag := flag_of(part, info, ".".join(path[:depth])):
-            return f" ({flag.partition('/')[0]})"
+            return flag.partition("/")[0]
         group = group_of(info.annotation) or group
     return ""
 

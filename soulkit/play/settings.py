@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
@@ -25,6 +25,8 @@ ENGINES = ("auto", "local")
 
 class PlayConfig(RolesConfig):
     """Base of evaluation and training."""
+
+    WHOLE: ClassVar[frozenset[str]] = frozenset({"tasks", "where"})
 
     model: str = setting(
         min_length=1,

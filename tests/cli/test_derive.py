@@ -150,10 +150,10 @@ def test_an_engine_that_is_not_there(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--steps", "0"), ("steps (--steps)", "got 0", "greater than 0")),
-        (("--timeout", "-1"), ("timeout_s (--timeout)", "-1")),
+        (("--steps", "0"), ("steps: ", "--steps, got 0", "greater than 0")),
+        (("--timeout", "-1"), ("timeout_s: ", "--timeout, got -1")),
         (("--where", "order"), ("--where order", "TAG=REGEX")),
-        (("--where", "order=["), ("where (--where)", "'['")),
+        (("--where", "order=["), ("where: ", "--where", "'['")),
         (("--set", "lr=["), ("--set lr=[",)),
     ],
 )
@@ -224,6 +224,19 @@ def test_a_settings_file_gives_what_a_command_requires(
     assert "nowhere" in three_lines(capsys.readouterr().err)[0]
     assert soul("judge", "check") == 2
     assert "run is required" in three_lines(capsys.readouterr().err)[0]
+
+
+def test_options_choose_anew_what_a_file_chose(tmp_path: Path) -> None:
+    """Other tasks, or other rows, are not added to those of the file; rows of tasks are."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: m\nmethod: grpo\ntasks: {tomi: 2.0}\nwhere: {order: '1'}\n"
+                    "data: {tomi: a, hitom: b}\n")  # fmt: skip
+    options = method_options("grpo")
+    values = {"task": ["hitom"], "where": ["length=2"], "data": ["c"]}
+    flags = settings_from(options, values, rows_of)
+    config = TrainConfig.load(file, env={}, flags=flags)
+    assert (config.tasks, config.where) == ({"hitom": 1.0}, {"length": "2"})
+    assert config.data == {"tomi": "a", "hitom": "b", "*": "c"}
 
 
 # --- which rows -----------------------------------------------------------------------------------
