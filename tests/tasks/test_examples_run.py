@@ -99,8 +99,8 @@ def test_an_original_file_is_imported(tmp_path: Path, capfd: Any) -> None:
     original, rows = tmp_path / "original.json", tmp_path / "rows.jsonl"
     original.write_text(json.dumps(records))
     soul("data", "import", "my_task", original, *declared("my_task"), "-o", rows)
-    said = capfd.readouterr().err
-    assert "wrong readings" in said and "by whom" in said and "'right'" in said
+    printed = capfd.readouterr().err
+    assert "wrong readings" in printed and "by whom" in printed and "'right'" in printed
     (row,) = map(json.loads, rows.read_text().splitlines())
     assert sorted(row["options"]) == ["Go camping.", "Shut the window.", "Tell me more."]
     assert soul("tasks", "check", "my_task", *declared("my_task"), "--data", rows) == 0

@@ -139,10 +139,10 @@ def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
     assert code == 0 and NO_LEAK_CHECK not in checked["warnings"]
 
 
-def test_nothing_to_give_away_needs_no_leak_check(lab: Any) -> None:
+def test_nothing_to_give_away_needs_no_leak_check() -> None:
     """The actor of the secret keeper sees all that its gold is made of."""
-    found = check_built_in("secret_keeper")
-    assert found.warnings == () and found.breaks == ()
+    checked = check_built_in("secret_keeper")
+    assert checked.warnings == () and checked.breaks == ()
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -191,5 +191,5 @@ BUILT_IN = [name for name, spec in load_registry().specs.items() if not spec.row
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_tasks_have_what_they_declare(name: str) -> None:
-    found = check_built_in(name)
-    assert (found.breaks, found.warnings, found.unrendered) == ((), (), ())
+    checked = check_built_in(name)
+    assert (checked.breaks, checked.warnings, checked.unrendered) == ((), (), ())
