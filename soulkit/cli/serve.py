@@ -52,9 +52,9 @@ def partner(
 
 def _scripted(registry: Registry, task: str | None) -> str:
     """The task asked for, else the only one with a scripted partner."""
-    able = registry.with_hook("scripted_partner")
     if task is not None:
-        registry.spec(task)
+        registry.spec(task)  # an installed task is known once it is named
+    able = registry.with_hook("scripted_partner")
     if task in able:
         return task
     if task is None and len(able) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,12 +28,17 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the tasks and suites."""
+    from soulkit.tasks.installed import offers
+
     registry = _registry(tasks)
-    names = registry.suite(suite) if suite is not None else tuple(registry.specs)
+    chosen = registry.suite(suite) if suite is not None else (*registry.specs, *offers())
+    # The declaration of an installed task lies in its package, so its name is all that is shown.
+    names = [name for name in chosen if name in registry.specs]
+    installed = [asdict(o) for several in offers().values() for o in several if o.task in chosen]
     suites = {n: list(members) for n, members in registry.suites.items() if suite in (None, n)}
     if as_json:
         listed = [_summary(name, registry.specs[name]) for name in names]
-        print_json({"tasks": listed, "suites": suites})
+        print_json({"tasks": listed, "suites": suites, "installed": installed})
         return
     table = new_table("task", "axis", "metric", "rows", "what it is")
     for name in names:
@@ -40,6 +46,9 @@ def list_(
     out.print(table)
     for name, members in suites.items():
         out.print(f"suite {safe(name)}: {safe(', '.join(members))}", soft_wrap=True)
+    for offer in installed:
+        line = f"installed: {offer['task']} ({offer['distribution']})"
+        out.print(safe(line), soft_wrap=True)
 
 
 @app.command()

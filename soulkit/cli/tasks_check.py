@@ -26,6 +26,9 @@ MADE_ROWS = "synth:100"
 
 NOT_PLAYED = "-"
 
+LONG = 600
+"""Characters of what breaks: it says what to do about it."""
+
 SHOWN = 10
 """Findings of one kind printed for a task; --json has all."""
 
@@ -47,11 +50,13 @@ def check(
 ) -> None:
     """Play gold and wrong answers through each task's scorer.
 
-    No model is asked. Without --data, the released files are checked where they lie, else 100 rows
-    made here. The exit code is 1 when a gold fails: no model can be right about such a row.
+    No model is asked. Every prompt of a row is rendered. Without --data, the released files are
+    checked where they lie, else 100 rows made here. The exit code is 1 when a gold fails, as no
+    model can be right about such a row, and when a prompt or feedback breaks. Warnings say what a
+    task declares and does not have: a coach's prompt, a leak check, symbolic feedback.
     """
     from soulkit.tasks.loading import examples_from
-    from soulkit.tasks.selfcheck import check_task
+    from soulkit.tasks.selfcheck import check_task, with_unused
 
     registry = registry_of(tasks, trust=trust)
     given = _data(data or (), names or (), suite, registry)
@@ -61,7 +66,8 @@ def check(
             live = registry.task(name, _protocol(protocol))
             found.append(check_task(live, examples_from(live, where, seed), where))
     unchecked = [name for name, where in given.items() if where is None]
-    failed = any(check.gold_fails for check in found)
+    found = with_unused(found, registry)
+    failed = not all(check.passed for check in found)
     if as_json:
         checks = [asdict(check) for check in found]
         print_json({"tasks": checks, "not_checked": unchecked, "passed": not failed})
@@ -162,16 +168,15 @@ def _protocol(text: str) -> Protocol:
 def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
     table = new_table(
         "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
-        ">needs a model", ">bad rows",
+        ">needs a model", ">bad rows", ">breaks", ">warnings",
     )  # fmt: skip
     for column in table.columns[:2]:  # heads may break, what they are about may not
         column.no_wrap = True
     for check in found:
         lists = (check.gold_fails, check.wrong_passes, check.no_gold,
-                 (*check.no_wrong, *check.wrong_unread), check.unscored, check.bad)  # fmt: skip
-        counts = [str(len(items)) for items in lists]
-        if check.rows_only:  # nothing was played, so a 0 would say too much
-            counts[:-1] = [NOT_PLAYED] * (len(lists) - 1)
+                 (*check.no_wrong, *check.wrong_unread), check.unscored)  # fmt: skip
+        later = (check.breaks, check.warnings)
+        counts = [*_counts(lists, check), str(len(check.bad)), *_counts(later, check)]
         cells = (str(check.rows), *counts)
         table.add_row(safe(check.task), safe(check.data), *cells)
     out.print(table)
@@ -181,6 +186,9 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
         _print_findings(check.task, "gold fails", check.gold_fails)
         _print_findings(check.task, "wrong passes", check.wrong_passes)
         _print_findings(check.task, "wrong answer not read", check.wrong_unread)
+        _print_findings(check.task, "breaks", check.breaks, LONG)
+        for warning in check.warnings:
+            out.print(safe(f"{check.task}: warning: {warning}"), soft_wrap=True)
         for bad in check.bad[:SHOWN]:
             said = f"bad row {bad.source}: {one_line(bad.why, 300)}"
             err.print(safe(said), soft_wrap=True)
@@ -190,10 +198,15 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
         )
 
 
-def _print_findings(task: str, what: str, found: Sequence[Finding]) -> None:
+def _counts(lists: Sequence[Sequence[object]], check: SelfCheck) -> list[str]:
+    """How many there are of each; where nothing was played, a 0 would say too much."""
+    return [NOT_PLAYED if check.rows_only else str(len(items)) for items in lists]
+
+
+def _print_findings(task: str, what: str, found: Sequence[Finding], width: int = 200) -> None:
     for finding in found[:SHOWN]:
         played = f" {one_line(finding.played, 60)}" if finding.played else ""
-        said = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, 200)}"
+        said = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, width)}"
         out.print(safe(said), soft_wrap=True)
     if len(found) > SHOWN:
         out.print(f"{safe(task)}: {what}: … and {len(found) - SHOWN} more; --json lists all")

@@ -209,10 +209,14 @@ def _owned(
 def _by_rules(task: str) -> bool:
     """Whether a built-in task asks nobody but the actor: one prompt, one reply, fixed rules.
 
-    The module of a user's task is not loaded: a run folder may come from anywhere.
+    No module of another task is loaded: a run folder may come from anywhere.
     """
+    registry = load_registry()
+    declared = registry.specs.get(task)
+    if declared is None or not declared.home.builtin_task:
+        return False
     try:
-        kind = type(load_registry().task(task))
+        kind = type(registry.task(task))
     except UserError:
         return False
     rules = issubclass(kind, ChoiceTask)

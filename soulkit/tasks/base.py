@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,13 @@ class Task(ABC):
         None: the task has no such script, and stays unscored there.
         """
         return None
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """(name, text) of prompts that playing, scoring and coaching this row by script does not
+        render, though another row or another declaration of the task may: for self-checks."""
+        yield from ()
 
     def canary(self, example: Example, text: str) -> Episode | None:
         """An episode in which the actor says nothing but `text`: bait that no judge should like.

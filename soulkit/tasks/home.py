@@ -6,6 +6,8 @@ folder of an installed package. So a task is laid out alike wherever it comes fr
 
     synth: rows:make_rows      →  the function make_rows of rows.py in the task's folder
     module: my_lab.tasks:Game  →  no such file there: the installed package my_lab
+
+Which installed packages bring tasks of their own is known to installed.py.
 """
 
 from __future__ import annotations
@@ -29,19 +31,37 @@ class Home:
 
     folder: Path = BUILTIN
     package: str = ""
+    distribution: str = ""
+    """What was installed to bring the package; empty for others."""
 
     @classmethod
     def builtin(cls, name: str) -> Home:
         """The home of a benchmark that comes with soulkit."""
         return cls(BUILTIN / name, f"soulkit.tasks.{name}")
 
+    @property
+    def builtin_task(self) -> bool:
+        """Whether a task that comes with soulkit lives here."""
+        return self.folder.parent == BUILTIN
+
+    @property
+    def origin(self) -> str:
+        """What an error adds to the name of a task that was installed."""
+        return f" of the distribution '{self.distribution}'" if self.distribution else ""
+
     def load(self, reference: str) -> Any:
         """The object that `module:attribute` names.
 
-        Raises what Python raises: ImportError, AttributeError, SyntaxError, ValueError.
+        Raises what Python raises: ImportError, AttributeError, SyntaxError, ValueError. What else
+        a module raises while it is imported is an ImportError here.
         """
         module, _, attribute = reference.partition(":")
-        return getattr(self._module(module), attribute or "missing")
+        try:
+            return getattr(self._module(module), attribute or "missing")
+        except (ImportError, AttributeError, SyntaxError, ValueError):
+            raise
+        except Exception as error:
+            raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def _module(self, name: str) -> ModuleType:
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")

@@ -135,15 +135,15 @@ def hook(task: str, key: str, reference: str, home: Home) -> Hook:
     try:
         function = home.load(reference)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, key, reference, f"Python says: {error}.") from error
+        raise _unloadable(task, key, reference, home, f"Python says: {error}.") from error
     if not callable(function):
-        raise _unloadable(task, key, reference, "It is no function.")
+        raise _unloadable(task, key, reference, home, "It is no function.")
     return Hook(task, function)
 
 
-def _unloadable(task: str, key: str, reference: str, why: str) -> ConfigError:
+def _unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
     return ConfigError(
-        f"'{key}: {reference}' of the task '{task}' cannot be loaded.",
+        f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
         why,
         f"Write {key} as 'file:function', with file.py in the task's folder; see docs/tasks.md.",
     )

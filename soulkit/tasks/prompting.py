@@ -9,6 +9,7 @@ something its reader may not see fails (strict undefined), it does not render an
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,35 @@ from soulkit.errors import ConfigError
 from soulkit.tasks.home import BUILTIN
 
 
+class _Noting(FileSystemLoader):
+    """Notes which files were opened, those that a template includes as well."""
+
+    def __init__(self, folders: Sequence[Path], opened: set[Path]) -> None:
+        super().__init__(folders)
+        self.opened = opened
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        source = super().get_source(environment, template)
+        self.opened.add(Path(source[1]))
+        return source
+
+
 class PromptFolder:
     """The templates of one task."""
 
     def __init__(self, task: str, *folders: Path) -> None:
         self.task = task
+        self.opened: set[Path] = set()
+        """The files that were rendered so far: what a check of the task looks at."""
         self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
 
     @cached_property
     def _environment(self) -> Environment:
         # Prompts are plain text for a model, not HTML: escaping would change what the model reads.
         return Environment(
-            loader=FileSystemLoader(self.folders),
+            loader=_Noting(self.folders, self.opened),
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -71,12 +89,26 @@ class PromptFolder:
         """Template name → first 12 hex digits of the SHA-256 of its source."""
         return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
 
+    def is_shared(self, name: str) -> bool:
+        """Whether the task has no template `name` of its own, and takes that of all tasks."""
+        file = self._file(name)
+        return file is not None and BUILTIN / "prompts" in file.parents
+
+    def unopened(self, folder: Path) -> list[str]:
+        """The task's templates in `folder`/prompts that were never rendered, by their paths."""
+        prompts = folder / "prompts"
+        files = [*prompts.glob("*.md"), *prompts.joinpath(self.task).glob("*.md")]
+        return sorted(f.relative_to(prompts).as_posix() for f in files if f not in self.opened)
+
     def _source(self, name: str) -> str:
-        path = self._path(name)
-        file = next((f / path for f in self.folders if (f / path).exists()), None)
+        file = self._file(name)
         if file is None:
             raise self._missing(name)
         return file.read_text(encoding="utf-8")
+
+    def _file(self, name: str) -> Path | None:
+        path = self._path(name)
+        return next((f / path for f in self.folders if (f / path).exists()), None)
 
     def _missing(self, name: str) -> ConfigError:
         return ConfigError(

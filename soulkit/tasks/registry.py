@@ -1,8 +1,9 @@
 """Tasks and suites, as `tasks.yaml` declares them.
 
 The schema is strict: an unknown key is an error that names the nearest known one, and so is a seat,
-column or task that is used but not declared. A user's own file (`--tasks my_tasks.yaml`) is read
-after the built-in one and may add tasks and suites; its Python modules are looked for beside it.
+column or task that is used but not declared. A user's own file (`--tasks FILE`) is read after the
+built-in one and may add tasks and suites; its Python modules are looked for beside it. A name that
+neither declares may be that of a task in an installed package (installed.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
+from soulkit.tasks.installed import DECLARATION, offer_of, offers, say_shadowed
 from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
@@ -184,18 +186,38 @@ class RegistryFile(Strict):
 class Registry:
     """Every task and suite known to a command."""
 
-    specs: Mapping[str, TaskSpec]
+    specs: dict[str, TaskSpec]
+    """The declared tasks, and of the installed ones those that were named."""
     suites: Mapping[str, tuple[str, ...]]
 
     def spec(self, name: str) -> TaskSpec:
         """The declaration of a task; ConfigError when there is none."""
-        if name not in self.specs:
+        declared = self.specs.get(name)
+        if declared is None:
+            declared = self.specs[name] = self._installed(name)
+        elif not declared.home.distribution:
+            own = declared.home.builtin_task
+            say_shadowed(name, "that comes with soulkit" if own else "of your tasks file")
+        return declared
+
+    def _installed(self, name: str) -> TaskSpec:
+        """The declaration of an installed task: the moment at which its package is looked at."""
+        offer = offer_of(name)
+        if offer is None:
             raise ConfigError(
                 f"There is no task named '{name}'.",
-                "It is declared neither in the built-in tasks.yaml nor in a file given by --tasks.",
-                f"{did_you_mean(name, self.specs)} See: soul tasks list",
+                "It is declared neither in the built-in tasks.yaml nor in a file given by --tasks, "
+                "and no installed package offers it.",
+                f"{did_you_mean(name, (*self.specs, *offers()))} See: soul tasks list",
             )
-        return self.specs[name]
+        home = offer.home()
+        try:
+            tasks = read_file(home.folder / DECLARATION).tasks
+        except ConfigError as error:
+            raise offer.broken(f"{error.what} {error.why}") from error
+        if name not in tasks:
+            raise offer.broken(f"Its {DECLARATION} declares {', '.join(tasks) or 'no task'}.")
+        return tasks[name].at(home)
 
     def task(self, name: str, protocol: Protocol = "paper") -> Task:
         """The live task: its class from `module` (RowsOnly without one), made with its spec."""
@@ -273,19 +295,19 @@ def _load_class(task: str, module: str, home: Home) -> type[Task]:
     try:
         cls = home.load(module)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, module, f"Python says: {error}.") from error
+        raise _unloadable(task, module, home, f"Python says: {error}.") from error
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
         name = module.partition(":")[2]
-        raise _unloadable(task, module, f"'{name}' is no class derived from Task.")
+        raise _unloadable(task, module, home, f"'{name}' is no class derived from Task.")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise _unloadable(task, module, f"The class does not define: {lacking}.")
+        raise _unloadable(task, module, home, f"The class does not define: {lacking}.")
     return cls
 
 
-def _unloadable(task: str, module: str, why: str) -> ConfigError:
+def _unloadable(task: str, module: str, home: Home, why: str) -> ConfigError:
     return ConfigError(
-        f"The class of task '{task}' cannot be loaded from '{module}'.",
+        f"The class of task '{task}'{home.origin} cannot be loaded from '{module}'.",
         why,
         "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
     )
@@ -411,9 +433,9 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], known: Iterable[
 def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, tuple[str, ...]]) -> None:
     for suite, names in suites.items():
         for name in names:
-            if name not in specs:
+            if name not in specs and name not in offers():
                 raise ConfigError(
                     f"The suite '{suite}' lists the unknown task '{name}'.",
-                    "Every task of a suite must be declared under 'tasks:'.",
+                    "Every task of a suite must be declared under 'tasks:', or be installed.",
                     did_you_mean(name, specs),
                 )

@@ -10,21 +10,43 @@ What only a judge model can score is *unscored* here, unless the task says what 
 answer (`Task.verdict`): then prompts, parsing and arithmetic are checked, and a judge's taste is
 not. A task that breaks on a row has that row named with the error, because one such row would end a
 real run.
+
+On the way every prompt of a row is rendered (rehearsal.py), and what a task promises and does not
+have is told as a warning.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from soulkit.data.files import BadRow
 from soulkit.errors import CallError, ProviderError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Task
 from soulkit.tasks.loading import Loaded
+from soulkit.tasks.registry import Registry
+from soulkit.tasks.rehearsal import (
+    asks_coach,
+    breaks_before_scoring,
+    breaks_beside_scoring,
+    has_no_coach_prompt,
+    hides_gold,
+)
 from soulkit.types import Call, Completion, Episode, Example, Sampling, Score, Segment
 
+NO_COACH = (
+    "a model coach is declared and has no prompt: the task has no coach.md of its own, and the "
+    "shared one needs columns that its rows do not have"
+)
+NO_LEAK_CHECK = (
+    "the leak check is off: rows have a gold that feedback could give away, and leak_view() gives "
+    "None"
+)
+NO_SYMBOLIC = (
+    "symbolic feedback is declared, and explain() says nothing about a wrong answer of any row"
+)
 _CLOSE = 1e-9
 """A maximum that was computed may miss its number by this much."""
 
@@ -60,10 +82,22 @@ class SelfCheck:
     no_wrong: tuple[Finding, ...] = ()
     unscored: tuple[Finding, ...] = ()
     """Rows whose score needs a model."""
+    breaks: tuple[Finding, ...] = ()
+    """What a run would stop at: a prompt that cannot be rendered, feedback that raises. One for
+    each way in which it breaks."""
+    warnings: tuple[str, ...] = ()
+    """What the task declares and does not have; the check passes all the same."""
+    unrendered: tuple[str, ...] = ()
+    """Files in the task's prompts folder that no row needed."""
     duplicates: int = 0
     bad: tuple[BadRow, ...] = ()
     rows_only: bool = False
     """The task has no scorer: its rows were read, and nothing was played."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether a right answer can be right: every gold scores the maximum, nothing breaks."""
+        return not (self.gold_fails or self.breaks)
 
 
 class _NoModel:
@@ -94,34 +128,121 @@ def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
 
     Of a rows-only task only the reading of the rows is checked.
     """
-    found = {} if task.spec.rows_only else asyncio.run(_findings(task, loaded))
+    rows_only = task.spec.rows_only
+    rehearsed = _Rehearsed(task)
+    findings = {} if rows_only else asyncio.run(_findings(task, loaded, rehearsed))
     return SelfCheck(
         task=task.name,
         protocol=task.protocol,
         data=data,
         rows=len(loaded.examples),
+        breaks=() if rows_only else rehearsed.breaks(),
+        warnings=() if rows_only else rehearsed.warnings(),
+        unrendered=() if rows_only else tuple(task.prompts.unopened(task.spec.home.folder)),
         duplicates=loaded.duplicates,
         bad=loaded.bad,
-        rows_only=task.spec.rows_only,
-        **{kind: tuple(findings) for kind, findings in found.items()},
+        rows_only=rows_only,
+        **{kind: tuple(several) for kind, several in findings.items()},
     )
 
 
+def with_unused(checks: Sequence[SelfCheck], registry: Registry) -> list[SelfCheck]:
+    """The checks, with a warning for each prompt that no row of any task of its folder needed.
+
+    Tasks may share a folder: where one of them was not checked, nobody knows.
+    """
+    unrendered = {check.task: check.unrendered for check in checks}
+    warned = []
+    for check in checks:
+        beside = _housemates(check.task, registry)
+        unused = tuple(
+            f"the prompt '{name}' was never rendered: no row here needs it, or nothing does"
+            for name in check.unrendered
+            if not check.breaks  # what broke kept others from being rendered
+            and ("/" in name or all(name in unrendered.get(task, ()) for task in beside))
+        )
+        warned.append(replace(check, warnings=(*check.warnings, *unused)))
+    return warned
+
+
+def _housemates(task: str, registry: Registry) -> list[str]:
+    """The playable tasks that live in the folder of `task`, itself included."""
+    folder = registry.spec(task).home.folder
+    specs = registry.specs.items()
+    return [name for name, spec in specs if spec.home.folder == folder and not spec.rows_only]
+
+
 Verdict = tuple[str, Finding | None]
+Played = tuple[Episode | None, Score | None, str]
 
 
-async def _findings(task: Task, loaded: Loaded) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+class _Rehearsed:
+    """What the prompts and the feedback of one task's rows came to."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.problems: dict[str, list[Example]] = {}
+        self.rows = self.silent = self.uncoached = self.hidden = self.unguarded = 0
+
+    async def before(self, example: Example) -> bool:
+        """Whether the row can be played and scored at all."""
+        return self._note(example, await breaks_before_scoring(self.task, example))
+
+    async def beside(self, example: Example, wrong: Played) -> None:
+        task, (draft, score, _) = self.task, wrong
+        if not self._note(example, await breaks_beside_scoring(task, example, draft, score)):
+            return
+        self.rows += 1
+        if "symbolic" in task.spec.feedback.coaches:
+            self.silent += not task.explain(example, draft, score)
+        if asks_coach(task) and draft is not None:
+            self.uncoached += has_no_coach_prompt(task, example, draft)
+        if hides_gold(task, example):
+            self.hidden += 1
+            self.unguarded += task.leak_view(example) is None
+
+    def _note(self, example: Example, problems: Sequence[str]) -> bool:
+        for problem in dict.fromkeys(problems):
+            self.problems.setdefault(problem, []).append(example)
+        return not problems
+
+    def breaks(self) -> tuple[Finding, ...]:
+        return tuple(
+            _finding(rows[0], None, f"{problem} ({_rows(rows)})")
+            for problem, rows in self.problems.items()
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        feedback = self.task.spec.feedback
+        guards = bool(feedback.coaches) and feedback.kind == "coach"
+        missing = {
+            NO_COACH: self.uncoached > 0,
+            NO_LEAK_CHECK: guards and 0 < self.hidden == self.unguarded,
+            NO_SYMBOLIC: 0 < self.rows == self.silent,
+        }
+        return tuple(text for text, applies in missing.items() if applies)
+
+
+def _rows(rows: Sequence[Example]) -> str:
+    return "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+
+
+async def _findings(task: Task, loaded: Loaded, rehearsed: _Rehearsed) -> dict[str, list[Finding]]:
+    findings: dict[str, list[Finding]] = {}
     for example in loaded.examples:
-        for check in (_check_gold, _check_wrong):
-            kind, finding = await check(task, example)
+        if not await rehearsed.before(example):
+            continue  # whatever it scored would be about the broken prompt
+        gold = await scripted_play(task, example, task.gold, perfect=True)
+        wrong = await scripted_play(task, example, task.wrong, perfect=False)
+        for kind, finding in (_gold(task, example, gold), _wrong(task, example, wrong)):
             if finding is not None:
-                found.setdefault(kind, []).append(finding)
-    return found
+                findings.setdefault(kind, []).append(finding)
+        await rehearsed.beside(example, wrong)
+    return findings
 
 
-async def _check_gold(task: Task, example: Example) -> Verdict:
-    played, score, why = await scripted_play(task, example, task.gold, perfect=True)
+def _gold(task: Task, example: Example, outcome: Played) -> Verdict:
+    played, score, why = outcome
     if why:
         return "gold_fails", _finding(example, played, why)
     if played is None:
@@ -133,8 +254,8 @@ async def _check_gold(task: Task, example: Example) -> Verdict:
     return "", None
 
 
-async def _check_wrong(task: Task, example: Example) -> Verdict:
-    played, score, why = await scripted_play(task, example, task.wrong, perfect=False)
+def _wrong(task: Task, example: Example, outcome: Played) -> Verdict:
+    played, score, why = outcome
     if why or played is None:
         reason = why or "the task has no scripted wrong answer for it"
         return "no_wrong", _finding(example, played, reason)
@@ -149,7 +270,7 @@ async def _check_wrong(task: Task, example: Example) -> Verdict:
 
 async def scripted_play(
     task: Task, example: Example, script: Callable[[Example], Episode | None], *, perfect: bool
-) -> tuple[Episode | None, Score | None, str]:
+) -> Played:
     """(episode, score, what broke): no score where a model is needed, no episode without script."""
     episode = None
     try:

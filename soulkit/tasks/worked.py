@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,15 @@ class WorkedTask(LetteredTask):
         prompt = self.prompts.render("worked_example", **self.worked_view(example))
         said = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
         return replace(said, kind="worked_example")
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """The prompts of both kinds of feedback, whichever the declaration asks for."""
+        view = self.worked_view(example)
+        yield "worked_example", self.prompts.render("worked_example", **view)
+        view = self.coach_view(example, draft, score)
+        yield "coach", self.prompts.render("coach", **view)
 
     def wrong_completion(self, example: Example) -> str | None:
         # By letter, since texts may differ in nothing but signs (`<` and `>`).

@@ -276,7 +276,7 @@ def test_an_unfinished_run_is_no_run_of_fewer_rows(
 
 def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -> None:
     """One mean would mix two scorers, and the record would name the newer one only."""
-    home = Path(shutil.copytree(judged.TASKS.parent, tmp_path / "task"))
+    home = Path(shutil.copytree(judged.EXAMPLE.parent, tmp_path / "task"))
     rows = judged.write_rows(tmp_path / "rows.jsonl", 4)
     with (
         ScriptedServer(answer=judged.judge()) as judge,
@@ -284,18 +284,18 @@ def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -
     ):
         command = (
             "eval", "api", "--model", "m", "--base-url", actor.base_url, "--tasks",
-            home / "tasks.yaml", "--task", "essay", "--data", f"essay={rows}", "--backoff", 0,
-            "--judge", f"endpoint:j@{judge.base_url}", "--out",
+            home / "tasks.yaml", "--task", "judged_task", "--data", f"judged_task={rows}",
+            "--judge", f"endpoint:j@{judge.base_url}", "--backoff", 0, "--out",
         )  # fmt: skip
         assert soul(*command, tmp_path / "whole") == 0
         half = cut_short(tmp_path / "whole", tmp_path / "half", 2)
         before = (half / "provenance.json").read_text()
-        code = home / "essay.py"
+        code = home / "task.py"
         code.write_text(code.read_text().replace("quality.score / 10", "quality.score / 20"))
         capfd.readouterr()
         assert soul(*command, half) == 2
         what, _, fix = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
-        assert "another code of the task essay" in what and "soul rescore" in fix
+        assert "another code of the task judged_task" in what and "soul rescore" in fix
         assert (half / "provenance.json").read_text() == before
 
 

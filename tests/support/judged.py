@@ -13,6 +13,8 @@ from tests.support.evaluation import soul
 from tests.support.servers.openai_server import ScriptedServer
 
 TASKS = Path(__file__).parent / "judged_task" / "tasks.yaml"
+"""The essays: the judged example under another name."""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "judged_task" / "tasks.yaml"
 Body = dict[str, Any]
 
 

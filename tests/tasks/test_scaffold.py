@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from soulkit.tasks.scaffold import TEMPLATES, template_files
-from tests.support.evaluation import soul, three_lines
+from tests.support.evaluation import soul, summary, three_lines
+from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -60,6 +61,16 @@ def test_a_new_task_passes_its_check_and_makes_rows(kind: str, tmp_path: Path, c
     assert soul("data", "synth", "episode", "-n", 5, "-o", "rows.jsonl", *tasks) == 0
     assert soul("tasks", "check", "episode", *tasks, "--data", "rows.jsonl") == 0
     assert soul("tasks", "check", "episode", *tasks, "--data", lab / "rows.jsonl") == 0
+
+
+def test_a_new_task_can_be_evaluated(tmp_path: Path) -> None:
+    assert soul("tasks", "new", "night_bus", "--out", tmp_path / "lab") == 0
+    with ScriptedServer(answer=lambda body: "<answer>B</answer>") as server:
+        where = ("--tasks", tmp_path / "lab" / "tasks.yaml", "--task", "night_bus")
+        model = ("--model", "m", "--base-url", server.base_url, "--out", tmp_path / "run")
+        assert soul("eval", "api", *where, "--data", "night_bus=synth:9", *model) == 0
+    cell = summary(tmp_path / "run")["tasks"]["night_bus"]["value"]
+    assert cell["n_scored"] == 9 and 0 < cell["mean"] < 1
 
 
 def test_two_new_tasks_stand_beside_each_other(tmp_path: Path) -> None:

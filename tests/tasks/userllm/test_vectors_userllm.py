@@ -12,7 +12,7 @@ from soulkit.errors import DataError, UnreadableVerdict
 from soulkit.models.base import Cast
 from soulkit.tasks.userllm import fields as rows
 from soulkit.tasks.userllm import metrics
-from soulkit.tasks.userllm.task import reference as published
+from soulkit.tasks.userllm import reference as published
 from soulkit.types import Example, Score
 from tests.support.letters import released
 from tests.support.road import NO_ONE, episode_of, player, task_of
