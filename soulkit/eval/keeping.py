@@ -2,7 +2,7 @@
 
 A run may be started many times until all is scored. The clock adds the starts up; the lock keeps a
 second process out while one is at work, and is gone when that process is, however it ended. The
-keeper puts records on disk without letting the players wait for it.
+writer puts records on disk without letting the players wait for it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def unfinished(
 
 def _finished(path: Path) -> bool:
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return bool(summary["n"] == summary["n_scored"])
+        line = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        return bool(line["n"] == line["n_scored"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -87,7 +87,7 @@ def _seconds_in(path: Path) -> float:
         ) from error
 
 
-class Keeper:
+class GroupWriter:
     """Writes records in groups: those that come while the disk is busy go together next.
 
     A kill costs at most the group under way, and its replies are in the ledger. Belongs to one

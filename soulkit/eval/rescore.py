@@ -30,7 +30,7 @@ from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
-from soulkit.eval.summary import by_task, metric_values, summarise
+from soulkit.eval.summary import Cell, Summary, by_task, metric_values, summarise
 from soulkit.jsonl import write_json
 from soulkit.models.address import as_recorded
 from soulkit.models.base import Cast
@@ -58,7 +58,6 @@ MISS = "replay_miss"
 """Why an episode is unscored whose judge was never asked this question."""
 CHANGES = "rescore.json"
 _PREFIX = "rescore "
-Summary = dict[str, Any]
 Config = TypeVar("Config", bound=RolesConfig)
 
 
@@ -348,8 +347,12 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     finally:
         writer.close()
     before = _old_summary(recorded)
-    after = recorded.summary(found, before["seconds"], before["cost"]) | _left_out(before)
-    run.write_summary({**after, "rescored_from": str(recorded.path)})
+    after = replace(
+        recorded.summary(found, before.seconds or 0.0, before.cost),
+        unpriced_calls=before.unpriced_calls,
+        rescored_from=str(recorded.path),
+    )
+    run.write_summary(after.to_json())
     done = Rescored(
         source=str(recorded.path.resolve()), path=str(folder), episodes=len(found), misses=misses,
         changed=sum(map(_differs, recorded.records, found)),
@@ -371,20 +374,17 @@ def _new_settings(recorded: Recorded) -> dict[str, Any]:
 def _old_summary(recorded: Recorded) -> Summary:
     """What the old scores come to; numbers over a whole batch are those that the run wrote."""
     path = recorded.path / "summary.json"
-    kept: Summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    line = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = Summary.from_json(line)
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
-        seconds=float(kept.get("seconds", 0.0)), cost=kept.get("cost"),
+        seconds=before.seconds or 0.0, cost=before.cost,
     )  # fmt: skip
-    for task, cells in kept.get("tasks", {}).items():
-        batch = {name: cell for name, cell in cells.items() if cell.get("method") == "batch"}
-        made["tasks"].setdefault(task, {}).update(batch)
-    return made | _left_out(kept)
-
-
-def _left_out(summary: Summary) -> Summary:
-    """What a summary says of calls that its cost leaves out."""
-    return {name: summary[name] for name in ("unpriced_calls",) if name in summary}
+    tasks = dict(made.tasks)
+    for task, cells in before.tasks.items():
+        batch = {name: cell for name, cell in cells.items() if cell.method == "batch"}
+        tasks[task] = {**tasks.get(task, {}), **batch}
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
 
 
 def _differs(old: Record, new: Record) -> bool:
@@ -399,15 +399,15 @@ def _changes(
 ) -> Iterator[Change]:
     olds, news = by_task(old), by_task(new)
     for task in news:
-        first, second = before["tasks"].get(task, {}), after["tasks"].get(task, {})
+        first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
         # Break-downs are the headline again, of fewer rows.
         for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
-            one, two = first.get(metric, {}), second.get(metric, {})
+            one, two = first.get(metric, Cell()), second.get(metric, Cell())
             yield Change(
-                task=task, metric=metric, old=one.get("mean"), new=two.get("mean"),
-                changed=_moved(olds[task], news[task], metric), n=two.get("n", one.get("n", 0)),
-                old_scored=one.get("n_scored", 0), new_scored=two.get("n_scored", 0),
-                unscored=two.get("unscored", {}),
+                task=task, metric=metric, old=one.mean, new=two.mean,
+                changed=_moved(olds[task], news[task], metric),
+                n=two.n if metric in second else one.n,
+                old_scored=one.n_scored, new_scored=two.n_scored, unscored=two.unscored,
             )  # fmt: skip
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_work
-from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
+from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
-from soulkit.eval.summary import summarise
+from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger import Ledger
 from soulkit.models.roles import Crew, cast_of
@@ -39,7 +39,6 @@ from soulkit.types import Record, record_key
 if TYPE_CHECKING:
     from soulkit.models.local import LocalModel
 
-Summary = dict[str, Any]
 GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
 _OUTSIDE = ("provider_error", "partner_error", "judge_error")
@@ -266,14 +265,14 @@ async def evaluate(
     """
     check_roles(work, players.filled())
     jobs = jobs_left(run, work, config.repeats)
-    kept = {r.key: r for r in _recorded(run, work, config.repeats)}
+    scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
-    mean = _Mean(kept.values())
-    keeper = Keeper(run.episodes)
+    mean = _Mean(scored.values())
+    writer = GroupWriter(run.episodes)
 
     def sink(record: Record) -> None:
-        keeper.add(record)
-        kept[record.key] = record
+        writer.add(record)
+        scored[record.key] = record
         mean.add(record)
         clock.tick()
         if bar is not None:
@@ -284,13 +283,14 @@ async def evaluate(
         await gather(_played(part, jobs, players, config, sink) for part in work)
     finally:
         try:
-            await keeper.close()
+            await writer.close()
         finally:
             seconds = clock.save()
-    records = [kept[key] for key in _keys(work, config.repeats)]
+    records = [scored[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
-    summary |= unpriced(ledger) if ledger is not None and ledger.mode == "record" else {}
-    run.write_summary(summary)
+    if ledger is not None and ledger.mode == "record":
+        summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
+    run.write_summary(summary.to_json())
     return summary
 
 
@@ -364,12 +364,6 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
         return ledger.totals()["cost"]
     known = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
     return sum(known) if known else None
-
-
-def unpriced(ledger: Ledger) -> Summary:
-    """What a summary says of calls that its cost leaves out; nothing where there are none."""
-    calls = ledger.totals()["unpriced"]
-    return {"unpriced_calls": calls} if calls else {}
 
 
 class _Mean:

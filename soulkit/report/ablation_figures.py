@@ -91,12 +91,12 @@ def _curves(
         return [together]
     lines = math.ceil(len(kept) / COLUMNS)
     panels = (
-        f"{name}_each", f"{title}, method by method" if name == "draft_reward" else title,
+        f"{name}_each", f"{title}, method by method" if name == "reward/draft" else title,
         f"{caption} Each panel: one method with its interval over seeds; dashed: {kept[0][1]}; "
         "grey: the others.",
         (WIDTH, 0.5 + 1.65 * lines), lambda canvas, palette: _panels(canvas, kept, palette),
     )  # fmt: skip
-    return [together, panels] if name == "draft_reward" else [panels]
+    return [together, panels] if name == "reward/draft" else [panels]
 
 
 def _known(band: Band) -> bool:
@@ -126,7 +126,9 @@ def _picture(
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         page.savefig(text, format="svg", transparent=True, metadata=nothing)
-        paper.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+        paper.savefig(
+            folder / f"{name.replace('/', '_')}.png", dpi=160, metadata={"Software": None}
+        )
     return Picture(name=name, title=title, caption=caption, svg=themed(text.getvalue(), title))
 
 

@@ -27,7 +27,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import Material, gather_material
 from soulkit.train.material.sampling import Pool
 from soulkit.train.objectives.base import Objective
-from soulkit.train.rollouts.canaries import caged
+from soulkit.train.rollouts.canaries import canaries_of
 
 EACH = {"coach": 1, "blind_reader": 8}
 """Calls for every draft that gets feedback."""
@@ -92,7 +92,7 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     if config.canary_every is None:
         return ()
     times = -(-config.steps // config.canary_every)
-    pool = [(canary.task, canary.example) for canary in caged(material.pool)]
+    pool = [(canary.task, canary.example) for canary in canaries_of(material.pool)]
     work = [w for w in _by_task(material.tasks, pool) if w.examples]
     voices = {
         w.task.name: [v for v in _voices(config, w, coached=False) if v.role == "judge"]

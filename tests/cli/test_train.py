@@ -18,6 +18,7 @@ from soulkit.cli.options import pairs, ratios
 from soulkit.cli.train import one_line_summary
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
+from soulkit.train.state.lines import Learned, Rewards, StepLine
 from tests.eval_support import visitor
 from tests.train.support import random_model, soul
 
@@ -300,5 +301,7 @@ def test_ratios_and_pairs() -> None:
 
 
 def test_a_step_in_a_few_words() -> None:
-    line = {"draft_reward": 0.25, "refined_reward": None, "loss": 0.5, "eval": {"tomi": 0.75}}
+    line = StepLine(
+        rewards=Rewards(draft=0.25), learned=Learned(loss=0.5), dev={"tomi": 0.75, "hitom": None}
+    )
     assert one_line_summary(line) == "draft 0.250 loss 0.500 dev tomi 0.750"

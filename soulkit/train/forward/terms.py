@@ -33,6 +33,7 @@ from soulkit.train.maths.loss import (
     token_weight,
 )
 from soulkit.train.objectives.sequences import Loss, TrainSequence
+from soulkit.train.state.lines import TokenMeans
 
 
 @dataclass
@@ -47,13 +48,14 @@ class Tally:
         for name, value in values.items():
             self.sums[kind][name] = self.sums[kind].get(name, 0.0) + value
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> TokenMeans:
         """Per computed token of the kind that a number belongs to."""
-        return {
+        means = {
             name: value / self.tokens[kind]
             for kind, sums in self.sums.items()
             for name, value in sums.items()
         }
+        return TokenMeans(**means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +265,9 @@ def _note(tally: Tally, lost: TokenLoss, scored: Scored) -> None:
     tally.add(
         "policy",
         len(ratio),
-        clip_fraction=float(lost.clipped.float().sum()),
-        clip_fraction_dual=float(lost.clipped_lower.float().sum()),
-        ratio_mean=float(ratio.sum()),
-        approx_kl=float(-lost.log_ratio.sum()),
+        clipped=float(lost.clipped.float().sum()),
+        clipped_dual=float(lost.clipped_lower.float().sum()),
+        ratio=float(ratio.sum()),
+        kl_old=float(-lost.log_ratio.sum()),
         entropy=float(scored.entropy.detach().sum()),
     )

@@ -30,7 +30,7 @@ from soulkit.train.material.feasible import refuse_without_feedback
 from soulkit.train.material.sampling import Pool, mixture
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
-from soulkit.train.rollouts.canaries import caged
+from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.types import Example
 
 
@@ -65,7 +65,7 @@ def gather_material(config: TrainConfig) -> Material:
     pool = mixture(tasks, train, config.tasks, config.seed)
     check_roles(config, [*pool, *dev])
     if config.canary_every is not None:
-        caged(pool)
+        canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return Material(tasks, pool, dev, objective)
 

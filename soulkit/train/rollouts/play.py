@@ -15,6 +15,7 @@ from soulkit.models.local import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import Pool, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
@@ -71,9 +72,11 @@ class Rollouts:
             return with_swapped(records, self.shuffle_key(step))
         return records
 
-    async def evaluate(self, step: int, version: str) -> dict[str, float | None]:
-        """Greedy accuracy of the moved weights on the dev split, per task."""
-        self.sampler.policy_version = version
+    async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
+        """Greedy accuracy of the moved weights on the dev split, per task; empty between turns."""
+        if not self.config.eval_every or (step + 1) % self.config.eval_every:
+            return {}
+        self.sampler.policy_version = policy.version()
         values: dict[str, list[float]] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
         for name, jobs_of_task in by_task(jobs).items():

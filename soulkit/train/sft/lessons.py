@@ -24,7 +24,8 @@ from soulkit.train.material.assemble import has_tags
 from soulkit.train.material.feasible import rehearsed
 from soulkit.train.material.sampling import Pool, batch
 from soulkit.train.objectives.sequences import Span, gold_spans
-from soulkit.train.state.loop import Loop, StepMetrics
+from soulkit.train.state.lines import Learned, StepLine
+from soulkit.train.state.loop import Loop
 from soulkit.types import Example, Feedback
 
 
@@ -35,7 +36,7 @@ class SupervisedStep:
     loop: Loop
     pool: Pool
 
-    async def __call__(self, step: int) -> StepMetrics:
+    async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
         rng = random.Random(f"{config.seed}/{step}/lessons")
@@ -44,9 +45,9 @@ class SupervisedStep:
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
             for span in lesson(task, example, feedback_for(task, example, config, rng), policy)
         ]
-        line = imitate(policy, self.loop.optimizer, spans, config)
+        learned = imitate(policy, self.loop.optimizer, spans, config)
         seconds = round(time.monotonic() - started, 3)
-        return {**line, "sequences": len(spans), "seconds_train": seconds}
+        return StepLine(step=step, learned=learned, train_seconds=seconds)
 
 
 def feedback_for(
@@ -88,7 +89,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: Pool) -> None:
 
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig
-) -> dict[str, float]:
+) -> Learned:
     """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
 
     With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
@@ -110,7 +111,7 @@ def imitate(
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise NotFinite(f"loss {total}, gradient norm {norm}")
     optimizer.step()
-    return {"loss": total, "grad_norm": norm, "tokens": replies}
+    return Learned(loss=total, grad_norm=norm, tokens=replies, sequences=len(spans))
 
 
 def _whole(span: Span) -> Span:
