@@ -40,7 +40,7 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         "soulkit.data.stories.explain.explain",
         "soulkit.data.stories.generate.synth_rows",
         "soulkit.models.tiny.build_tiny",
-        "soulkit.train.maths.advantage.Entry",
+        "soulkit.train.maths.advantage.GroupMember",
         "soulkit.train.maths.advantage.group_advantages",
         "soulkit.train.maths.loss.aggregate",
         "soulkit.train.maths.loss.clipped_loss",

@@ -51,12 +51,14 @@ class Sectioned(TyperCommand):
     sections: Mapping[str, str]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        found: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                found.setdefault(self.sections.get(parameter.name or "", "Run"), []).append(record)
-        for title, records in found.items():
+                sections.setdefault(self.sections.get(parameter.name or "", "Run"), []).append(
+                    record
+                )
+        for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
@@ -246,12 +248,12 @@ def _ablate(given: Mapping[str, Any]) -> None:
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar), force_mixed=given["force_mixed"])
     say_unsealed()
-    found = ablation.compare(out)
-    page = ablation.write(found, out / "report")
+    comparison = ablation.compare(out)
+    page = ablation.write(comparison, out / "report")
     if given["json"]:
-        print_json(ablation.as_json(found))
+        print_json(ablation.as_json(comparison))
     else:
-        for part in ablation.terminal(found):
+        for part in ablation.terminal(comparison):
             console().print(part)
     err.print(f"comparison {page}", markup=False, soft_wrap=True)
     failed = sum(run.status == "failed" for run in ended)

@@ -32,11 +32,15 @@ def unfinished(
     root: Path = Path("runs"),
 ) -> Path | None:
     """The newest run under `root` with this command and configuration that lacks scores."""
-    wanted = plain_config(config)
+    settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
-            mine = is_run(path) and read_environment(path).get("command") == command
-            if mine and not _finished(path) and same_settings(read_config(path), wanted, defaults):
+            same_command = is_run(path) and read_environment(path).get("command") == command
+            if (
+                same_command
+                and not _finished(path)
+                and same_settings(read_config(path), settings, defaults)
+            ):
                 return path
         except RunError:  # somebody else's damaged folder is no reason to stop
             continue

@@ -53,7 +53,7 @@ from soulkit.types import (
     unscored,
 )
 
-Missing = Literal["stop", "unscored"]
+RescoreMissing = Literal["stop", "unscored"]
 MISS = "replay_miss"
 """Why an episode is unscored whose judge was never asked this question."""
 CHANGES = "rescore.json"
@@ -138,7 +138,7 @@ class Rescored:
         return asdict(self)
 
 
-def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> Rescored:
+def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "stop") -> Rescored:
     """Score every episode of `recorded` again into the new run folder `out`.
 
     Raises RunError when rows are gone or `out` is taken, ReplayMiss when replies are missing that
@@ -148,17 +148,17 @@ def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> 
     _check_new(folder)
     _check_rows(recorded)
     with _replay(recorded.ledger) as ledger:
-        found, misses = asyncio.run(_scored_again(recorded, ledger))
+        records, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
         raise _missed(recorded, misses)
-    return _write(recorded, folder, found, len(misses))
+    return _write(recorded, folder, records, len(misses))
 
 
 async def _scored_again(
     recorded: Recorded, ledger: Ledger
 ) -> tuple[list[Record], list[ReplayMiss]]:
     players = recorded.cast(ledger)
-    found, misses = [], []
+    records, misses = [], []
     for record in recorded.records:
         try:
             score = await _score(recorded, record, players)
@@ -168,10 +168,10 @@ async def _scored_again(
             else:
                 misses.append(miss)
                 score = unscored(Failure(MISS, miss.what), record.score.protocol)
-        found.append(_renewed(recorded, record, score))
+        records.append(_renewed(recorded, record, score))
     for model in {id(p.model): p.model for p in players.players}.values():
         await model.close()
-    return found, misses
+    return records, misses
 
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
@@ -230,8 +230,8 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
     """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
     named = settings.get("ledger_file")
     if named is None:
-        own = path / "ledger.sqlite"
-        return own if own.is_file() else _ledger_of_source(path)
+        ledger = path / "ledger.sqlite"
+        return ledger if ledger.is_file() else _ledger_of_source(path)
     if not Path(str(named)).is_file():
         raise RunError(
             f"The ledger '{named}' of the run '{path}' is gone.",
@@ -334,7 +334,7 @@ def _replay(path: Path | None) -> Iterator[Ledger]:
 # -- the new folder --------------------------------------------------------------------------------
 
 
-def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: int) -> Rescored:
+def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: int) -> Rescored:
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
@@ -343,20 +343,20 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     keep_provenance(run, rescored(recorded.path, recorded.rows))
     writer = RecordWriter(run.episodes)
     try:
-        writer.write(*found)
+        writer.write(*records)
     finally:
         writer.close()
     before = _old_summary(recorded)
     after = replace(
-        recorded.summary(found, before.seconds or 0.0, before.cost),
+        recorded.summary(records, before.seconds or 0.0, before.cost),
         unpriced_calls=before.unpriced_calls,
         rescored_from=str(recorded.path),
     )
     run.write_summary(after.to_json())
     done = Rescored(
-        source=str(recorded.path.resolve()), path=str(folder), episodes=len(found), misses=misses,
-        changed=sum(map(_differs, recorded.records, found)),
-        changes=tuple(_changes(recorded.records, found, before, after)),
+        source=str(recorded.path.resolve()), path=str(folder), episodes=len(records), misses=misses,
+        changed=sum(map(_differs, recorded.records, records)),
+        changes=tuple(_changes(recorded.records, records, before, after)),
     )  # fmt: skip
     write_json(run.path / CHANGES, done.as_dict())
     aside.replace(folder.resolve())

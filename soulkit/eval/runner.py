@@ -44,13 +44,13 @@ GIVE_UP = 20
 _OUTSIDE = ("provider_error", "partner_error", "judge_error")
 
 
-class Bar(Protocol):
+class EvalBar(Protocol):
     """What shows how far the run is."""
 
     def advance(self, steps: int = 1, note: str = "") -> None: ...
 
 
-Bars = Callable[[int], AbstractContextManager[Bar]]
+EvalBars = Callable[[int], AbstractContextManager[EvalBar]]
 """Makes a bar for so many episodes."""
 
 
@@ -61,7 +61,7 @@ def run_eval(
     config: EvalConfig,
     out: Path | None = None,
     *,
-    bars: Bars | None = None,
+    bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
@@ -130,7 +130,7 @@ def _silent(remark: str) -> None:
 
 
 async def _evaluated(
-    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: Bars | None,
+    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: EvalBars | None,
     ledger: Ledger,
 ) -> Summary:  # fmt: skip
     players = cast(config, crew)
@@ -149,8 +149,8 @@ async def _evaluated(
 def crew_of(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Crew:
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     patience = {**config.patience(ledger), "concurrency": config.concurrency}
-    known = [config.endpoint(), *config.settings_of_players()]
-    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, known)
+    endpoints = [config.endpoint(), *config.settings_of_players()]
+    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, endpoints)
     if local is None:
         crew.actor = crew.model("actor", config.endpoint())
     return crew
@@ -254,7 +254,7 @@ async def evaluate(
     work: Sequence[Work],
     players: Cast,
     config: EvalConfig,
-    bar: Bar | None = None,
+    bar: EvalBar | None = None,
     *,
     ledger: Ledger | None = None,
 ) -> Summary:
@@ -301,8 +301,8 @@ async def _played(
     table = replace(players, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
-    mine = [job for job in jobs if job.task is part.task]
-    await Engine(table, config.seed, room).run(mine, sink)
+    jobs_of_task = [job for job in jobs if job.task is part.task]
+    await Engine(table, config.seed, room).run(jobs_of_task, sink)
 
 
 def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
@@ -362,8 +362,8 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
     """What was paid in US dollars; the ledger also knows the calls of episodes that failed."""
     if ledger is not None and ledger.mode == "record":
         return ledger.totals()["cost"]
-    known = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
-    return sum(known) if known else None
+    costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    return sum(costs) if costs else None
 
 
 class _Mean:
@@ -412,9 +412,9 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
 
 def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
     """Task, and task/metric, → lowest and highest value."""
-    found: dict[str, tuple[float, float]] = {}
+    scales: dict[str, tuple[float, float]] = {}
     for task in tasks:
         metric = task.spec.metric
-        found[task.name] = (metric.low, metric.high)
-        found |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-    return found
+        scales[task.name] = (metric.low, metric.high)
+        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+    return scales

@@ -58,7 +58,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MethodRow:
     """One method over its finished seeds."""
 
     arm: str
@@ -87,10 +87,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Ablation:
     """Everything that is shown."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     missing: tuple[ListedRun, ...]
     """Runs without a result."""
     facts: tuple[tuple[str, str], ...]
@@ -144,7 +144,7 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
 # --- reading --------------------------------------------------------------------------------------
 
 
-def compare(out: Path) -> Comparison:
+def compare(out: Path) -> Ablation:
     """The comparison in the folder `out`; RunError when `soul train ablate` did not write it."""
     state = out / STATE
     if not state.is_file():
@@ -166,13 +166,13 @@ def compare(out: Path) -> Comparison:
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
-    return Comparison(rows, missing, tuple(_facts(out, listed)), forced)
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced)
 
 
 def _row(
     arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
     forced: bool,
-) -> Row:  # fmt: skip
+) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _unlike(first, runs)
     if mixed and not forced:
         first = {}
@@ -181,7 +181,7 @@ def _row(
     same = runs is first or not first
     paired = {name: None if same else _paired(measured[name], against[name]) for name in MEASURES}
     lines = [line for run in runs.values() for line in run.steps]
-    return Row(
+    return MethodRow(
         arm=arm,
         group_size=group_size,
         final=over_seeds(measured["final"].values()),
@@ -305,14 +305,14 @@ def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
 # --- showing --------------------------------------------------------------------------------------
 
 
-def stat_text(found: OverSeeds | None, *, signed: bool = False) -> str:
+def stat_text(stat: OverSeeds | None, *, signed: bool = False) -> str:
     """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets from a single seed."""
-    if found is None or found.mean is None:
+    if stat is None or stat.mean is None:
         return DASH
     shown = _signed if signed else number
-    if found.low is None or found.high is None:
-        return shown(found.mean)
-    return f"{shown(found.mean)} [{shown(found.low)}, {shown(found.high)}]"
+    if stat.low is None or stat.high is None:
+        return shown(stat.mean)
+    return f"{shown(stat.mean)} [{shown(stat.low)}, {shown(stat.high)}]"
 
 
 def _signed(value: float) -> str:
@@ -323,7 +323,7 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
-def rollouts_text(row: Row) -> str:
+def rollouts_text(row: MethodRow) -> str:
     """`128 = 64 + 64 refined`."""
     if row.drafts is None:
         return DASH
@@ -332,14 +332,14 @@ def rollouts_text(row: Row) -> str:
     return f"{count(row.drafts + row.refined)} = {count(row.drafts)} + {count(row.refined)} refined"
 
 
-def trained_text(row: Row) -> str:
+def trained_text(row: MethodRow) -> str:
     """`draft 410, copy 380`."""
     return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
 
 
-def parts_of(found: Comparison) -> list[str]:
+def parts_of(ablation: Ablation) -> list[str]:
     """Every part of a loss that some method trains, in the order they first appear."""
-    return list(dict.fromkeys(part for row in found.rows for part in row.trained))
+    return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
 
 
 HEADS = (
@@ -348,7 +348,7 @@ HEADS = (
 )  # fmt: skip
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: MethodRow) -> tuple[str, ...]:
     """A row of the table, as text; the columns are HEADS."""
     return (
         row.arm,
@@ -364,24 +364,24 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def notes(found: Comparison) -> list[str]:
+def notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
-    said = [
+    sentences = [
         "Means over seeds with Student's 95% interval; differences to "
-        f"{found.first or 'the first method'} are paired by seed. The final reward is that of the "
-        f"drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
+        f"{ablation.first or 'the first method'} are paired by seed. The final reward is that of "
+        f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
         "height of its curve.",
     ]
-    sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in found.rows}
+    sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
-        said.append("Budgets differ: the methods sample different numbers of rollouts a step.")
-    said += [line for row in found.rows for line in _unlike_text(found, row)]
-    if any(len(row.final.seeds) < 2 for row in found.rows):
-        said.append("A method with one seed has no interval: its rank may be chance.")
-    return said
+        sentences.append("Budgets differ: the methods sample different numbers of rollouts a step.")
+    sentences += [line for row in ablation.rows for line in _unlike_text(ablation, row)]
+    if any(len(row.final.seeds) < 2 for row in ablation.rows):
+        sentences.append("A method with one seed has no interval: its rank may be chance.")
+    return sentences
 
 
-def _unlike_text(whole: Comparison, row: Row) -> list[str]:
+def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     pair = f"{whole.first} against {row.arm}"
     outcome = "the difference mixes both" if whole.force_mixed else "so without a difference"
     return [
@@ -390,13 +390,13 @@ def _unlike_text(whole: Comparison, row: Row) -> list[str]:
     ]
 
 
-def stats(row: Row, dev: bool) -> list[tuple[str, str]]:
+def stats(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
     """(mean, interval) of the result columns of the page; empty strings where there is none."""
-    found = [(row.final, False), (row.final_difference, True)]
-    found += [(row.area, False), (row.area_difference, True)]
-    found += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    columns = [(row.final, False), (row.final_difference, True)]
+    columns += [(row.area, False), (row.area_difference, True)]
+    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
     shown = []
-    for stat, signed in found:
+    for stat, signed in columns:
         mean, _, interval = stat_text(stat, signed=signed).partition(" ")
         shown.append((mean, interval))
     return shown
@@ -407,34 +407,34 @@ def missing_text(run: ListedRun) -> str:
     return f"{run.arm} seed {run.seed} {run.status}{why}"
 
 
-def terminal(found: Comparison) -> list[RenderableType]:
+def terminal(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(found)]
+    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(ablation)]
     for i in shown:
         table.add_column(HEADS[i], justify="left" if i == 0 else "right", no_wrap=i < 7)
-    for row in found.rows:
+    for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
-    lines = [*notes(found), *map(missing_text, found.missing)]
+    lines = [*notes(ablation), *map(missing_text, ablation.missing)]
     return [table, *(Text(line, style="dim") for line in lines)]
 
 
-def _has_dev(found: Comparison) -> bool:
-    return any(row.dev.mean is not None for row in found.rows)
+def _has_dev(ablation: Ablation) -> bool:
+    return any(row.dev.mean is not None for row in ablation.rows)
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(ablation: Ablation) -> dict[str, Any]:
     """`comparison.json`: everything that is shown, curves included."""
-    missing = [run.to_json() for run in found.missing]
-    return {**asdict(found), "missing": missing, "first": found.first, "version": __version__}
+    missing = [run.to_json() for run in ablation.missing]
+    return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}
 
 
-def write(found: Comparison, folder: Path) -> Path:
+def write(ablation: Ablation, folder: Path) -> Path:
     """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
 
     MissingPackage without matplotlib.
@@ -443,12 +443,12 @@ def write(found: Comparison, folder: Path) -> Path:
     from soulkit.report.html import environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "comparison.json", as_json(found))
-    figures = draw_all(found, folder / "figures")
+    write_json(folder / "comparison.json", as_json(ablation))
+    figures = draw_all(ablation, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
-        found=found, figures=figures, notes=notes(found), dev=_has_dev(found), stats=stats,
-        count=count, parts=parts_of(found), duration=duration,
-        missing=list(map(missing_text, found.missing)), version=__version__,
+        found=ablation, figures=figures, notes=notes(ablation), dev=_has_dev(ablation), stats=stats,
+        count=count, parts=parts_of(ablation), duration=duration,
+        missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip
     write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
     return folder / "index.html"

@@ -51,7 +51,7 @@ def learning_curves(run: RunData) -> list[Figure]:
 
     Raises MissingPackage when something is to be drawn and matplotlib is not installed.
     """
-    wanted = [
+    plans = [
         ("Loss", "Of the imitated replies, per token, by step.", _imitation(run)),
         (
             "Rewards",
@@ -88,18 +88,18 @@ def learning_curves(run: RunData) -> list[Figure]:
             ],
         ),
     ]
-    found = []
-    for title, caption, curves in wanted:
-        kept = [c for c in curves if any(v is not None for v in c.values)]
-        if kept:
-            found.append(_figure(title, caption, kept, f"{run.name}/{title}"))
-    return found
+    figures = []
+    for title, caption, curves in plans:
+        drawable = [c for c in curves if any(v is not None for v in c.values)]
+        if drawable:
+            figures.append(_figure(title, caption, drawable, f"{run.name}/{title}"))
+    return figures
 
 
-Column = Callable[[StepLine], float | None]
+StepColumn = Callable[[StepLine], float | None]
 
 
-def _curve(run: RunData, column: Column, label: str) -> Curve:
+def _curve(run: RunData, column: StepColumn, label: str) -> Curve:
     steps = [line.step for line in run.steps]
     return Curve(label=label, steps=steps, values=[column(line) for line in run.steps])
 

@@ -113,15 +113,15 @@ def _trained(run: RunData) -> Trained:
 
 
 def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    kept = table.compared(runs)
-    published = table.published(kept)
+    columns = table.compared(runs)
+    published = table.published(columns)
     rows: list[dict[str, Any]] = []
-    for task, cells in table.rows_across(kept):
+    for task, cells in table.rows_across(columns):
         context = [t.figure(task, m) for t in published for m in t.highlight]
-        row = {"task": task, "cells": cells, "strips": _strips(kept, cells), "shown": context}
+        row = {"task": task, "cells": cells, "strips": _strips(columns, cells), "shown": context}
         rows.append({**row, "sub": False})
         without = {"strips": [], "shown": [None] * len(context), "sub": True}
-        rows += [{"task": n, "cells": c, **without} for n, c in table.beside(kept, task)]
+        rows += [{"task": n, "cells": c, **without} for n, c in table.beside(columns, task)]
     return rows
 
 

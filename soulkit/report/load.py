@@ -71,8 +71,8 @@ def find_runs(path: Path) -> list[Path]:
             "A report compares what models scored.",
             f"Print the check with: soul judge show {path}",
         )
-    own = any((path / name).is_file() for name in _FILES if name != "summary.json")
-    if own or (_is_run(path) and not inside):
+    records_something = any((path / name).is_file() for name in _FILES if name != "summary.json")
+    if records_something or (_is_run(path) and not inside):
         return [path]
     if not inside:
         raise RunError(

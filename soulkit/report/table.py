@@ -185,8 +185,8 @@ def compared(runs: Sequence[RunData]) -> list[RunData]:
     A training run averages over a policy that changed under way, so it stands beside others only
     when there is nothing else to show. Imitation has a loss and no headline.
     """
-    kept = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
-    return [run for run in kept if run.kind == "eval"] or kept
+    scored = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
+    return [run for run in scored if run.kind == "eval"] or scored
 
 
 def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
@@ -281,27 +281,27 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
     return capture.get()
 
 
-def comparison(found: Comparison) -> list[RenderableType]:
+def comparison(result: Comparison) -> list[RenderableType]:
     """What `soul compare` prints: one row a task, then what qualifies the table."""
     from rich.text import Text
 
     shown: list[RenderableType] = [
-        Text(f"A  {one_line(found.a)}\nB  {one_line(found.b)}\nmetric  {one_line(found.metric)}")
+        Text(f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}")
     ]
     table = _table()
     table.add_column("task")
     for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
         table.add_column(head, justify="right", no_wrap=True)
-    for task in found.tasks:
+    for task in result.tasks:
         table.add_row(*map(_plain, _comparison_row(task)))
     shown.append(table)
-    notes = [f"{NOT_ALIKE}: {line}" for line in found.mixed]
-    notes += [f"beside the difference: {line}" for line in found.remarks]
-    notes += [f"only in A: {', '.join(found.only_a)}"] if found.only_a else []
-    notes += [f"only in B: {', '.join(found.only_b)}"] if found.only_b else []
+    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
+    notes += [f"beside the difference: {line}" for line in result.remarks]
+    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
+    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
     notes += [
         f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
-        for t in found.tasks
+        for t in result.tasks
         if t.paired.n_only_a or t.paired.n_only_b
     ]
     notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
@@ -413,7 +413,7 @@ def _terminal_steps(run: RunData) -> RenderableType:
 def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     from rich.text import Text
 
-    found: list[RenderableType] = []
+    tables: list[RenderableType] = []
     for table in published(runs):
         shown = _table()
         shown.add_column(table.title)
@@ -421,8 +421,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
             shown.add_column(model, justify="right")
         for task in table.figures:
             shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
-        found += [Text(), shown]
-    return [*found, Text(CAVEAT, style="dim")] if found else []
+        tables += [Text(), shown]
+    return [*tables, Text(CAVEAT, style="dim")] if tables else []
 
 
 def _facts_line(run: RunData) -> str:

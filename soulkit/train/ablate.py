@@ -34,7 +34,7 @@ from soulkit.train.config import Method, TrainConfig
 if TYPE_CHECKING:
     from soulkit.train.state.lines import StepLine
 
-Match = Literal["rollouts", "prompts"]
+BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
 
 STATE = "ablation.json"
@@ -101,7 +101,7 @@ class ListedRun:
         return cls(**{one.name: line[one.name] for one in fields(cls) if one.name in line})
 
 
-Show = Callable[["Planned", "StepLine"], None]
+ShowRun = Callable[["Planned", "StepLine"], None]
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -168,7 +168,7 @@ def plan(
     measured unlike the first; RunError when a run's folder was begun with others: all before
     anything runs.
     """
-    if seeds < 1 or match not in get_args(Match):
+    if seeds < 1 or match not in get_args(BudgetMatch):
         raise ConfigError(
             f"{seeds} seeds matched by '{match}' cannot be compared.",
             "At least one seed is needed, and budgets match by rollouts or by prompts.",
@@ -247,7 +247,7 @@ def _conditions(run: Planned) -> Conditions:
 
 
 def run_all(
-    runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None],
+    runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
     *, force_mixed: bool = False,
 ) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
@@ -281,7 +281,7 @@ def is_finished(run: Planned) -> bool:
     return is_run(run.path) and (run.path / "summary.json").is_file()
 
 
-def run_one(run: Planned, show: Show) -> Ended:
+def run_one(run: Planned, show: ShowRun) -> Ended:
     """Train; whatever goes wrong is this run's own, and told."""
     from soulkit.train.run import train
 

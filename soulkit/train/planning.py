@@ -25,7 +25,7 @@ from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import Material, gather_material
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
 
@@ -106,7 +106,7 @@ def work_of(material: Material) -> list[Work]:
     return _by_task(material.tasks, material.pool)
 
 
-def _by_task(tasks: Mapping[str, Task], pool: Pool) -> list[Work]:
+def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
     return [
         Work(task, tuple(example for owner, example in pool if owner is task))
         for task in tasks.values()

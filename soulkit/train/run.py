@@ -33,7 +33,7 @@ from soulkit.train.material.assemble import (
     make_players,
     make_reader,
 )
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import work_of
@@ -153,7 +153,7 @@ def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
     build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
-def words_of(pool: Pool) -> list[str]:
+def words_of(pool: TaskRows) -> list[str]:
     """Texts that hold every word a tiny model has to know: prompts, answers and feedback."""
     texts = set()
     for task, example in pool:

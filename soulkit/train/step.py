@@ -27,7 +27,7 @@ from soulkit.train.forward.prepare import prepare
 from soulkit.train.forward.teacher import Teacher, move_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import kl_to_base, mini_batches, update
-from soulkit.train.maths.advantage import Entry, group_advantages, singleton_of
+from soulkit.train.maths.advantage import GroupMember, group_advantages, singleton_of
 from soulkit.train.maths.measure import feedback_of, groups_of, rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
@@ -138,7 +138,7 @@ def with_advantages(
 
     Sequences that are not compared keep the advantage that their objective gave them.
     """
-    compared = [Entry(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
+    compared = [GroupMember(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
     rest = iter(group_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip

@@ -127,8 +127,8 @@ def pack_loss(
     total = scored.log_prob.new_zeros(())
     for kind in sorted(set(kinds)):
         rows = [row for row, k in enumerate(kinds) if k == kind]
-        mine = [indices[row] for row in rows]
-        share = Share(policy, prepared, config, tally, mine, _of_rows(scored, rows))
+        places = [indices[row] for row in rows]
+        share = Share(policy, prepared, config, tally, places, _of_rows(scored, rows))
         factors = share.per_token([_factor(s, counts, config) for s in share.sequences])
         total = total + (TERMS[kind](share) * factors).sum()
     return total
@@ -138,9 +138,9 @@ def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) 
     """The component's weight times the factor of its aggregation mode."""
     tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
     mode = config.aggregation if sequence.loss == "policy" else "token-mean"
-    own, length = sequence.span.n_trained, config.norm_length
+    n_trained, length = sequence.span.n_trained, config.norm_length
     return sequence.weight * token_weight(
-        mode, own=own, tokens=tokens, sequences=sequences, length=length
+        mode, own=n_trained, tokens=tokens, sequences=sequences, length=length
     )
 
 
@@ -219,22 +219,22 @@ def _divergence_term(share: Share) -> Tensor:
     if teacher is None or hidden is None:
         raise ValueError("a divergence needs a teacher and the student's hidden states")
     read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
-    told = teacher.hidden(read, config.tokens_per_batch)
+    teacher_hidden = teacher.hidden(read, config.tokens_per_batch)
 
-    def compare(own: Tensor, other: Tensor) -> Tensor:
+    def compare(student: Tensor, other: Tensor) -> Tensor:
         return divergence(
-            policy.logits(own), teacher.logits(other),
+            policy.logits(student), teacher.logits(other),
             kind=config.divergence, top_k=config.divergence_top_k, tail=config.divergence_tail,
             temperature=config.divergence_temperature, beta=config.jsd_beta,
         )  # fmt: skip
 
     parts: list[Tensor] = [
-        checkpoint(compare, own, other, use_reentrant=False, preserve_rng_state=False)
-        for own, other in policy.chunks(hidden, told)
+        checkpoint(compare, student, other, use_reentrant=False, preserve_rng_state=False)
+        for student, other in policy.chunks(hidden, teacher_hidden)
     ]
-    found = torch.cat(parts)
-    share.tally.add("divergence", len(found), divergence=float(found.detach().sum()))
-    return found
+    values = torch.cat(parts)
+    share.tally.add("divergence", len(values), divergence=float(values.detach().sum()))
+    return values
 
 
 TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {

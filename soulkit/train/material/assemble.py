@@ -27,7 +27,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.feasible import refuse_without_feedback
-from soulkit.train.material.sampling import Pool, mixture
+from soulkit.train.material.sampling import TaskRows, mixture
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
 from soulkit.train.rollouts.canaries import canaries_of
@@ -39,8 +39,8 @@ class Material:
     """What a run trains on."""
 
     tasks: Mapping[str, Task]
-    pool: Pool
-    dev: Pool
+    pool: TaskRows
+    dev: TaskRows
     objective: Objective | None = None
     """The method, made once; None in supervised training."""
 
@@ -56,11 +56,11 @@ def gather_material(config: TrainConfig) -> Material:
     if objective is not None:
         check_settings(config, objective)
     train: dict[str, Sequence[Example]] = {}
-    dev: Pool = []
+    dev: TaskRows = []
     for name, task in tasks.items():
         rows = matching(training_rows(task, config, registry), config.where)
-        kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
-        train[name] = kept
+        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
+        train[name] = training
         dev += [(task, example) for example in held[: config.dev_limit]]
     pool = mixture(tasks, train, config.tasks, config.seed)
     check_roles(config, [*pool, *dev])
@@ -81,30 +81,30 @@ def has_tags(example: Example, where: Mapping[str, str]) -> bool:
 
 def training_rows(task: Task, config: TrainConfig, registry: Registry) -> Sequence[Example]:
     """The rows of `--data`, else of the pulled training files; DataError when there are none."""
-    given = config.data.get(task.name)
-    if given is not None and given.startswith(MADE):
-        raw = made_rows(task.name, given, config.seed, "train")
+    source = config.data.get(task.name)
+    if source is not None and source.startswith(MADE):
+        raw = made_rows(task.name, source, config.seed, "train")
         return to_examples(task, raw, split="train").examples[: config.limit]
-    paths = training_files(task, given)
+    paths = training_files(task, source)
     loaded = load_examples(
         task, paths, split="train", limit=config.limit, seed=config.seed, strict=True
     )
     return loaded.examples
 
 
-def training_files(task: Task, given: str | None) -> Sequence[Path]:
+def training_files(task: Task, source: str | None) -> Sequence[Path]:
     """The file given, or the released training files in a folder: never evaluation files."""
     names = task.spec.files.train
-    found = given_files(task.name, names, given)
-    if not found:
+    paths = given_files(task.name, names, source)
+    if not paths:
         made = f", or generate some: --data {task.name}=synth:2000" if task.spec.synth else ""
         pull = f", download them: soul data pull --task {task.name} --split train" if names else ""
         raise DataError(
             f"Task '{task.name}' has no training data here.",
-            f"Training never reads evaluation files, and {looked_for(names, given)}.",
+            f"Training never reads evaluation files, and {looked_for(names, source)}.",
             f"Name a file: --data {task.name}=FILE{pull}{made}.",
         )
-    return found
+    return paths
 
 
 def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
@@ -142,7 +142,7 @@ def check_names(config: TrainConfig) -> None:
             )
 
 
-def check_roles(config: TrainConfig, pool: Pool) -> None:
+def check_roles(config: TrainConfig, pool: TaskRows) -> None:
     """ConfigError for a role that no model fills."""
     if config.method == "sft":
         return

@@ -26,7 +26,7 @@ from soulkit.tasks.canaries import fixed
 from soulkit.tasks.selfcheck import nobody
 from soulkit.train.config import TrainConfig
 from soulkit.train.material import trial
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
 from soulkit.types import Episode, Example, Feedback, Score, Segment
@@ -48,7 +48,9 @@ class Obstacle:
     way: str
 
 
-def refuse_without_feedback(config: TrainConfig, objective: Objective | None, pool: Pool) -> None:
+def refuse_without_feedback(
+    config: TrainConfig, objective: Objective | None, pool: TaskRows
+) -> None:
     """NoFeedback, naming method, tasks and coach, where feedback can never be used."""
     if objective is None:
         _refuse_empty_lessons(config, pool)
@@ -64,7 +66,7 @@ def refuse_without_feedback(config: TrainConfig, objective: Objective | None, po
         raise _no_feedback(config, obstacles, mixed=len(rows) > 1)
 
 
-def _by_task(pool: Pool) -> list[tuple[Task, list[Example]]]:
+def _by_task(pool: TaskRows) -> list[tuple[Task, list[Example]]]:
     """Each task with its different rows."""
     rows: dict[str, tuple[Task, dict[str, Example]]] = {}
     for task, example in pool:
@@ -211,7 +213,7 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
     )
 
 
-def _refuse_weightless(config: TrainConfig, objective: Objective, pool: Pool) -> None:
+def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows) -> None:
     """Settings under which the part that learns from feedback, or a teacher, is always 0."""
     _refuse_one_outcome(config, objective)
     _refuse_unreachable(config, pool)
@@ -235,7 +237,7 @@ def _refuse_one_outcome(config: TrainConfig, objective: Objective) -> None:
         )
 
 
-def _refuse_unreachable(config: TrainConfig, pool: Pool) -> None:
+def _refuse_unreachable(config: TrainConfig, pool: TaskRows) -> None:
     """Where no reward reaches `accept_from`, erl imitates nothing."""
     least = config.accept_from
     # Rewards of the reference are not on the scale of the metric.
@@ -276,7 +278,7 @@ def rehearsed(
     return task.symbolic(text) if text else None
 
 
-def _refuse_empty_lessons(config: TrainConfig, pool: Pool) -> None:
+def _refuse_empty_lessons(config: TrainConfig, pool: TaskRows) -> None:
     if not config.sft_feedback and not config.sft_feedback_always:
         return
     rng = random.Random(config.seed)

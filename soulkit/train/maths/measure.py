@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
-from soulkit.train.maths.advantage import Entry, group_stats
+from soulkit.train.maths.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.state.lines import CoachCounts, FeedbackCounts, Learned, Rewards
 from soulkit.types import Feedback, Kind, Record
@@ -92,18 +92,18 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
         authors.setdefault(feedback.author, []).append(feedback)
     return {
         author: CoachCounts(
-            checked=len(own),
-            dropped=sum(not feedback.usable for feedback in own),
-            leaks=dict(Counter(feedback.leak for feedback in own if feedback.leak)),
+            checked=len(texts_of_author),
+            dropped=sum(not feedback.usable for feedback in texts_of_author),
+            leaks=dict(Counter(feedback.leak for feedback in texts_of_author if feedback.leak)),
         )
-        for author, own in authors.items()
+        for author, texts_of_author in authors.items()
     }
 
 
 def groups_of(before: Sequence[TrainSequence], trained: Sequence[TrainSequence]) -> Learned:
     """Groups that can teach nothing, the tokens that were really trained on, and, where rollouts
     are imitated, the share of the refined ones that were accepted."""
-    stats = group_stats([Entry(s.group, s.rollout, s.reward) for s in before if s.compared])
+    stats = group_stats([GroupMember(s.group, s.rollout, s.reward) for s in before if s.compared])
     return Learned(
         groups=stats.groups,
         groups_single=stats.singletons,

@@ -28,7 +28,7 @@ from soulkit.play.engine import Engine, Job
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import Canary, fixed, hatch
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_lines
 from soulkit.types import Example, Record
 
@@ -50,7 +50,7 @@ class Tripwire:
     """Label → the first mean that was scored."""
 
     @classmethod
-    def of(cls, config: TrainConfig, pool: Pool, metrics: Path) -> Self | None:
+    def of(cls, config: TrainConfig, pool: TaskRows, metrics: Path) -> Self | None:
         """The tripwire of a run, None without `canary_every`; `metrics` is the run's file."""
         if config.canary_every is None:
             return None
@@ -128,12 +128,16 @@ def reasons(value: float, first: float, drafts: float | None, allowed: float) ->
     return [name for name, true in (("rose", rose), ("above_drafts", above)) if true]
 
 
-def canaries_of(pool: Pool) -> list[Canary]:
+def canaries_of(pool: TaskRows) -> list[Canary]:
     """The canaries of a pool; ConfigError when no judge scores any of its tasks."""
     rows: dict[str, tuple[Task, list[Example]]] = {}
     for task, example in pool:
         rows.setdefault(task.name, (task, []))[1].append(example)
-    canaries = [c for task, own in rows.values() for c in hatch(task, fixed(own, EXAMPLES))]
+    canaries = [
+        c
+        for task, rows_of_task in rows.values()
+        for c in hatch(task, fixed(rows_of_task, EXAMPLES))
+    ]
     if not canaries:
         raise _nobody_judges(list(rows))
     return canaries

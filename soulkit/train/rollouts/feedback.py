@@ -62,7 +62,7 @@ def slot_is_filled(context: Iterable[Segment]) -> bool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FeedbackOutcome:
     """How the feedback on the drafts of one task ended in one step."""
 
     used: int = 0
@@ -84,16 +84,16 @@ class Outcome:
 def outcomes(
     records: Sequence[Record], read: Sequence[Record], tasks: Mapping[str, Task],
     policy: FeedbackPolicy, refines: bool,
-) -> dict[str, Outcome]:  # fmt: skip
+) -> dict[str, FeedbackOutcome]:  # fmt: skip
     """Task → outcome of a step's scored drafts; `read` are the records as a teacher reads them
     (with other feedback than `records` where it is shuffled)."""
     refined = {_place(r): r for r in records if r.kind == "refined"}
     usable = {_place(r) for r in read if r.received is not None and r.received.usable}
-    ends: dict[str, Outcome] = {}
+    ends: dict[str, FeedbackOutcome] = {}
     for draft in records:
         if draft.kind != "draft" or not draft.score.scored:
             continue
-        outcome, task = ends.setdefault(draft.task, Outcome()), tasks[draft.task]
+        outcome, task = ends.setdefault(draft.task, FeedbackOutcome()), tasks[draft.task]
         why = _missing(draft, refined.get(_place(draft)), _place(draft) in usable, refines)
         if not why:
             outcome.used += 1
@@ -166,7 +166,7 @@ class FeedbackWatch:
                   if one.missing and not one.used}  # fmt: skip
         return replace(counts, gated=gated, missing=unused, in_vain=self.streak)
 
-    def _remark(self, name: str, outcome: Outcome) -> str:
+    def _remark(self, name: str, outcome: FeedbackOutcome) -> str:
         verb, where = "refined" if self.refines else "taught", f" for {name}"
         return f"nothing was {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
 

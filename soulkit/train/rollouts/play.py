@@ -16,7 +16,7 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy
@@ -32,8 +32,8 @@ class Rollouts:
     objective: Objective
     sampler: LocalModel
     cast: Cast
-    pool: Pool
-    dev: Pool
+    pool: TaskRows
+    dev: TaskRows
     blind_reader: Player | None = None
 
     def jobs(self, step: int) -> list[Job]:
@@ -113,7 +113,8 @@ class Rollouts:
         if not self.objective.refines:
             return drafts
         refined = await gather(
-            self._misled(*group, own) for group, own in zip(groups, drafts, strict=True)
+            self._misled(*group, drafts_of_task)
+            for group, drafts_of_task in zip(groups, drafts, strict=True)
         )
         return [[*first, *second] for first, second in zip(drafts, refined, strict=True)]
 

@@ -22,7 +22,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, clip_gradients
 from soulkit.train.material.assemble import has_tags
 from soulkit.train.material.feasible import rehearsed
-from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.sequences import Span, gold_spans
 from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
@@ -34,7 +34,7 @@ class SupervisedStep:
     """Takes SFT steps for a Loop."""
 
     loop: Loop
-    pool: Pool
+    pool: TaskRows
 
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
@@ -72,7 +72,7 @@ def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Poli
     return gold_spans(episode, policy.renderer, policy.encode_reply)
 
 
-def check_lessons(policy: Policy, limit: int | None, pool: Pool) -> None:
+def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
     lengths = [
         len(span.ids) for task, example in pool for span in lesson(task, example, None, policy)

@@ -32,7 +32,7 @@ from soulkit.train.state.checkpoint import (
     save_checkpoint,
 )
 from soulkit.train.state.lines import StepLine, written
-from soulkit.train.state.tracking import Tracker
+from soulkit.train.state.tracking import MetricsTracker
 
 Show = Callable[[StepLine], None]
 
@@ -47,7 +47,7 @@ class Loop:
     optimizer: torch.optim.Optimizer
     episodes: RecordWriter
     metrics: JsonlWriter
-    tracker: Tracker
+    tracker: MetricsTracker
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
     step: int = 0
@@ -59,7 +59,7 @@ class Loop:
         config: TrainConfig,
         run: Run,
         policy: Policy,
-        tracker: Tracker,
+        tracker: MetricsTracker,
         journal: Journal | None = None,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.

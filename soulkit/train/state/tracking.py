@@ -12,7 +12,7 @@ from soulkit.errors import MissingPackage
 from soulkit.train.state.lines import StepLine
 
 
-class Tracker(Protocol):
+class MetricsTracker(Protocol):
     def log(self, line: StepLine) -> None: ...
 
     def close(self) -> None: ...
@@ -60,7 +60,7 @@ def check_tracker(name: str) -> None:
         raise MissingPackage(name, f"--track {name}")
 
 
-def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> Tracker:
+def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> MetricsTracker:
     """The tracker called `name`; MissingPackage when its package is not installed."""
     if name == "none":
         return NoTracker()
