@@ -96,7 +96,7 @@ class Step:
         if "gradients" in request:
             gradients = {n: p.grad for n, p in self.policy.trained if p.grad is not None}
             save_gradients(gradients, request["gradients"])
-        return {"old": middle - start, "step": end - middle, "loss": said["loss"]}
+        return {"old": middle - start, "step": end - middle, "loss": said.loss}
 
 
 def save_gradients(gradients: dict[str, torch.Tensor], path: str) -> None:

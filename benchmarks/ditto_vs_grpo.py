@@ -51,11 +51,11 @@ def curve(run: Path) -> list[Point]:
     """Accuracy against the costs up to it, from the run's metrics."""
     points, tokens, seconds = [], 0, 0.0
     for line in read_jsonl(run / "metrics.jsonl"):
-        if "eval" in line:
-            points.append(Point(line["step"] + 1, tokens, seconds, line["eval"]["tomi"]))
+        if "eval/tomi" in line:
+            points.append(Point(line["step"] + 1, tokens, seconds, line["eval/tomi"]))
         else:
             tokens += line["tokens"]
-            seconds += line["seconds_sample"] + line["seconds_train"]
+            seconds += line["time/sample"] + line["time/train"]
     return points
 
 

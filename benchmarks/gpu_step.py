@@ -41,7 +41,7 @@ from rich.table import Table
 
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.fuse import Part, fuse, parts_of
+from soulkit.train.forward.fuse import FusedPart, fuse, parts_of
 from soulkit.train.forward.packing import Pack, entries
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import prepare
@@ -91,7 +91,7 @@ class Variant:
     """One way to take the same step."""
 
     name: str
-    fused: tuple[Part, ...] = ()
+    fused: tuple[FusedPart, ...] = ()
     checkpointing: bool = False
     rows: int | None = None
     """Sequences of a micro-batch of padded rows; None: packed."""

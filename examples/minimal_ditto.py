@@ -44,7 +44,7 @@ from torch import Tensor
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import synth_rows
-from soulkit.train.maths.advantage import Entry, group_advantages
+from soulkit.train.maths.advantage import GroupMember, group_advantages
 from soulkit.train.maths.loss import aggregate, clipped_loss, nll_loss
 
 Row = dict[str, Any]
@@ -241,7 +241,7 @@ def sequences_of(actor: Actor, played: Play) -> list[Trained]:
 
 def learn(actor: Actor, optimizer: torch.optim.Optimizer, batch: Sequence[Trained]) -> float:
     """One update; replies that beat their group become likelier under the prompt in `batch`."""
-    entries = [Entry(s.group, s.rollout, s.reward) for s in batch]
+    entries = [GroupMember(s.group, s.rollout, s.reward) for s in batch]
     advantages = [a for a in group_advantages(entries) if a is not None]
     log_prob, mask = actor.log_probs(batch)
     per_token = torch.tensor(advantages)[:, None].expand_as(log_prob)

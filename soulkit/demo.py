@@ -20,12 +20,14 @@ from typing import Any, Final
 from soulkit.data.files import write_rows
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
-from soulkit.runs.folder import read_jsonl, write_json
+from soulkit.eval.summary import Cell
+from soulkit.runs.folder import write_json
 from soulkit.tasks.made import split_seed
 from soulkit.tasks.tom.stories.events import Exit, decode
 from soulkit.tasks.tom.stories.generate import synth_rows
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
+from soulkit.train.state.lines import StepLine, read_lines
 
 TASK: Final = "tomi"
 QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
@@ -44,7 +46,7 @@ DITTO: dict[str, Any] = {
     "batch_size": 256, "checkpoint_every": 100,
 }  # fmt: skip
 
-Stage = Callable[[str, int], Callable[[dict[str, Any]], None]]
+Stage = Callable[[str, int], Callable[[StepLine], None]]
 """(what begins, its steps) → what shows each step."""
 
 
@@ -84,8 +86,8 @@ class Demo:
     def write_rows(self) -> None:
         """Training and held-out stories from different seeds of the small world."""
         train_seed, test_seed = split_seed(self.seed, "train"), split_seed(self.seed, "test")
-        wanted = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
-        for path, count, seed in wanted:
+        parts = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
+        for path, count, seed in parts:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 made = synth_rows(TASK, count, seed, world="small")
@@ -95,7 +97,7 @@ class Demo:
         rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
         return TrainConfig.model_validate({**settings, **rows})
 
-    def measure(self, name: str, adapter: Path | None) -> dict[str, Any]:
+    def measure(self, name: str, adapter: Path | None) -> dict[str, Cell]:
         """Greedy accuracy on the held-out rows."""
         config = EvalConfig(
             kind="local", model=str(self.warm), adapter=str(adapter) if adapter else None,
@@ -103,26 +105,25 @@ class Demo:
             batch_size=128, seed=self.seed,
         )  # fmt: skip
         _, summary = run_eval(config, self.out / name)
-        cells: dict[str, Any] = summary["tasks"][TASK]
-        return cells
+        return summary.tasks[TASK]
 
     def results(
-        self, before: dict[str, Any], after: dict[str, Any], seconds: float
+        self, before: dict[str, Cell], after: dict[str, Cell], seconds: float
     ) -> dict[str, Any]:
         """What `soul demo --json` prints. The gaps are those of the first step, whose policy is the
         warmed-up model for both the run and its control."""
-        steps = read_jsonl(self.out / "train" / "metrics.jsonl")
+        steps = [line.rewards for line in read_lines(self.out / "train" / "metrics.jsonl")]
         first, last = steps[0], steps[-1]
-        shuffled = read_jsonl(self.out / "control" / "metrics.jsonl")[0]
+        shuffled = read_lines(self.out / "control" / "metrics.jsonl")[0].rewards
         return {
-            "before": before["value"]["mean"],
-            "after": after["value"]["mean"],
-            "draft_reward": last["draft_reward"],
-            "refined_reward": last["refined_reward"],
-            "loo_gap": first["loo_gap"],
-            "loo_gap_ci": [first["loo_gap_low"], first["loo_gap_high"]],
-            "loo_gap_shuffled": shuffled["loo_gap"],
-            "loo_gap_shuffled_ci": [shuffled["loo_gap_low"], shuffled["loo_gap_high"]],
+            "before": before["value"].mean,
+            "after": after["value"].mean,
+            "draft_reward": last.draft,
+            "refined_reward": last.refined,
+            "loo_gap": first.loo,
+            "loo_gap_ci": [first.loo_low, first.loo_high],
+            "loo_gap_shuffled": shuffled.loo,
+            "loo_gap_shuffled_ci": [shuffled.loo_low, shuffled.loo_high],
             "before_ci": _interval(before["value"]),
             "after_ci": _interval(after["value"]),
             "beliefs_before": _beliefs(before),
@@ -133,8 +134,8 @@ class Demo:
     def write_summary(self, results: dict[str, Any]) -> None:
         """`summary.json` of the whole demo: the evaluation after training, and the results."""
         after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
-        kept = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
-        write_json(self.out / "summary.json", {"command": "demo", **kept, **results})
+        shared = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
+        write_json(self.out / "summary.json", {"command": "demo", **shared, **results})
 
 
 def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,12 +149,12 @@ def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if not row["order"] or _leaver(row) in row["question"]:
             kinds.setdefault(str(row["question_type"]), []).append(row)
     beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
-    asked = []
+    chosen = []
     for kind in QUESTIONS:
         size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
         # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
-        asked += random.Random(kind).sample(kinds[kind], size)
-    return asked
+        chosen += random.Random(kind).sample(kinds[kind], size)
+    return chosen
 
 
 def _leaver(row: dict[str, Any]) -> str:
@@ -161,11 +162,11 @@ def _leaver(row: dict[str, Any]) -> str:
     return next(event.agent for event in decode(row["events"]) if isinstance(event, Exit))
 
 
-def _interval(cell: dict[str, Any]) -> list[float]:
-    return [cell["ci_low"], cell["ci_high"]]
+def _interval(cell: Cell) -> list[float | None]:
+    return [cell.ci_low, cell.ci_high]
 
 
-def _beliefs(cells: dict[str, Any]) -> dict[str, float]:
+def _beliefs(cells: dict[str, Cell]) -> dict[str, float | None]:
     """Accuracy on belief questions, by whether the belief is true."""
     prefix = "value/question=first_order_"
-    return {k.removeprefix(prefix): c["mean"] for k, c in cells.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): c.mean for k, c in cells.items() if k.startswith(prefix)}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soulkit.eval.compare import Comparison
-    from soulkit.eval.runner import Summary
+    from soulkit.eval.summary import Summary
     from soulkit.report.load import RunData
     from soulkit.tasks.base import Task
+    from soulkit.train.state.summary import TrainSummary
     from soulkit.types import Protocol
 
 
@@ -46,7 +47,7 @@ def train_model(
     *,
     out: str | Path | None = None,
     **settings: Any,
-) -> dict[str, Any]:
+) -> TrainSummary:
     """Train an adapter, as `soul train METHOD` does; returns the summary.
 
     `tasks` may say mixing ratios. The weights are in `out/model` afterwards.

@@ -103,8 +103,8 @@ def test_the_printed_training_is_the_demos(demo: tuple[Path, dict[str, Any]]) ->
     assert done.returncode == 0, done.stderr
     run = out.parents[1] / words[words.index("--out") + 1]
     first = json.loads((run / "metrics.jsonl").read_text("utf-8").splitlines()[0])
-    assert first["loo_gap"] == figures["loo_gap"]
-    assert [first["loo_gap_low"], first["loo_gap_high"]] == figures["loo_gap_ci"]
+    assert first["gap/loo"] == figures["loo_gap"]
+    assert [first["gap/loo_low"], first["gap/loo_high"]] == figures["loo_gap_ci"]
     evaluation = [str(run / "model") if word == "runs/demo/train/model" else word
                   for word in printed("eval local")[1]]  # fmt: skip
     assert str(run / "model") in evaluation

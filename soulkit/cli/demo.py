@@ -6,13 +6,16 @@ import importlib.util
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
 from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from soulkit.train.state.lines import StepLine
 
 
 def command(
@@ -53,7 +56,7 @@ class _Stages:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def begin(self, name: str, steps: int) -> Callable[[dict[str, Any]], None]:
+    def begin(self, name: str, steps: int) -> Callable[[StepLine], None]:
         self._stack.close()
         return step_shower(self._stack.enter_context(progress(steps, name)))
 

@@ -14,6 +14,7 @@ from soulkit.cli.options import rows_of
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig
+    from soulkit.eval.summary import Summary
     from soulkit.runs.folder import Run
 
 KINDS = {
@@ -74,15 +75,15 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     run, summary = run_eval(config, folder, bars=lambda n: progress(n, "eval"), say=_say)
     say_unsealed()
     if as_json:
-        print_json(summary)
+        print_json(summary.to_json())
     else:
         _print_run(run)
     _say_failures(run, summary)
-    share = summary["unscored_share"]
+    share = summary.unscored_share or 0.0
     if share > config.max_unscored:
-        unscored = summary["n"] - summary["n_scored"]
+        unscored = summary.n - summary.n_scored
         _say(
-            f"{unscored} of {summary['n']} episodes are unscored, more than --max-unscored "
+            f"{unscored} of {summary.n} episodes are unscored, more than --max-unscored "
             f"{config.max_unscored:g} allows; to play them again, run the same command with "
             f"--out {run.path}"
         )
@@ -101,15 +102,15 @@ def _print_run(run: Run) -> None:
         out.print(part)
 
 
-def _say_failures(run: Run, summary: Mapping[str, Any]) -> None:
+def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, and the first failure of each kind in its own words."""
     from soulkit.eval.runner import failures
     from soulkit.runs.records import load_records
 
-    for task, statuses in summary["statuses"].items():
+    for task, statuses in summary.statuses.items():
         if set(statuses) - {"ok"}:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
             _say(f"{task}: {counts}")
-    if summary["n_scored"] < summary["n"]:
+    if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes)).items():
             _say(f"{reason}: {one_line(words, 300)}")

@@ -30,6 +30,8 @@ from soulkit.train.objectives.registry import built_in, unknown_method
 if TYPE_CHECKING:
     from soulkit.train.ablate import Ended, Planned
     from soulkit.train.config import TrainConfig
+    from soulkit.train.state.lines import Rewards, StepLine
+    from soulkit.train.state.summary import TrainSummary
 
 TEN = (
     "grpo,ditto,ditto:lambda_fb=0,ditto:only_copy,rltf-sd,erl,"
@@ -134,7 +136,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         summary = train(config, out, step_shower(bar), _say)
     say_unsealed()
     if values["json"]:
-        print_json(summary)
+        print_json(summary.to_json())
     else:
         _print(config, out, summary)
 
@@ -143,78 +145,72 @@ def _say(remark: str) -> None:
     err.print(remark, markup=False, soft_wrap=True)
 
 
-def step_shower(bar: Bar) -> Callable[[dict[str, Any]], None]:
+def step_shower(bar: Bar) -> Callable[[StepLine], None]:
     """Moves `bar` to each step that is shown to it; a resumed run begins in the middle."""
     shown = 0
 
-    def show(line: dict[str, Any]) -> None:
+    def show(line: StepLine) -> None:
         nonlocal shown
-        bar.advance(line["step"] + 1 - shown, one_line_summary(line))
-        shown = line["step"] + 1
-        cry(line)
+        bar.advance(line.step + 1 - shown, one_line_summary(line))
+        shown = line.step + 1
+        warn(line)
 
     return show
 
 
-def cry(line: Mapping[str, Any], who: str = "") -> None:
+def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
     from soulkit.train.rollouts.remarks import remarks
 
-    for alarm in line.get("canary_alarm", ()):
-        told = alarm_text({"step": line["step"], **alarm})
+    for alarm in line.canaries.alarms:
         err.print(
-            f"{who}canary alarm at step {told}: the judge can be played; look at its verdicts",
+            f"{who}canary alarm at step {alarm_text(alarm)}: the judge can be played; "
+            "look at its verdicts",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     for remark in remarks(line):
-        err.print(f"{who}step {line['step']}: {remark}", markup=False, soft_wrap=True)
+        err.print(f"{who}step {line.step}: {remark}", markup=False, soft_wrap=True)
 
 
-def one_line_summary(line: dict[str, Any]) -> str:
+def one_line_summary(line: StepLine) -> str:
     """A step in a few words: what a person watches."""
     shown = {
-        "draft": line.get("draft_reward"), "refined": line.get("refined_reward"),
-        "gap": line.get("loo_gap"), "loss": line.get("loss"), "kl": line.get("kl"),
+        "draft": line.rewards.draft, "refined": line.rewards.refined, "gap": line.rewards.loo,
+        "loss": line.learned.loss, "kl": line.learned.kl_base,
     }  # fmt: skip
     parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
-    dev = [
-        f"{task} {mean:.3f}" for task, mean in (line.get("eval") or {}).items() if mean is not None
-    ]
+    dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
     return " ".join(parts + (["dev", *dev] if dev else []))
 
 
-def _print(config: TrainConfig, out: Path, summary: dict[str, Any]) -> None:
+def _print(config: TrainConfig, out: Path, summary: TrainSummary) -> None:
     from soulkit.report.table import canary_text, feedback_text
 
-    rewards = summary.get("rewards") or {}
-    print_line = console().print
-    steps = summary["steps"]
-    print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary['seconds'])}")
-    for name in ("draft_reward", "refined_reward"):
-        if rewards.get(name) is not None:
-            print_line(f"  {name.replace('_', ' '):18} {rewards[name]:.3f}")
-    if rewards.get("loo_gap") is not None:
-        print_line(f"  leave-one-out gap  {_with_interval(rewards, 'loo_gap')}")
-    told = feedback_text(summary)
-    if told:
-        print_line(f"  feedback           {told}", markup=False, soft_wrap=True)
-    if sung := canary_text(summary):
-        print_line(f"  canaries           {sung}", markup=False, soft_wrap=True)
-    unscored = summary.get("n", 0) - summary.get("n_scored", 0)
-    if unscored:
-        last = summary["summary_steps"]
-        print_line(f"  unscored           {unscored} of {summary['n']} in the last {last} steps")
+    rewards, steps, print_line = summary.rewards, summary.steps, console().print
+    print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
+    for label, reward in (("draft", rewards.draft), ("refined", rewards.refined)):
+        if reward is not None:
+            print_line(f"  {f'{label} reward':18} {reward:.3f}")
+    if rewards.loo is not None:
+        print_line(f"  leave-one-out gap  {_gap(rewards)}")
+    if text := feedback_text(summary.feedback):
+        print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
+    if text := canary_text(summary.canaries):
+        print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
+    if unscored := summary.n - summary.n_scored:
+        last = summary.summary_steps
+        print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")
     err.print(
         f"run folder {out}; weights {out / 'model'}; look closer with: soul report {out}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 
 
-def _with_interval(values: dict[str, Any], name: str) -> str:
-    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+def _gap(rewards: Rewards) -> str:
+    low, high = rewards.loo_low, rewards.loo_high
     interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
-    return f"{values[name]:+.3f}{interval}"
+    return f"{rewards.loo:+.3f}{interval}"
 
 
 # --- many methods ---------------------------------------------------------------------------------
@@ -245,12 +241,12 @@ def _ablate(values: Mapping[str, Any]) -> None:
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"])
     say_unsealed()
-    found = ablation.compare(out)
-    page = ablation.write(found, out / "report")
+    comparison = ablation.compare(out)
+    page = ablation.write(comparison, out / "report")
     if values["json"]:
-        print_json(ablation.as_json(found))
+        print_json(ablation.as_json(comparison))
     else:
-        for part in ablation.terminal(found):
+        for part in ablation.terminal(comparison):
             console().print(part)
     err.print(f"comparison {page}", markup=False, soft_wrap=True)
     failed = sum(run.status == "failed" for run in ended)
@@ -259,15 +255,15 @@ def _ablate(values: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _watch(bar: Bar) -> tuple[Callable[[Planned, dict[str, Any]], None], Callable[[Ended], None]]:
+def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:
     """What moves the bar over all runs: at every step, and to a run's end when it ends."""
     done: dict[Path, int] = {}
 
-    def show(run: Planned, line: dict[str, Any]) -> None:
+    def show(run: Planned, line: StepLine) -> None:
         note = f"{run.arm.spelling} seed {run.config.seed}: {one_line_summary(line)}"
-        bar.advance(line["step"] + 1 - done.get(run.path, 0), note)
-        done[run.path] = line["step"] + 1
-        cry(line, f"{run.arm.spelling} seed {run.config.seed}: ")
+        bar.advance(line.step + 1 - done.get(run.path, 0), note)
+        done[run.path] = line.step + 1
+        warn(line, f"{run.arm.spelling} seed {run.config.seed}: ")
 
     def ended(run: Ended) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")

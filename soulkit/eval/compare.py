@@ -91,17 +91,17 @@ def compare_runs(
     if mixed and not allow_mixed:
         raise _refused(mixed)
     _check_metric(metric, pairs.values())
-    found = [_difference(task, x, y, metric) for task, (x, y) in pairs.items()]
-    if not any(t.paired.n_shared for t in found):
+    differences = [_difference(task, x, y, metric) for task, (x, y) in pairs.items()]
+    if not any(t.paired.n_shared for t in differences):
         raise _no_common_episode(a, b, metric)
-    adjusted = holm([t.paired.p for t in found])
+    adjusted = holm([t.paired.p for t in differences])
     return Comparison(
         a=str(a),
         b=str(b),
         metric=metric,
         tasks=tuple(
             TaskDifference(task=t.task, paired=t.paired, p_holm=p, n_a=t.n_a, n_b=t.n_b)
-            for t, p in zip(found, adjusted, strict=True)
+            for t, p in zip(differences, adjusted, strict=True)
         ),
         only_a=tuple(sorted(runs_a.keys() - runs_b.keys())),
         only_b=tuple(sorted(runs_b.keys() - runs_a.keys())),
@@ -126,12 +126,12 @@ def _key(record: Record) -> Key:
 
 
 def _check_metric(metric: str, pairs: Iterable[tuple[list[Record], list[Record]]]) -> None:
-    known = {"value"} | {m for x, y in pairs for r in [*x, *y] for m in r.score.metrics}
-    if metric not in known:
+    names = {"value"} | {m for x, y in pairs for r in [*x, *y] for m in r.score.metrics}
+    if metric not in names:
         raise DataError(
             f"Neither run has a metric '{metric}'.",
             "Only what the episodes recorded can be compared.",
-            did_you_mean(metric, known),
+            did_you_mean(metric, names),
         )
 
 

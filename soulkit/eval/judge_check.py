@@ -29,7 +29,7 @@ from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
 from soulkit.eval.keeping import alone
 from soulkit.eval.rescore import command_of
-from soulkit.eval.runner import GIVE_UP, Bar
+from soulkit.eval.runner import GIVE_UP, EvalBar
 from soulkit.judge.panel import judge_names
 from soulkit.judge.reliability import Judgement, Match, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
@@ -46,9 +46,9 @@ from soulkit.types import Example, Record
 COMMAND = "judge check"
 JUDGEMENTS, PAIRS = "judgements.jsonl", "pairs.jsonl"
 Report = dict[str, Any]
-Bars = Callable[[int], AbstractContextManager[Bar]]
-Say = Callable[[str], None]
-Work = Callable[[], Awaitable[bool]]
+CheckBars = Callable[[int], AbstractContextManager[EvalBar]]
+CheckSay = Callable[[str], None]
+AskOnce = Callable[[], Awaitable[bool]]
 """Asks one thing; False when there was no answer."""
 
 UNREAD = frozenset(
@@ -252,8 +252,8 @@ def check_judge(
     out: Path | None = None,
     *,
     trust: bool = False,
-    bars: Bars | None = None,
-    say: Say | None = None,
+    bars: CheckBars | None = None,
+    say: CheckSay | None = None,
 ) -> tuple[Run, Report]:
     """Do what `soul judge check` does and return the run with its report.
 
@@ -281,7 +281,9 @@ def _silence(remark: str) -> None:
     """Nobody listens."""
 
 
-async def _checked(check: Check, run: Run, ledger: Ledger, bars: Bars | None, say: Say) -> Report:
+async def _checked(
+    check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
+) -> Report:
     patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
     known = check.config.settings_of_players()
     crew = Crew(ledger, None, _load_checkpoint, patience, known)
@@ -327,14 +329,14 @@ class Asking:
     def left(self) -> int:
         return self.check.todo - len(self.judgements) - len(self.matches)
 
-    async def all(self, bar: Bar | None) -> None:
+    async def all(self, bar: EvalBar | None) -> None:
         """Every judgement and pair that is missing, `concurrency` of them at once.
 
         What a judge failed to answer is kept in memory for the report and asked at the next start.
         """
         turn = asyncio.Semaphore(self.check.config.concurrency)
 
-        async def taken(work: Work) -> None:
+        async def taken(work: AskOnce) -> None:
             async with turn:
                 self._heard(await work())
             if bar is not None:
@@ -354,7 +356,7 @@ class Asking:
                 f"{self.silent} judgements in a row failed, one of them with: {next(broken, '')}"
             )
 
-    def _unrated(self, file: JsonlWriter) -> Iterator[Work]:
+    def _unrated(self, file: JsonlWriter) -> Iterator[AskOnce]:
         for seen in self.check.seen:
             for name in self.players:
                 for sample in range(self.check.config.samples):
@@ -368,7 +370,7 @@ class Asking:
             file.write(_JUDGEMENT.dump_python(found, mode="json"))
         return found.answered
 
-    def _unpaired(self, file: JsonlWriter) -> Iterator[Work]:
+    def _unpaired(self, file: JsonlWriter) -> Iterator[AskOnce]:
         for a, b in self.check.couples:
             for name in self.players:
                 if (pair_key(a, b), name) not in self.matches:

@@ -189,14 +189,14 @@ def pair_key(a: Seen, b: Seen) -> str:
 async def match(a: Seen, b: Seen, name: str, judge: Player) -> tuple[Match, bool]:
     """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
     listener = Listener(judge.model)
-    found = Match(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
+    result = Match(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:
         compared = await compare(
             _table(judge, listener), a.episode, lambda first: _question(a, b, first)
         )
     except CallError as error:
-        return replace(found, problem=error.detail), not listener.failed
-    return replace(found, ballots=compared.ballots, flips=compared.flips), True
+        return replace(result, problem=error.detail), not listener.failed
+    return replace(result, ballots=compared.ballots, flips=compared.flips), True
 
 
 def _question(a: Seen, b: Seen, first: bool) -> str:

@@ -2,7 +2,7 @@
 
 A run may be started many times until all is scored. The clock adds the starts up; the lock keeps a
 second process out while one is at work, and is gone when that process is, however it ended. The
-keeper puts records on disk without letting the players wait for it.
+writer puts records on disk without letting the players wait for it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ def unfinished(
     root: Path = Path("runs"),
 ) -> Path | None:
     """The newest run under `root` with this command and configuration that lacks scores."""
-    wanted = plain_config(config)
+    settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
-            mine = is_run(path) and read_environment(path).get("command") == command
-            if mine and not _finished(path) and same_settings(read_config(path), wanted, defaults):
+            same_command = is_run(path) and read_environment(path).get("command") == command
+            if (
+                same_command
+                and not _finished(path)
+                and same_settings(read_config(path), settings, defaults)
+            ):
                 return path
         except RunError:  # somebody else's damaged folder is no reason to stop
             continue
@@ -52,8 +56,8 @@ def unfinished(
 
 def _finished(path: Path) -> bool:
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return bool(summary["n"] == summary["n_scored"])
+        line = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        return bool(line["n"] == line["n_scored"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -94,7 +98,7 @@ def _seconds_in(path: Path) -> float:
         ) from error
 
 
-class Keeper:
+class GroupWriter:
     """Writes records in groups: those that come while the disk is busy go together next.
 
     A kill costs at most the group under way, and its replies are in the ledger. Belongs to one

@@ -19,8 +19,8 @@ from soulkit.play.plan import TOKENS_PER_WORD, Asked, Machine, Plan, Voice, Work
 def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
     """What `config` will ask for."""
     voices = {w.task.name: _voices(config, w) for w in work}
-    found = plan(work, config.repeats, voices, concurrency=config.concurrency)
-    return on_machine(found, together(_loaded(config, found)))
+    whole = plan(work, config.repeats, voices, concurrency=config.concurrency)
+    return on_machine(whole, together(_loaded(config, whole)))
 
 
 def _voices(config: EvalConfig, work: Work) -> list[Voice]:
@@ -60,8 +60,8 @@ def _actor(config: EvalConfig, work: Work) -> Voice:
 def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
     if settings.price_in is not None and settings.price_out is not None:
         return settings.price_in, settings.price_out
-    found = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
-    return None if found is None else (found.prompt, found.reply)
+    price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
+    return None if price is None else (price.prompt, price.reply)
 
 
 def _loaded(config: EvalConfig, found: Plan) -> list[Machine]:

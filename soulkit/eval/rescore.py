@@ -30,7 +30,7 @@ from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import cast, crew_of, summary_of
-from soulkit.eval.summary import by_task, metric_values, summarise
+from soulkit.eval.summary import Cell, Summary, by_task, metric_values, summarise
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -53,12 +53,11 @@ from soulkit.types import (
     unscored,
 )
 
-Missing = Literal["stop", "unscored"]
+RescoreMissing = Literal["stop", "unscored"]
 MISS = "replay_miss"
 """Why an episode is unscored whose judge was never asked this question."""
 CHANGES = "rescore.json"
 _PREFIX = "rescore "
-Summary = dict[str, Any]
 Config = TypeVar("Config", bound=RolesConfig)
 
 
@@ -139,7 +138,7 @@ class Rescored:
         return asdict(self)
 
 
-def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> Rescored:
+def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "stop") -> Rescored:
     """Score every episode of `recorded` again into the new run folder `out`.
 
     Raises RunError when rows are gone or `out` is taken, ReplayMiss when replies are missing that
@@ -149,17 +148,17 @@ def rescore(recorded: Recorded, out: Path | None, missing: Missing = "stop") -> 
     _check_new(folder)
     _check_rows(recorded)
     with _replay(recorded.ledger) as ledger:
-        found, misses = asyncio.run(_scored_again(recorded, ledger))
+        records, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
         raise _missed(recorded, misses)
-    return _write(recorded, folder, found, len(misses))
+    return _write(recorded, folder, records, len(misses))
 
 
 async def _scored_again(
     recorded: Recorded, ledger: Ledger
 ) -> tuple[list[Record], list[ReplayMiss]]:
     players = recorded.cast(ledger)
-    found, misses = [], []
+    records, misses = [], []
     for record in recorded.records:
         try:
             score = await _score(recorded, record, players)
@@ -169,10 +168,10 @@ async def _scored_again(
             else:
                 misses.append(miss)
                 score = unscored(Failure(MISS, miss.what), record.score.protocol)
-        found.append(_renewed(recorded, record, score))
+        records.append(_renewed(recorded, record, score))
     for model in {id(p.model): p.model for p in players.players}.values():
         await model.close()
-    return found, misses
+    return records, misses
 
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
@@ -231,8 +230,8 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
     """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
     named = settings.get("ledger_file")
     if named is None:
-        own = path / "ledger.sqlite"
-        return own if own.is_file() else _ledger_of_source(path)
+        ledger = path / "ledger.sqlite"
+        return ledger if ledger.is_file() else _ledger_of_source(path)
     if not Path(str(named)).is_file():
         raise RunError(
             f"The ledger '{named}' of the run '{path}' is gone.",
@@ -335,7 +334,7 @@ def _replay(path: Path | None) -> Iterator[Ledger]:
 # -- the new folder --------------------------------------------------------------------------------
 
 
-def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: int) -> Rescored:
+def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: int) -> Rescored:
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
@@ -344,16 +343,20 @@ def _write(recorded: Recorded, folder: Path, found: Sequence[Record], misses: in
     keep_provenance(run, rescored(recorded.path, recorded.rows))
     writer = RecordWriter(run.episodes)
     try:
-        writer.write(*found)
+        writer.write(*records)
     finally:
         writer.close()
     before = _old_summary(recorded)
-    after = recorded.summary(found, before["seconds"], before["cost"]) | _left_out(before)
-    run.write_summary({**after, "rescored_from": str(recorded.path)})
+    after = replace(
+        recorded.summary(records, before.seconds or 0.0, before.cost),
+        unpriced_calls=before.unpriced_calls,
+        rescored_from=str(recorded.path),
+    )
+    run.write_summary(after.to_json())
     done = Rescored(
-        source=str(recorded.path.resolve()), path=str(folder), episodes=len(found), misses=misses,
-        changed=sum(map(_differs, recorded.records, found)),
-        changes=tuple(_changes(recorded.records, found, before, after)),
+        source=str(recorded.path.resolve()), path=str(folder), episodes=len(records), misses=misses,
+        changed=sum(map(_differs, recorded.records, records)),
+        changes=tuple(_changes(recorded.records, records, before, after)),
     )  # fmt: skip
     write_json(run.path / CHANGES, done.as_dict())
     aside.replace(folder.resolve())
@@ -371,20 +374,17 @@ def _new_settings(recorded: Recorded) -> dict[str, Any]:
 def _old_summary(recorded: Recorded) -> Summary:
     """What the old scores come to; numbers over a whole batch are those that the run wrote."""
     path = recorded.path / "summary.json"
-    kept: Summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    line = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = Summary.from_json(line)
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
-        seconds=float(kept.get("seconds", 0.0)), cost=kept.get("cost"),
+        seconds=before.seconds or 0.0, cost=before.cost,
     )  # fmt: skip
-    for task, cells in kept.get("tasks", {}).items():
-        batch = {name: cell for name, cell in cells.items() if cell.get("method") == "batch"}
-        made["tasks"].setdefault(task, {}).update(batch)
-    return made | _left_out(kept)
-
-
-def _left_out(summary: Summary) -> Summary:
-    """What a summary says of calls that its cost leaves out."""
-    return {name: summary[name] for name in ("unpriced_calls",) if name in summary}
+    tasks = dict(made.tasks)
+    for task, cells in before.tasks.items():
+        batch = {name: cell for name, cell in cells.items() if cell.method == "batch"}
+        tasks[task] = {**tasks.get(task, {}), **batch}
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
 
 
 def _differs(old: Record, new: Record) -> bool:
@@ -399,15 +399,15 @@ def _changes(
 ) -> Iterator[Change]:
     olds, news = by_task(old), by_task(new)
     for task in news:
-        first, second = before["tasks"].get(task, {}), after["tasks"].get(task, {})
+        first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
         # Break-downs are the headline again, of fewer rows.
         for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
-            one, two = first.get(metric, {}), second.get(metric, {})
+            one, two = first.get(metric, Cell()), second.get(metric, Cell())
             yield Change(
-                task=task, metric=metric, old=one.get("mean"), new=two.get("mean"),
-                changed=_moved(olds[task], news[task], metric), n=two.get("n", one.get("n", 0)),
-                old_scored=one.get("n_scored", 0), new_scored=two.get("n_scored", 0),
-                unscored=two.get("unscored", {}),
+                task=task, metric=metric, old=one.mean, new=two.mean,
+                changed=_moved(olds[task], news[task], metric),
+                n=two.n if metric in second else one.n,
+                old_scored=one.n_scored, new_scored=two.n_scored, unscored=two.unscored,
             )  # fmt: skip
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_work
-from soulkit.eval.keeping import CLOCK, Clock, Keeper, alone, unfinished
+from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
-from soulkit.eval.summary import summarise
+from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Crew, cast_of
@@ -39,19 +39,18 @@ from soulkit.types import Record, record_key
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
 
-Summary = dict[str, Any]
 GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
 _OUTSIDE = ("provider_error", "partner_error", "judge_error")
 
 
-class Bar(Protocol):
+class EvalBar(Protocol):
     """What shows how far the run is."""
 
     def advance(self, steps: int = 1, note: str = "") -> None: ...
 
 
-Bars = Callable[[int], AbstractContextManager[Bar]]
+EvalBars = Callable[[int], AbstractContextManager[EvalBar]]
 """Makes a bar for so many episodes."""
 
 
@@ -62,7 +61,7 @@ def run_eval(
     config: EvalConfig,
     out: Path | None = None,
     *,
-    bars: Bars | None = None,
+    bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
@@ -131,7 +130,7 @@ def _silent(remark: str) -> None:
 
 
 async def _evaluated(
-    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: Bars | None,
+    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: EvalBars | None,
     ledger: Ledger,
 ) -> Summary:  # fmt: skip
     players = cast(config, crew)
@@ -150,8 +149,8 @@ async def _evaluated(
 def crew_of(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Crew:
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     patience = {**config.patience(ledger), "concurrency": config.concurrency}
-    known = [config.endpoint(), *config.settings_of_players()]
-    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, known)
+    endpoints = [config.endpoint(), *config.settings_of_players()]
+    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, endpoints)
     if local is None:
         crew.actor = crew.model("actor", config.endpoint())
     return crew
@@ -255,7 +254,7 @@ async def evaluate(
     work: Sequence[Work],
     players: Cast,
     config: EvalConfig,
-    bar: Bar | None = None,
+    bar: EvalBar | None = None,
     *,
     ledger: Ledger | None = None,
 ) -> Summary:
@@ -266,14 +265,14 @@ async def evaluate(
     """
     check_roles(work, players.filled())
     jobs = jobs_left(run, work, config.repeats)
-    kept = {r.key: r for r in _recorded(run, work, config.repeats)}
+    scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
-    mean = _Mean(kept.values())
-    keeper = Keeper(run.episodes)
+    mean = _Mean(scored.values())
+    writer = GroupWriter(run.episodes)
 
     def sink(record: Record) -> None:
-        keeper.add(record)
-        kept[record.key] = record
+        writer.add(record)
+        scored[record.key] = record
         mean.add(record)
         clock.tick()
         if bar is not None:
@@ -284,13 +283,14 @@ async def evaluate(
         await gather(_played(part, jobs, players, config, sink) for part in work)
     finally:
         try:
-            await keeper.close()
+            await writer.close()
         finally:
             seconds = clock.save()
-    records = [kept[key] for key in _keys(work, config.repeats)]
+    records = [scored[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
-    summary |= unpriced(ledger) if ledger is not None and ledger.mode == "record" else {}
-    run.write_summary(summary)
+    if ledger is not None and ledger.mode == "record":
+        summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
+    run.write_summary(summary.to_json())
     return summary
 
 
@@ -301,8 +301,8 @@ async def _played(
     table = replace(players, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
-    mine = [job for job in jobs if job.task is part.task]
-    await Engine(table, config.seed, room).run(mine, sink)
+    jobs_of_task = [job for job in jobs if job.task is part.task]
+    await Engine(table, config.seed, room).run(jobs_of_task, sink)
 
 
 def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
@@ -362,14 +362,8 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
     """What was paid in US dollars; the ledger also knows the calls of episodes that failed."""
     if ledger is not None and ledger.mode == "record":
         return ledger.totals()["cost"]
-    known = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
-    return sum(known) if known else None
-
-
-def unpriced(ledger: Ledger) -> Summary:
-    """What a summary says of calls that its cost leaves out; nothing where there are none."""
-    calls = ledger.totals()["unpriced"]
-    return {"unpriced_calls": calls} if calls else {}
+    costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    return sum(costs) if costs else None
 
 
 class _Mean:
@@ -418,9 +412,9 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
 
 def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
     """Task, and task/metric, → lowest and highest value."""
-    found: dict[str, tuple[float, float]] = {}
+    scales: dict[str, tuple[float, float]] = {}
     for task in tasks:
         metric = task.spec.metric
-        found[task.name] = (metric.low, metric.high)
-        found |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-    return found
+        scales[task.name] = (metric.low, metric.high)
+        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+    return scales

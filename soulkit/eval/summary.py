@@ -6,21 +6,15 @@ known, where the mean would lie if they had scored worst or best. Break-downs ar
 names of their own, `value/<tag>=<v>`. In a training run the drafts are the headline and the refined
 episodes stand under `value/kind=refined`, since feedback made them another quantity.
 
-    {"command", "model", "protocol", "seconds", "cost", "n", "n_scored", "unscored_share",
-     "tasks":    {task: {metric: {"mean", "ci_low", "ci_high", "n_scored", "n", "method",
-                                  "unscored": {reason: count}, and "worst", "best" if known,
-                                  "beside": True if it belongs beside the headline}}},
-     "statuses": {task: {status: count}},
-     "prompts":  {task: {template: [hash, ...]}}}
-
-Where some calls have no price, `unpriced_calls` counts what `cost` leaves out.
+`Summary` and `Cell` are what a program reads; `to_json` and `from_json` stand at the file's edge.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.metrics.statistics import Interval, bounds, estimate
@@ -30,7 +24,113 @@ from soulkit.types import Record
 UNDEFINED = "undefined"
 """Why a scored episode has no number under one of its metrics."""
 
-Cell = dict[str, Any]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One metric of one task: a mean, and what has to be known beside it."""
+
+    mean: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    n_scored: int = 0
+    n: int = 0
+    method: str = ""
+    """How the interval was made; `batch` for a number over the whole batch, which has none."""
+    unscored: Mapping[str, int] = field(default_factory=dict)
+    """Reason → episodes without a number."""
+    worst: float | None = None
+    """The mean if everything unscored were worst; None: complete, or no known scale."""
+    best: float | None = None
+    beside: bool = False
+    """Whether it belongs beside the headline."""
+
+    def to_json(self) -> dict[str, Any]:
+        line = asdict(self)
+        sparse = ("method", "worst", "best", "beside")
+        return {name: value for name, value in line.items() if value or name not in sparse
+                or (name in ("worst", "best") and value is not None)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        return cls(
+            **{name: number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
+            **{name: number(line.get(name)) for name in ("worst", "best")},
+            n_scored=int(number(line.get("n_scored")) or 0),
+            n=int(number(line.get("n")) or 0),
+            method=str(line.get("method", "")),
+            unscored=members(line.get("unscored")),
+            beside=bool(line.get("beside")),
+        )
+
+
+Cells = dict[str, dict[str, Cell]]
+"""Task → metric → its cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What `summary.json` says of a run."""
+
+    command: str = ""
+    model: str = ""
+    protocol: str = ""
+    seconds: float | None = None
+    """Wall time."""
+    cost: float | None = None
+    """US dollars; None where no price is known."""
+    n: int = 0
+    n_scored: int = 0
+    unscored_share: float | None = None
+    tasks: Cells = field(default_factory=dict)
+    statuses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → status → episodes."""
+    prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    """Task → template → its hashes: more than one if it changed under way."""
+    unpriced_calls: int = 0
+    """Calls that `cost` leaves out, because they have no price."""
+    rescored_from: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        line = {one.name: getattr(self, one.name) for one in fields(Summary)}
+        line["tasks"] = {
+            task: {metric: cell.to_json() for metric, cell in cells.items()}
+            for task, cells in self.tasks.items()
+        }
+        sparse = ("unpriced_calls", "rescored_from")
+        return {name: value for name, value in line.items() if value or name not in sparse}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        """The summary in a file of any age; what does not have the right form is left out."""
+        tasks = {
+            task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
+            for task, cells in members(line.get("tasks")).items()
+            if isinstance(cells, dict)
+        }
+        texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
+        return cls(
+            **texts,
+            seconds=number(line.get("seconds")),
+            cost=number(line.get("cost")),
+            n=int(number(line.get("n")) or 0),
+            n_scored=int(number(line.get("n_scored")) or 0),
+            unscored_share=number(line.get("unscored_share")),
+            tasks=tasks,
+            statuses=members(line.get("statuses")),
+            prompts=members(line.get("prompts")),
+            unpriced_calls=int(number(line.get("unpriced_calls")) or 0),
+            rescored_from=str(line.get("rescored_from") or ""),
+        )
+
+
+def number(value: object) -> float | None:
+    """A number of a file; None for anything else."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def members(value: object) -> dict[str, Any]:
+    """An object of a file; empty for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def unscored_share(records: Sequence[Record]) -> float:
@@ -55,8 +155,8 @@ def summarise(
     extra: Mapping[str, Mapping[str, float | None]] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, Any]:
-    """The contents of `summary.json`; the shape stands at the top of this module.
+) -> Summary:
+    """What these records come to.
 
     `extra` holds, by task, what the task computed over the whole batch (no interval: it is no mean
     over episodes). `scale` gives the (lowest, highest) score of a task, or of one of its other
@@ -69,23 +169,23 @@ def summarise(
     for name, metrics in (extra or {}).items():
         counted = drafts(groups.get(name, []))
         cells = tasks.setdefault(name, {})
-        cells.update({metric: _given(value, counted) for metric, value in metrics.items()})
+        cells.update({metric: _of_batch(value, counted) for metric, value in metrics.items()})
     for name, together in (beside or {}).items():
         for metric in set(together) & set(tasks.get(name, {})):
-            tasks[name][metric]["beside"] = True
-    return {
-        "command": command,
-        "model": model,
-        "protocol": protocol,
-        "seconds": seconds,
-        "cost": cost,
-        "n": len(records),
-        "n_scored": sum(r.score.scored for r in records),
-        "unscored_share": unscored_share(records) if records else None,
-        "tasks": tasks,
-        "statuses": {name: _statuses(rows) for name, rows in groups.items()},
-        "prompts": {name: _prompts(rows) for name, rows in groups.items()},
-    }
+            tasks[name][metric] = replace(tasks[name][metric], beside=True)
+    return Summary(
+        command=command,
+        model=model,
+        protocol=protocol,
+        seconds=seconds,
+        cost=cost,
+        n=len(records),
+        n_scored=sum(r.score.scored for r in records),
+        unscored_share=unscored_share(records) if records else None,
+        tasks=tasks,
+        statuses={name: _statuses(rows) for name, rows in groups.items()},
+        prompts={name: _prompts(rows) for name, rows in groups.items()},
+    )
 
 
 def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -133,12 +233,12 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
     for record in main:
         for tag, value in record.tags.items():
             groups.setdefault(f"{tag}={value}", []).append(record)
-    found = dict(sorted(groups.items()))
+    parts = dict(sorted(groups.items()))
     for kind in ("refined", "gold"):
         rows = [r for r in records if r.kind == kind]
         if rows and len(rows) < len(records):
-            found[f"kind={kind}"] = rows
-    return found
+            parts[f"kind={kind}"] = rows
+    return parts
 
 
 def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) -> Cell:
@@ -146,20 +246,21 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
-    found = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
-    cell: Cell = {
-        "mean": found.mean,
-        "ci_low": found.ci_low,
-        "ci_high": found.ci_high,
-        "n_scored": found.n_scored,
-        "n": found.n,
-        "method": found.method,
-        "unscored": _reasons(pairs),
-    }
+    mean = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     limits = scale or ((0.0, 1.0) if binary else None)
-    if limits is not None and found.n_scored < found.n:
-        cell["worst"], cell["best"] = bounds(values, limits)
-    return cell
+    incomplete = limits is not None and mean.n_scored < mean.n
+    worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
+    return Cell(
+        mean=mean.mean,
+        ci_low=mean.ci_low,
+        ci_high=mean.ci_high,
+        n_scored=mean.n_scored,
+        n=mean.n,
+        method=mean.method,
+        unscored=_reasons(pairs),
+        worst=worst,
+        best=best,
+    )
 
 
 def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
@@ -168,18 +269,15 @@ def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
     return dict(sorted(named.items()))
 
 
-def _given(value: float | None, records: Sequence[Record]) -> Cell:
+def _of_batch(value: float | None, records: Sequence[Record]) -> Cell:
     """A number that a task computed over its whole batch: no interval, no bounds."""
-    scored = sum(r.score.scored for r in records)
-    return {
-        "mean": value,
-        "ci_low": None,
-        "ci_high": None,
-        "n_scored": scored,
-        "n": len(records),
-        "method": "batch",
-        "unscored": _reasons([(r, r.score.value) for r in records]),
-    }
+    return Cell(
+        mean=value,
+        n_scored=sum(r.score.scored for r in records),
+        n=len(records),
+        method="batch",
+        unscored=_reasons([(r, r.score.value) for r in records]),
+    )
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

@@ -11,7 +11,6 @@ Budgets are shown and not assumed: rollouts sampled and tokens trained stand bes
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +26,13 @@ from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.train.ablate import STATE, ListedRun
+from soulkit.train.state.lines import StepLine
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STATE = "ablation.json"
 LAST_STEPS = 10
 """Steps at the end whose mean is the final reward."""
 
@@ -58,7 +58,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MethodRow:
     """One method over its finished seeds."""
 
     arm: str
@@ -87,12 +87,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Ablation:
     """Everything that is shown."""
 
-    rows: tuple[Row, ...]
-    missing: tuple[dict[str, Any], ...]
-    """Runs without a result: arm, seed, status and reason."""
+    rows: tuple[MethodRow, ...]
+    missing: tuple[ListedRun, ...]
+    """Runs without a result."""
     facts: tuple[tuple[str, str], ...]
     force_mixed: bool = False
     """Whether differences were asked for where none may be put."""
@@ -106,27 +106,37 @@ def _dev(run: RunData) -> list[tuple[int, float | None]]:
     return [(step, fmean(means.values()) if means else None) for step, means in run.evals]
 
 
-def _column(key: str) -> Callable[[RunData], list[tuple[int, float | None]]]:
-    return lambda run: [(line["step"], _finite(line.get(key))) for line in run.steps]
+def _column(
+    read: Callable[[StepLine], float | None],
+) -> Callable[[RunData], list[tuple[int, float | None]]]:
+    return lambda run: [(line.step, read(line)) for line in run.steps]
 
 
-def _trained(run: RunData) -> list[tuple[int, float | None]]:
-    found = [(line["step"], line.get("trained_tokens")) for line in run.steps]
-    return [(step, None if parts is None else sum(parts.values())) for step, parts in found]
+def _trained_tokens(line: StepLine) -> float | None:
+    return sum(line.learned.trained.values()) if line.learned.trained else None
+
+
+def _draft(line: StepLine) -> float | None:
+    return line.rewards.draft
 
 
 CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | None]]]]] = {
-    "draft_reward": ("Draft reward", "Mean reward without feedback: what training is for.",
-                     _column("draft_reward")),
-    "dev": ("Dev score", "Greedy, on rows that are not trained on.", _dev),
-    "refined_reward": ("Refined reward", "Mean reward of rollouts that saw feedback.",
-                       _column("refined_reward")),
-    "loo_gap": ("Leave-one-out gap", "Refined rollouts against the other drafts of their prompt: "
-                "zero on average for feedback that says nothing.", _column("loo_gap")),
-    "kl": ("KL to base", "Distance to the model before training, nats per token.", _column("kl")),
-    "entropy": ("Entropy", "Of the policy, nats per token.", _column("entropy")),
-    "response_length": ("Response length", "Tokens per turn.", _column("response_length")),
-    "trained_tokens": ("Trained tokens", "Tokens a step that the loss counts.", _trained),
+    "reward/draft": ("Draft reward", "Mean reward without feedback: what training is for.",
+                     _column(_draft)),
+    "eval/dev": ("Dev score", "Greedy, on rows that are not trained on.", _dev),
+    "reward/refined": ("Refined reward", "Mean reward of rollouts that saw feedback.",
+                       _column(lambda line: line.rewards.refined)),
+    "gap/loo": ("Leave-one-out gap", "Refined rollouts against the other drafts of their prompt: "
+                "zero on average for feedback that says nothing.",
+                _column(lambda line: line.rewards.loo)),
+    "kl/base": ("KL to base", "Distance to the model before training, nats per token.",
+                _column(lambda line: line.learned.kl_base)),
+    "policy/entropy": ("Entropy", "Of the policy, nats per token.",
+                       _column(lambda line: line.learned.means.entropy)),
+    "tokens/per_turn": ("Response length", "Tokens per turn.",
+                        _column(lambda line: line.rewards.tokens_per_turn)),
+    "tokens/trained": ("Trained tokens", "Tokens a step that the loss counts.",
+                       _column(_trained_tokens)),
 }  # fmt: skip
 """Name → title, caption, and where a run's points come from; in reading order."""
 
@@ -134,7 +144,7 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
 # --- reading --------------------------------------------------------------------------------------
 
 
-def compare(out: Path) -> Comparison:
+def compare(out: Path) -> Ablation:
     """The comparison in the folder `out`; RunError when `soul train ablate` did not write it."""
     state = out / STATE
     if not state.is_file():
@@ -144,24 +154,25 @@ def compare(out: Path) -> Comparison:
             "Name a folder that `soul train ablate` wrote.",
         )
     plan = json.loads(state.read_text(encoding="utf-8"))
-    noted, forced = plan["runs"], bool(plan.get("force_mixed"))
+    listed = [ListedRun.from_json(line) for line in plan["runs"]]
+    forced = bool(plan.get("force_mixed"))
     runs: dict[str, dict[int, RunData]] = {}
-    for line in noted:
-        if line["status"] == "finished":
-            (run,) = load_runs([out / line["path"]], episodes=False)
-            runs.setdefault(line["arm"], {})[line["seed"]] = run
-    arms = [arm for arm in dict.fromkeys(line["arm"] for line in noted) if arm in runs]
-    sizes = {line["arm"]: line["group_size"] for line in noted}
-    first = runs[arms[0]] if arms and arms[0] == noted[0]["arm"] else {}
+    for one in listed:
+        if one.status == "finished":
+            (run,) = load_runs([out / one.path], episodes=False)
+            runs.setdefault(one.arm, {})[one.seed] = run
+    arms = [arm for arm in dict.fromkeys(one.arm for one in listed) if arm in runs]
+    sizes = {one.arm: one.group_size for one in listed}
+    first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
-    missing = tuple(line for line in noted if line["status"] != "finished")
-    return Comparison(rows, missing, tuple(_facts(out, noted, runs)), forced)
+    missing = tuple(one for one in listed if one.status != "finished")
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced)
 
 
 def _row(
     arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
     forced: bool,
-) -> Row:  # fmt: skip
+) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _unlike(first, runs)
     if mixed and not forced:
         first = {}
@@ -170,7 +181,7 @@ def _row(
     same = runs is first or not first
     paired = {name: None if same else _paired(measured[name], against[name]) for name in MEASURES}
     lines = [line for run in runs.values() for line in run.steps]
-    return Row(
+    return MethodRow(
         arm=arm,
         group_size=group_size,
         final=over_seeds(measured["final"].values()),
@@ -179,10 +190,10 @@ def _row(
         final_difference=paired["final"],
         area_difference=paired["area"],
         dev_difference=paired["dev"],
-        drafts=_mean([line.get("n_draft") for line in lines]),
-        refined=_mean([line.get("n_refined") for line in lines]),
+        drafts=_mean([line.rewards.n_draft for line in lines]),
+        refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
-        seconds=over_seeds([_finite((run.summary or {}).get("seconds")) for run in runs.values()]),
+        seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
         curves={name: band([f(run) for run in runs.values()]) for name, (*_, f) in CURVES.items()},
         mixed=mixed,
         remarks=beside,
@@ -210,11 +221,11 @@ def _tasks(*runs: Conditions) -> list[str]:
 
 
 def _final(run: RunData) -> float | None:
-    return _mean([line.get("draft_reward") for line in run.steps[-LAST_STEPS:]])
+    return _mean([line.rewards.draft for line in run.steps[-LAST_STEPS:]])
 
 
 def _area(run: RunData) -> float | None:
-    points = _column("draft_reward")(run)
+    points = _column(_draft)(run)
     return auc([step for step, _ in points], [value for _, value in points])
 
 
@@ -232,20 +243,20 @@ def _paired(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Ove
     """a − b over the seeds that both have."""
     return over_seeds(
         [
-            mine - theirs
-            for seed, mine in a.items()
-            if mine is not None and (theirs := b.get(seed)) is not None
+            value - other
+            for seed, value in a.items()
+            if value is not None and (other := b.get(seed)) is not None
         ]
     )
 
 
 def over_seeds(values: Any) -> OverSeeds:
     """Mean and interval of one number a seed; None stands for a seed without it."""
-    known = tuple(v for v in values if v is not None)
-    if not known:
+    seeds = tuple(v for v in values if v is not None)
+    if not seeds:
         return OverSeeds(None, None, None, ())
-    low, high = mean_interval(known) if len(known) > 1 else (None, None)
-    return OverSeeds(fmean(known), low, high, known)
+    low, high = mean_interval(seeds) if len(seeds) > 1 else (None, None)
+    return OverSeeds(fmean(seeds), low, high, seeds)
 
 
 def band(seeds: Sequence[Sequence[tuple[int, float | None]]]) -> Band:
@@ -255,61 +266,53 @@ def band(seeds: Sequence[Sequence[tuple[int, float | None]]]) -> Band:
         for step, value in points:
             at.setdefault(step, []).append(value)
     steps = tuple(sorted(at))
-    found = [over_seeds(at[step]) for step in steps]
+    means = [over_seeds(at[step]) for step in steps]
     return Band(
         steps,
-        tuple(f.mean for f in found),
-        tuple(f.low for f in found),
-        tuple(f.high for f in found),
+        tuple(m.mean for m in means),
+        tuple(m.low for m in means),
+        tuple(m.high for m in means),
     )
 
 
-def _parts(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _parts(lines: Sequence[StepLine]) -> dict[str, float]:
     """Part → tokens a step; a step without the part counts as none."""
-    known = [line["trained_tokens"] for line in lines if line.get("trained_tokens") is not None]
-    names = dict.fromkeys(name for parts in known for name in parts)
-    return {name: fmean(parts.get(name, 0) for parts in known) for name in names}
+    steps = [line.learned.trained for line in lines if line.learned.trained]
+    names = dict.fromkeys(name for parts in steps for name in parts)
+    return {name: fmean(parts.get(name, 0) for parts in steps) for name in names}
 
 
-def _mean(values: Sequence[object]) -> float | None:
-    known = [v for v in map(_finite, values) if v is not None]
-    return fmean(known) if known else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [v for v in values if v is not None]
+    return fmean(numbers) if numbers else None
 
 
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _facts(
-    out: Path, noted: Sequence[Mapping[str, Any]], runs: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
     """What all runs share, for the head of the page."""
-    seeds = sorted({line["seed"] for line in noted})
-    found = [
-        ("steps", str(noted[0]["steps"])),
-        ("prompts per step", str(noted[0]["prompts_per_step"])),
+    seeds = sorted({one.seed for one in listed})
+    shared = [
+        ("steps", str(listed[0].steps)),
+        ("prompts per step", str(listed[0].prompts_per_step)),
         ("seeds", ", ".join(map(str, seeds))),
     ]
-    done = next((line for line in noted if line["status"] == "finished"), None)
+    done = next((one for one in listed if one.status == "finished"), None)
     if done is not None:
-        config = read_config(out / done["path"])
-        found = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *found]
-    return found
+        config = read_config(out / done.path)
+        shared = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *shared]
+    return shared
 
 
 # --- showing --------------------------------------------------------------------------------------
 
 
-def stat_text(found: OverSeeds | None, *, signed: bool = False) -> str:
+def stat_text(stat: OverSeeds | None, *, signed: bool = False) -> str:
     """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets from a single seed."""
-    if found is None or found.mean is None:
+    if stat is None or stat.mean is None:
         return DASH
     shown = _signed if signed else number
-    if found.low is None or found.high is None:
-        return shown(found.mean)
-    return f"{shown(found.mean)} [{shown(found.low)}, {shown(found.high)}]"
+    if stat.low is None or stat.high is None:
+        return shown(stat.mean)
+    return f"{shown(stat.mean)} [{shown(stat.low)}, {shown(stat.high)}]"
 
 
 def _signed(value: float) -> str:
@@ -320,7 +323,7 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
-def rollouts_text(row: Row) -> str:
+def rollouts_text(row: MethodRow) -> str:
     """`128 = 64 + 64 refined`."""
     if row.drafts is None:
         return DASH
@@ -329,14 +332,14 @@ def rollouts_text(row: Row) -> str:
     return f"{count(row.drafts + row.refined)} = {count(row.drafts)} + {count(row.refined)} refined"
 
 
-def trained_text(row: Row) -> str:
+def trained_text(row: MethodRow) -> str:
     """`draft 410, copy 380`."""
     return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
 
 
-def parts_of(found: Comparison) -> list[str]:
+def parts_of(ablation: Ablation) -> list[str]:
     """Every part of a loss that some method trains, in the order they first appear."""
-    return list(dict.fromkeys(part for row in found.rows for part in row.trained))
+    return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
 
 
 HEADS = (
@@ -345,7 +348,7 @@ HEADS = (
 )  # fmt: skip
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: MethodRow) -> tuple[str, ...]:
     """A row of the table, as text; the columns are HEADS."""
     return (
         row.arm,
@@ -361,24 +364,24 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def notes(found: Comparison) -> list[str]:
+def notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
-    said = [
+    sentences = [
         "Means over seeds with Student's 95% interval; differences to "
-        f"{found.first or 'the first method'} are paired by seed. The final reward is that of the "
-        f"drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
+        f"{ablation.first or 'the first method'} are paired by seed. The final reward is that of "
+        f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
         "height of its curve.",
     ]
-    sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in found.rows}
+    sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
-        said.append("Budgets differ: the methods sample different numbers of rollouts a step.")
-    said += [line for row in found.rows for line in _unlike_text(found, row)]
-    if any(len(row.final.seeds) < 2 for row in found.rows):
-        said.append("A method with one seed has no interval: its rank may be chance.")
-    return said
+        sentences.append("Budgets differ: the methods sample different numbers of rollouts a step.")
+    sentences += [line for row in ablation.rows for line in _unlike_text(ablation, row)]
+    if any(len(row.final.seeds) < 2 for row in ablation.rows):
+        sentences.append("A method with one seed has no interval: its rank may be chance.")
+    return sentences
 
 
-def _unlike_text(whole: Comparison, row: Row) -> list[str]:
+def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     pair = f"{whole.first} against {row.arm}"
     outcome = "the difference mixes both" if whole.force_mixed else "so without a difference"
     return [
@@ -387,50 +390,51 @@ def _unlike_text(whole: Comparison, row: Row) -> list[str]:
     ]
 
 
-def stats(row: Row, dev: bool) -> list[tuple[str, str]]:
+def stats(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
     """(mean, interval) of the result columns of the page; empty strings where there is none."""
-    found = [(row.final, False), (row.final_difference, True)]
-    found += [(row.area, False), (row.area_difference, True)]
-    found += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    columns = [(row.final, False), (row.final_difference, True)]
+    columns += [(row.area, False), (row.area_difference, True)]
+    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
     shown = []
-    for stat, signed in found:
+    for stat, signed in columns:
         mean, _, interval = stat_text(stat, signed=signed).partition(" ")
         shown.append((mean, interval))
     return shown
 
 
-def missing_text(line: Mapping[str, Any]) -> str:
-    why = f": {line['reason']}" if line["reason"] else ""
-    return f"{line['arm']} seed {line['seed']} {line['status']}{why}"
+def missing_text(run: ListedRun) -> str:
+    why = f": {run.reason}" if run.reason else ""
+    return f"{run.arm} seed {run.seed} {run.status}{why}"
 
 
-def terminal(found: Comparison) -> list[RenderableType]:
+def terminal(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(found)]
+    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(ablation)]
     for i in shown:
         table.add_column(HEADS[i], justify="left" if i == 0 else "right", no_wrap=i < 7)
-    for row in found.rows:
+    for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
-    lines = [*notes(found), *map(missing_text, found.missing)]
+    lines = [*notes(ablation), *map(missing_text, ablation.missing)]
     return [table, *(Text(line, style="dim") for line in lines)]
 
 
-def _has_dev(found: Comparison) -> bool:
-    return any(row.dev.mean is not None for row in found.rows)
+def _has_dev(ablation: Ablation) -> bool:
+    return any(row.dev.mean is not None for row in ablation.rows)
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(ablation: Ablation) -> dict[str, Any]:
     """`comparison.json`: everything that is shown, curves included."""
-    return {**asdict(found), "first": found.first, "version": __version__}
+    missing = [run.to_json() for run in ablation.missing]
+    return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}
 
 
-def write(found: Comparison, folder: Path) -> Path:
+def write(ablation: Ablation, folder: Path) -> Path:
     """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
 
     MissingPackage without matplotlib.
@@ -439,12 +443,12 @@ def write(found: Comparison, folder: Path) -> Path:
     from soulkit.report.html import environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "comparison.json", as_json(found))
-    figures = draw_all(found, folder / "figures")
+    write_json(folder / "comparison.json", as_json(ablation))
+    figures = draw_all(ablation, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
-        found=found, figures=figures, notes=notes(found), dev=_has_dev(found), stats=stats,
-        count=count, parts=parts_of(found), duration=duration,
-        missing=list(map(missing_text, found.missing)), version=__version__,
+        found=ablation, figures=figures, notes=notes(ablation), dev=_has_dev(ablation), stats=stats,
+        count=count, parts=parts_of(ablation), duration=duration,
+        missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip
     write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
     return folder / "index.html"

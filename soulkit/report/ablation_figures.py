@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import MissingPackage
-from soulkit.report.ablation import CURVES, Band, Comparison, OverSeeds, Row
+from soulkit.report.ablation import CURVES, Ablation, Band, MethodRow, OverSeeds
 from soulkit.report.figures import GRID, INK, SERIES, themed
 
 IN_ONE_FRAME = 4
@@ -56,47 +56,47 @@ class Picture:
     svg: str
 
 
-Draw = Callable[[Any, Palette], None]
+DrawFigure = Callable[[Any, Palette], None]
 
 
-def draw_all(found: Comparison, folder: Path) -> list[Picture]:
+def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
     """Every figure that the runs allow, in reading order; PNG files go to `folder`.
 
     MissingPackage without matplotlib.
     """
-    if not found.rows:
+    if not ablation.rows:
         return []
-    wanted: list[tuple[str, str, str, tuple[float, float], Draw]] = []
-    height = 1.3 + 0.28 * len(found.rows)
-    wanted.append((
+    plans: list[tuple[str, str, str, tuple[float, float], DrawFigure]] = []
+    height = 1.3 + 0.28 * len(ablation.rows)
+    plans.append((
         "results", "Results",
         "Left: draft reward over the last steps; right: paired difference to the first method. A "
         "bar is the 95% interval over seeds, a small mark is one seed.",
-        (WIDTH, height), lambda canvas, palette: _results(canvas, found.rows, palette),
+        (WIDTH, height), lambda canvas, palette: _results(canvas, ablation.rows, palette),
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():
-        wanted += _curves(found.rows, name, title, caption)
-    return [_picture(folder, *one) for one in wanted]
+        plans += _curves(ablation.rows, name, title, caption)
+    return [_picture(folder, *one) for one in plans]
 
 
 def _curves(
-    rows: Sequence[Row], name: str, title: str, caption: str
-) -> list[tuple[str, str, str, tuple[float, float], Draw]]:
-    kept = [(i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _known(r.curves[name])]
-    if not kept:
+    rows: Sequence[MethodRow], name: str, title: str, caption: str
+) -> list[tuple[str, str, str, tuple[float, float], DrawFigure]]:
+    drawable = [(i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _known(r.curves[name])]
+    if not drawable:
         return []
     together = (name, title, caption, (WIDTH, 3.8),
-                lambda canvas, palette: _one_frame(canvas, kept, palette))  # fmt: skip
-    if len(kept) <= IN_ONE_FRAME:
+                lambda canvas, palette: _one_frame(canvas, drawable, palette))  # fmt: skip
+    if len(drawable) <= IN_ONE_FRAME:
         return [together]
-    lines = math.ceil(len(kept) / COLUMNS)
+    lines = math.ceil(len(drawable) / COLUMNS)
     panels = (
-        f"{name}_each", f"{title}, method by method" if name == "draft_reward" else title,
-        f"{caption} Each panel: one method with its interval over seeds; dashed: {kept[0][1]}; "
+        f"{name}_each", f"{title}, method by method" if name == "reward/draft" else title,
+        f"{caption} Each panel: one method with its interval over seeds; dashed: {drawable[0][1]}; "
         "grey: the others.",
-        (WIDTH, 0.5 + 1.65 * lines), lambda canvas, palette: _panels(canvas, kept, palette),
+        (WIDTH, 0.5 + 1.65 * lines), lambda canvas, palette: _panels(canvas, drawable, palette),
     )  # fmt: skip
-    return [together, panels] if name == "draft_reward" else [panels]
+    return [together, panels] if name == "reward/draft" else [panels]
 
 
 def _known(band: Band) -> bool:
@@ -107,7 +107,7 @@ def _known(band: Band) -> bool:
 
 
 def _picture(
-    folder: Path, name: str, title: str, caption: str, size: tuple[float, float], draw: Draw
+    folder: Path, name: str, title: str, caption: str, size: tuple[float, float], draw: DrawFigure
 ) -> Picture:
     try:
         import matplotlib as mpl
@@ -126,11 +126,13 @@ def _picture(
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         page.savefig(text, format="svg", transparent=True, metadata=nothing)
-        paper.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+        paper.savefig(
+            folder / f"{name.replace('/', '_')}.png", dpi=160, metadata={"Software": None}
+        )
     return Picture(name=name, title=title, caption=caption, svg=themed(text.getvalue(), title))
 
 
-def _results(canvas: Any, rows: Sequence[Row], palette: Palette) -> None:
+def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
     """Final rewards and their paired differences, one line a method."""
     left, right = canvas.subplots(1, 2, sharey=True)
     for index, row in enumerate(rows):
@@ -145,36 +147,36 @@ def _results(canvas: Any, rows: Sequence[Row], palette: Palette) -> None:
     left.set_ylim(len(rows) - 0.5, -0.5)
 
 
-def _point(axes: Any, y: int, found: OverSeeds, colour: str) -> None:
-    if found.mean is None:
+def _point(axes: Any, y: int, stat: OverSeeds, colour: str) -> None:
+    if stat.mean is None:
         return
-    axes.plot(found.seeds, [y] * len(found.seeds), "|", color=colour, markersize=9, alpha=0.6)
-    if found.low is not None and found.high is not None:
-        axes.plot([found.low, found.high], [y, y], color=colour, linewidth=4, alpha=0.3,
+    axes.plot(stat.seeds, [y] * len(stat.seeds), "|", color=colour, markersize=9, alpha=0.6)
+    if stat.low is not None and stat.high is not None:
+        axes.plot([stat.low, stat.high], [y, y], color=colour, linewidth=4, alpha=0.3,
                   solid_capstyle="butt")  # fmt: skip
-    axes.plot([found.mean], [y], "o", color=colour, markersize=6)
+    axes.plot([stat.mean], [y], "o", color=colour, markersize=6)
 
 
-def _one_frame(canvas: Any, kept: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
+def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
     """All curves in one frame, labelled at their ends; intervals while they can be told apart."""
     axes = canvas.subplots()
-    for index, _, band in kept:
+    for index, _, band in curves:
         style = (0, (5, 2)) if max(index - 1, 0) // len(palette.series) % 2 else "-"
-        _curve(axes, band, palette.of(index), style=style, fill=len(kept) <= IN_ONE_FRAME)
+        _curve(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
     _dress(axes, palette, grid="y")
     axes.set_xlabel("step", color=palette.ink, loc="right")
-    last = max(band.steps[-1] for *_, band in kept)
-    if last > min(band.steps[0] for *_, band in kept):
+    last = max(band.steps[-1] for *_, band in curves)
+    if last > min(band.steps[0] for *_, band in curves):
         axes.set_xlim(right=last)  # the lines to the names begin where the curves end
-    _label_ends(axes, kept, palette)
+    _label_ends(axes, curves, palette)
 
 
-def _label_ends(axes: Any, kept: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
+def _label_ends(axes: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
     """Names at the right edge, moved apart where curves end close together."""
     low, high = axes.get_ylim()
     ends = sorted(
         ((last - low) / (high - low), index, name, band)
-        for index, name, band in kept
+        for index, name, band in curves
         if (last := next((v for v in reversed(band.mean) if v is not None), None)) is not None
     )
     for (height, index, name, _), at in zip(ends, _apart([e[0] for e in ends], 0.075), strict=True):
@@ -188,27 +190,27 @@ def _label_ends(axes: Any, kept: Sequence[tuple[int, str, Band]], palette: Palet
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
     """Ascending heights moved up by as little as keeps them `least` apart, then centred again."""
-    found: list[float] = []
+    places: list[float] = []
     for height in heights:
-        found.append(max(height, found[-1] + least) if found else height)
-    over = max(0.0, found[-1] - 1.0) if found else 0.0
-    return [height - over for height in found]
+        places.append(max(height, places[-1] + least) if places else height)
+    over = max(0.0, places[-1] - 1.0) if places else 0.0
+    return [height - over for height in places]
 
 
-def _panels(canvas: Any, kept: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
+def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
     """A panel a method, all in the same scale."""
-    lines = math.ceil(len(kept) / COLUMNS)
+    lines = math.ceil(len(curves) / COLUMNS)
     grid = canvas.subplots(lines, COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
-    for place, (axes, (_, name, band)) in enumerate(zip(grid, kept, strict=False)):
-        for other, (*_, behind) in enumerate(kept):
+    for place, (axes, (_, name, band)) in enumerate(zip(grid, curves, strict=False)):
+        for other, (*_, behind) in enumerate(curves):
             if other not in (0, place):
                 _curve(axes, behind, palette.grid, width=1.0)
         if place:
-            _curve(axes, kept[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
+            _curve(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
         _curve(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
         axes.set_title(name, fontsize=9, color=palette.ink, loc="left")
         _dress(axes, palette, grid="y")
-    for axes in grid[len(kept) :]:
+    for axes in grid[len(curves) :]:
         axes.set_visible(False)
 
 

@@ -18,7 +18,7 @@ NOT_ALIKE = "not measured the same way"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class UnlikePair:
     """Two runs of the same tasks that differ in more than the model."""
 
     a: str
@@ -41,7 +41,7 @@ class Pair:
         return {"a": self.a, "b": self.b, "mixed": [*self.mixed], "remarks": [*self.remarks]}
 
 
-def pairs(runs: Sequence[RunData]) -> list[Pair]:
+def pairs(runs: Sequence[RunData]) -> list[UnlikePair]:
     """Every run beside the first that has a task with it, as far as they differ.
 
     RunError or DataError when a file that tells the conditions of a run is damaged.
@@ -56,7 +56,7 @@ def pairs(runs: Sequence[RunData]) -> list[Pair]:
     differing = []
     for (i, j), shared in sorted(tasks.items()):
         names, sides = (runs[i].name, runs[j].name), (conditions[i], conditions[j])
-        pair = Pair(
+        pair = UnlikePair(
             a=names[0], b=names[1],
             mixed=grouped((task, line) for task in shared for line in unlike(*sides, task)),
             remarks=grouped((t, line) for t in shared for line in remarks(*sides, t, names)),

@@ -23,7 +23,7 @@ TEXT_LIMIT = 6000
 """Characters of one text; what is longer ends with a note of how much is left out."""
 
 _T = TypeVar("_T")
-Outcome = Literal["right", "partial", "wrong", "unscored"]
+TakeOutcome = Literal["right", "partial", "wrong", "unscored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Take:
     text: str
     reasoning: str
     score: str
-    outcome: Outcome
+    outcome: TakeOutcome
     status: str
     words: str
     failure: str
@@ -41,7 +41,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class ShownEpisode:
     """A draft with its feedback and refined twin, or a single episode."""
 
     run: str
@@ -60,7 +60,7 @@ class Unit:
     improved: bool
 
 
-def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[Unit], int]:
+def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode], int]:
     """(the units to show, the number there are), shown in the order of run, task, step, example."""
     groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
     for index, run in enumerate(runs):
@@ -96,10 +96,10 @@ def _pairs(records: Iterable[Record]) -> list[tuple[Record, Record | None]]:
     return pairs
 
 
-def _unit(run: str, draft: Record, refined: Record | None) -> Unit:
+def _unit(run: str, draft: Record, refined: Record | None) -> ShownEpisode:
     feedback = draft.received or draft.given or (refined.given if refined else None)
     before, after = draft.score.value, refined.score.value if refined else None
-    return Unit(
+    return ShownEpisode(
         run=run,
         task=one_line(draft.task),
         example_id=one_line(draft.example_id),
@@ -151,7 +151,7 @@ def _spoken(record: Record) -> str:
     return lines[0].text if lines else ""
 
 
-def outcome(value: float | None) -> Outcome:
+def outcome(value: float | None) -> TakeOutcome:
     """`right` is a full score of 1 (or more), `wrong` is 0 (or less), `partial` lies between."""
     if value is None:
         return "unscored"

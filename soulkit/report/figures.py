@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soulkit.errors import MissingPackage
 from soulkit.report.load import RunData
+from soulkit.train.state.lines import StepLine
 
 INK, GRID = "#010203", "#010204"
 SERIES = ("#010301", "#010302", "#010303", "#010304", "#010305", "#010306")
@@ -50,56 +51,71 @@ def learning_curves(run: RunData) -> list[Figure]:
 
     Raises MissingPackage when something is to be drawn and matplotlib is not installed.
     """
-    wanted = [
+    plans = [
         ("Loss", "Of the imitated replies, per token, by step.", _imitation(run)),
         (
             "Rewards",
             "Mean reward of the drafts, and of the refined episodes that saw feedback.",
-            [_curve(run, "draft_reward", "drafts"), _curve(run, "refined_reward", "refined")],
+            [
+                _curve(run, lambda line: line.rewards.draft, "drafts"),
+                _curve(run, lambda line: line.rewards.refined, "refined"),
+            ],
         ),
         (
             "Leave-one-out gap",
             "How much better refined episodes are than the other drafts of their example, with its "
             "95% interval: zero on average for feedback that says nothing.",
             [
-                _curve(run, "loo_gap", "other drafts", band=True),
-                _curve(run, "pair_gap", "own draft"),
+                _gap_curve(run),
+                _curve(run, lambda line: line.rewards.pair, "own draft"),
             ],
         ),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
             "Share of drafts with feedback, and of feedback that gives the answer away.",
-            [_curve(run, "feedback_share", "with feedback"), _curve(run, "leak_share", "leaks")],
+            [
+                _curve(run, lambda line: line.feedback.share, "with feedback"),
+                _curve(run, lambda line: line.feedback.leak_share, "leaks"),
+            ],
         ),
         (
             "Policy",
             "Entropy and divergence from the base model, per token.",
-            [_curve(run, "entropy", "entropy"), _curve(run, "kl", "KL to base")],
+            [
+                _curve(run, lambda line: line.learned.means.entropy, "entropy"),
+                _curve(run, lambda line: line.learned.kl_base, "KL to base"),
+            ],
         ),
     ]
-    found = []
-    for title, caption, curves in wanted:
-        kept = [c for c in curves if any(v is not None for v in c.values)]
-        if kept:
-            found.append(_figure(title, caption, kept, f"{run.name}/{title}"))
-    return found
+    figures = []
+    for title, caption, curves in plans:
+        drawable = [c for c in curves if any(v is not None for v in c.values)]
+        if drawable:
+            figures.append(_figure(title, caption, drawable, f"{run.name}/{title}"))
+    return figures
 
 
-def _curve(run: RunData, key: str, label: str, *, band: bool = False) -> Curve:
-    return Curve(
-        label=label,
-        steps=[line["step"] for line in run.steps],
-        values=_column(run.steps, key),
-        low=_column(run.steps, f"{key}_low") if band else (),
-        high=_column(run.steps, f"{key}_high") if band else (),
+StepColumn = Callable[[StepLine], float | None]
+
+
+def _curve(run: RunData, column: StepColumn, label: str) -> Curve:
+    steps = [line.step for line in run.steps]
+    return Curve(label=label, steps=steps, values=[column(line) for line in run.steps])
+
+
+def _gap_curve(run: RunData) -> Curve:
+    return replace(
+        _curve(run, lambda line: line.rewards.loo, "other drafts"),
+        low=[line.rewards.loo_low for line in run.steps],
+        high=[line.rewards.loo_high for line in run.steps],
     )
 
 
 def _imitation(run: RunData) -> list[Curve]:
     """The loss where it is a likelihood; a policy gradient's loss says nothing to the eye."""
-    sft = not any("draft_reward" in line for line in run.steps)
-    return [_curve(run, "loss", "loss")] if sft else []
+    supervised = not any(line.played for line in run.steps)
+    return [_curve(run, lambda line: line.learned.loss, "loss")] if supervised else []
 
 
 def _eval_curves(run: RunData) -> list[Curve]:
@@ -109,16 +125,6 @@ def _eval_curves(run: RunData) -> list[Curve]:
         Curve(label=task, steps=steps, values=[means.get(task) for _, means in run.evals])
         for task in tasks
     ]
-
-
-def _column(lines: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
-    return [_finite(line.get(key)) for line in lines]
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def _figure(title: str, caption: str, curves: Sequence[Curve], salt: str) -> Figure:
@@ -177,8 +183,8 @@ def _dress(axes: Any, curves: Sequence[Curve]) -> None:
     steps = {s for c in curves for s in c.steps}
     if len(steps) == 1:
         axes.set_xlim(min(steps) - 0.5, min(steps) + 0.5)  # matplotlib's own limits show no integer
-    known = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
-    if min(known) < 0 < max(known):
+    values = [v for c in curves for v in (*c.values, *c.low, *c.high) if v is not None]
+    if min(values) < 0 < max(values):
         axes.axhline(0, color=INK, linewidth=0.9)
 
 

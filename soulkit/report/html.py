@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.summary import Cell
 from soulkit.report import table
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
@@ -112,15 +113,15 @@ def _trained(run: RunData) -> Trained:
 
 
 def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    kept = table.compared(runs)
-    published = table.published(kept)
+    columns = table.compared(runs)
+    published = table.published(columns)
     rows: list[dict[str, Any]] = []
-    for task, cells in table.rows_across(kept):
+    for task, cells in table.rows_across(columns):
         context = [t.figure(task, m) for t in published for m in t.highlight]
-        row = {"task": task, "cells": cells, "strips": _strips(kept, cells), "shown": context}
+        row = {"task": task, "cells": cells, "strips": _strips(columns, cells), "shown": context}
         rows.append({**row, "sub": False})
         without = {"strips": [], "shown": [None] * len(context), "sub": True}
-        rows += [{"task": n, "cells": c, **without} for n, c in table.beside(kept, task)]
+        rows += [{"task": n, "cells": c, **without} for n, c in table.beside(columns, task)]
     return rows
 
 
@@ -133,30 +134,30 @@ def _first_columns(runs: Sequence[RunData]) -> list[int]:
     return starts
 
 
-def _strips(runs: Sequence[RunData], cells: Sequence[Mapping[str, Any] | None]) -> list[Strip]:
-    found = []
+def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip]:
+    strips = []
     for i, (run, cell) in enumerate(zip(runs, cells, strict=True)):
-        mean = cell.get("mean") if cell else None
+        mean = cell.mean if cell else None
         if cell is None or mean is None:
             continue
-        low, high = cell.get("ci_low"), cell.get("ci_high")
-        low, high = (mean if low is None else low), (mean if high is None else high)
+        low = mean if cell.ci_low is None else cell.ci_low
+        high = mean if cell.ci_high is None else cell.ci_high
         if not 0 <= min(low, mean) <= max(high, mean) <= 1:
             return []  # another scale: a picture on [0, 1] would mislead
         colour = f"var(--s{i % N_COLOURS + 1})"
-        found.append(Strip(run.name, colour, 100 * low, 100 * (high - low), 100 * mean))
-    return found
+        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), 100 * mean))
+    return strips
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
     """What became of the episodes: a row a run and task, a column a status or unscored reason."""
     rows = []
     for run in runs:
-        for task, counts in (run.summary or {}).get("statuses", {}).items():
-            kept = {k: v for k, v in counts.items() if k != "unscored"}
-            cell = run.tasks.get(task, {}).get("value", {})
-            reasons = {f"unscored: {k}": v for k, v in cell.get("unscored", {}).items()}
-            rows.append((run.name, task, kept | reasons))
+        for task, counts in (run.summary.statuses if run.summary else {}).items():
+            scored = {k: v for k, v in counts.items() if k != "unscored"}
+            cell = run.tasks.get(task, {}).get("value", Cell())
+            reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
+            rows.append((run.name, task, scored | reasons))
     columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)
     return {"columns": columns, "rows": rows}
 

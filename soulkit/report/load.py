@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import DataError, RunError
-from soulkit.runs.folder import read_jsonl
+from soulkit.eval.summary import Cells, Summary
 from soulkit.runs.records import load_records
+from soulkit.train.state.lines import StepLine, read_lines
+from soulkit.train.state.summary import TrainSummary
 from soulkit.types import Record
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
@@ -30,19 +32,18 @@ class RunData:
     name: str
     path: Path
     kind: Literal["eval", "train"]
-    summary: dict[str, Any] | None
-    """None while the run is unfinished."""
-    steps: tuple[dict[str, Any], ...] = ()
+    summary: Summary | None
+    """That of a training run is a TrainSummary; None while the run is unfinished."""
+    steps: tuple[StepLine, ...] = ()
     """Training lines of `metrics.jsonl`, by step."""
     evals: tuple[tuple[int, dict[str, float]], ...] = ()
     """(step, task → mean) of the evaluations during training."""
     records: tuple[Record, ...] = ()
 
     @property
-    def tasks(self) -> dict[str, dict[str, Any]]:
+    def tasks(self) -> Cells:
         """Task → metric → cell, empty without a summary."""
-        found = (self.summary or {}).get("tasks", {})
-        return found if isinstance(found, dict) else {}
+        return self.summary.tasks if self.summary else {}
 
 
 def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
@@ -51,11 +52,11 @@ def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
     RunError when a path holds no run; DataError when a file cannot be read. Without `episodes` the
     (large) episode files stay closed.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
-        found += [p for p in find_runs(path) if p not in found]
-    names = _names(found)
-    return [_read(path, name, episodes) for path, name in zip(found, names, strict=True)]
+        folders += [p for p in find_runs(path) if p not in folders]
+    names = _names(folders)
+    return [_read(path, name, episodes) for path, name in zip(folders, names, strict=True)]
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -70,8 +71,8 @@ def find_runs(path: Path) -> list[Path]:
             "A report compares what models scored.",
             f"Print the check with: soul judge show {path}",
         )
-    own = any((path / name).is_file() for name in _FILES if name != "summary.json")
-    if own or (_is_run(path) and not inside):
+    records_something = any((path / name).is_file() for name in _FILES if name != "summary.json")
+    if records_something or (_is_run(path) and not inside):
         return [path]
     if not inside:
         raise RunError(
@@ -109,18 +110,19 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str, episodes: bool) -> RunData:
-    summary = _summary(path / "summary.json")
-    lines = read_jsonl(path / "metrics.jsonl")
-    known = path / "episodes.jsonl"
-    training = bool(lines) or str((summary or {}).get("command", "")).startswith("train")
+    line = _summary(path / "summary.json")
+    lines = read_lines(path / "metrics.jsonl")
+    log = path / "episodes.jsonl"
+    training = bool(lines) or str((line or {}).get("command", "")).startswith("train")
+    kind: type[Summary] = TrainSummary if training else Summary
     return RunData(
         name=name,
         path=path,
         kind="train" if training else "eval",
-        summary=summary,
+        summary=None if line is None else kind.from_json(line),
         steps=_steps(lines),
         evals=_evals(lines),
-        records=tuple(load_records(known)) if episodes and known.is_file() else (),
+        records=tuple(load_records(log)) if episodes and log.is_file() else (),
     )
 
 
@@ -144,17 +146,16 @@ def _bad_summary(path: Path, detail: str) -> DataError:
     )
 
 
-def _steps(lines: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
     """Training lines by step; a later line of a step replaces an earlier one."""
-    found = {ln["step"]: ln for ln in lines if isinstance(ln.get("step"), int) and "eval" not in ln}
-    return tuple(found[step] for step in sorted(found))
+    by_step = {line.step: line for line in lines if not line.dev}
+    return tuple(by_step[step] for step in sorted(by_step))
 
 
-def _evals(lines: Sequence[dict[str, Any]]) -> tuple[tuple[int, dict[str, float]], ...]:
-    found: dict[int, dict[str, float]] = {}
+def _evals(lines: Sequence[StepLine]) -> tuple[tuple[int, dict[str, float]], ...]:
+    by_step: dict[int, dict[str, float]] = {}
     for line in lines:
-        if isinstance(line.get("step"), int) and isinstance(line.get("eval"), dict):
-            found.setdefault(line["step"], {}).update(
-                {str(t): float(v) for t, v in line["eval"].items() if isinstance(v, int | float)}
-            )
-    return tuple(sorted(found.items()))
+        if line.dev:
+            means = {task: mean for task, mean in line.dev.items() if mean is not None}
+            by_step.setdefault(line.step, {}).update(means)
+    return tuple(sorted(by_step.items()))

@@ -52,12 +52,12 @@ def publications() -> tuple[Publication, ...]:
 
 def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
     """The published tables, cut down to `tasks`; tables without any of them are left out."""
-    found = []
+    tables = []
     for whole in publications():
         rows = {task: row for task, row in whole.figures.items() if task in tasks}
         if rows:
-            found.append(replace(whole, figures=rows))
-    return tuple(found)
+            tables.append(replace(whole, figures=rows))
+    return tuple(tables)
 
 
 def _publication(name: str, raw: dict[str, Any]) -> Publication:

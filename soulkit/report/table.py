@@ -9,21 +9,22 @@ mean it could hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.summary import Cell, Summary
 from soulkit.report.alike import NOT_ALIKE, pairs
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
+from soulkit.train.state.lines import Alarm, StepLine
+from soulkit.train.state.summary import CanaryTotals, FeedbackTotals, TrainSummary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
     from soulkit.eval.compare import Comparison, TaskDifference
-
-Cell = Mapping[str, Any]
 
 DASH = "\u2013"
 
@@ -37,23 +38,21 @@ def number(value: object, digits: int = 3) -> str:
 
 def mean_text(cell: Cell) -> str:
     """`mean ± half-width (n scored / n)`, as much of it as is known."""
-    low, high = cell.get("ci_low"), cell.get("ci_high")
+    low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    return f"{number(cell.get('mean'))}{half} ({cell.get('n_scored', 0)}/{cell.get('n', 0)})"
+    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
 
 
-def interval_text(cell: Cell) -> str:
+def interval_text(low: float | None, high: float | None) -> str:
     """`0.620\u20130.798` (`to` between them when one is negative), or a dash."""
-    if cell.get("ci_low") is None or cell.get("ci_high") is None:
-        return DASH
-    return _range(cell["ci_low"], cell["ci_high"])
+    return DASH if low is None or high is None else _range(low, high)
 
 
 def bounds_text(cell: Cell) -> str:
     """The mean if everything unscored were worst or best; empty when complete."""
-    if cell.get("worst") is None or cell.get("best") is None:
+    if cell.worst is None or cell.best is None:
         return ""
-    return _range(cell["worst"], cell["best"])
+    return _range(cell.worst, cell.best)
 
 
 def _range(low: float, high: float) -> str:
@@ -63,7 +62,7 @@ def _range(low: float, high: float) -> str:
 
 def unscored_text(cell: Cell) -> str:
     """`2 judge_error, 1 provider_error`, or empty."""
-    return ", ".join(f"{count} {reason}" for reason, count in cell.get("unscored", {}).items())
+    return ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
 
 
 def duration(seconds: object) -> str:
@@ -81,39 +80,43 @@ def duration(seconds: object) -> str:
 def merged(runs: Sequence[RunData]) -> dict[str, Any]:
     """What `--json` prints: the recorded summaries by run, training runs with their last step, and
     which of them are no pair for a difference."""
-    found = {}
+    shown = {}
     for run in runs:
-        found[run.name] = {
-            **(run.summary or {}),
+        shown[run.name] = {
+            **(run.summary.to_json() if run.summary else {}),
             "kind": run.kind,
             "finished": run.summary is not None,
-            **({"last_step": run.steps[-1]} if run.steps else {}),
+            **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
-    return {"runs": found, "unlike": [pair.as_dict() for pair in pairs(compared(runs))]}
+    return {"runs": shown, "unlike": [pair.as_dict() for pair in pairs(compared(runs))]}
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
     """What stands in the head of a run: label and text."""
-    summary = run.summary or {}
-    found = [("command", summary.get("command")), ("model", summary.get("model"))]
-    found.append(("protocol", summary.get("protocol")))
-    if run.steps:
-        found.append(("steps", str(run.steps[-1]["step"] + 1)))
-    found.append(("time", duration(summary["seconds"]) if "seconds" in summary else None))
-    found.append(("cost", _cost(summary)))
-    found.append(("answers", answers_text(summary)))
-    found.append(("feedback", feedback_text(summary)))
-    found.append(("canaries", canary_text(summary)))
-    return [(label, one_line(str(text), 200)) for label, text in found if text]
+    summary = run.summary or Summary()
+    steps = str(run.steps[-1].step + 1) if run.steps else ""
+    lines = [
+        ("command", summary.command),
+        ("model", summary.model),
+        ("protocol", summary.protocol),
+        ("steps", steps),
+        ("time", "" if summary.seconds is None else duration(summary.seconds)),
+        ("cost", _cost(summary)),
+        ("answers", answers_text(summary)),
+    ]
+    if isinstance(summary, TrainSummary):
+        lines.append(("feedback", feedback_text(summary.feedback)))
+        lines.append(("canaries", canary_text(summary.canaries)))
+    return [(label, one_line(text, 200)) for label, text in lines if text]
 
 
-def answers_text(summary: Mapping[str, Any]) -> str:
+def answers_text(summary: Summary) -> str:
     """`tomi 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
 
     What is unscored is no answer; the table counts it by reason.
     """
     parts = []
-    for task, statuses in (summary.get("statuses") or {}).items():
+    for task, statuses in summary.statuses.items():
         read = {status: n for status, n in statuses.items() if status != "unscored"}
         if set(read) - {"ok"}:
             order = sorted(read, key=lambda status: (status != "ok", status))
@@ -121,60 +124,59 @@ def answers_text(summary: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def feedback_text(summary: Mapping[str, Any]) -> str:
+def feedback_text(feedback: FeedbackTotals | None) -> str:
     """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
     wanted none`, or empty."""
-    feedback = summary.get("feedback") or {}
+    feedback = feedback or FeedbackTotals()
     parts = []
-    for author, counts in feedback.get("coaches", {}).items():
-        kinds = ", ".join(f"{n} {kind}" for kind, n in counts["leaks"].items())
-        parts.append(f"{author} {counts['checked']}, {counts['dropped']} dropped")
+    for author, counts in feedback.coaches.items():
+        kinds = ", ".join(f"{n} {kind}" for kind, n in counts.leaks.items())
+        parts.append(f"{author} {counts.checked}, {counts.dropped} dropped")
         parts[-1] += f" ({kinds})" if kinds else ""
-    failures = feedback.get("coach_failures", 0)
+    failures = feedback.coach_failures
     if failures:
         parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
-    if gated := feedback.get("gated", 0):
-        parts.append(f"{gated} of {feedback['drafts']} drafts wanted none")
+    if feedback.gated:
+        parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
     return "; ".join(parts)
 
 
-def canary_text(summary: Mapping[str, Any]) -> str:
+def canary_text(canaries: CanaryTotals | None) -> str:
     """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
     without canaries."""
-    canaries = summary.get("canaries")
-    if not canaries:
+    if canaries is None:
         return ""
     moved = [
-        f"{name} {canaries['first'][name]:.2f} to {value:.2f}"
-        for name, value in canaries["last"].items()
+        f"{name} {canaries.first[name]:.2f} to {value:.2f}"
+        for name, value in canaries.last.items()
+        if name in canaries.first
     ]
-    silent = canaries.get("unscored", 0)
-    unheard = f"; {silent} got no verdict" if silent else ""
-    if not canaries["alarms"]:
-        return f"{', '.join(moved) or 'not measured'}; no alarm{unheard}"
-    newest = "; ".join(alarm_text(alarm) for alarm in canaries["newest"])
-    total = canaries["alarms"]
-    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{unheard}"
+    silent = f"; {canaries.unscored} got no verdict" if canaries.unscored else ""
+    total = canaries.alarms
+    if not total:
+        return f"{', '.join(moved) or 'not measured'}; no alarm{silent}"
+    newest = "; ".join(map(alarm_text, canaries.newest))
+    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{silent}"
 
 
-def alarm_text(alarm: Mapping[str, Any]) -> str:
+def alarm_text(alarm: Alarm) -> str:
     """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
-    drafts = "" if alarm["drafts"] is None else f", drafts {alarm['drafts']:.2f}"
+    drafts = "" if alarm.drafts is None else f", drafts {alarm.drafts:.2f}"
     return (
-        f"{alarm['step']}: {alarm['canary']} scores {alarm['value']:.2f} "
-        f"({alarm['first']:.2f} at first{drafts})"
+        f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
+        f"({alarm.first:.2f} at first{drafts})"
     )
 
 
-def _cost(summary: Mapping[str, Any]) -> str | None:
+def _cost(summary: Summary) -> str:
     """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
     where somebody named some of them."""
-    cost, missing = summary.get("cost"), summary.get("unpriced_calls", 0)
+    cost, missing = summary.cost, summary.unpriced_calls
     if cost is not None and missing:
         return f"at least ${cost:,.2f}, {missing:,} call{'s' * (missing != 1)} without a price"
     if cost is not None:
         return f"${cost:,.2f}"
-    return "unknown" if missing or summary.get("command") == "eval api" else None
+    return "unknown" if missing or summary.command == "eval api" else ""
 
 
 def compared(runs: Sequence[RunData]) -> list[RunData]:
@@ -183,8 +185,8 @@ def compared(runs: Sequence[RunData]) -> list[RunData]:
     A training run averages over a policy that changed under way, so it stands beside others only
     when there is nothing else to show. Imitation has a loss and no headline.
     """
-    kept = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
-    return [run for run in kept if run.kind == "eval"] or kept
+    scored = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
+    return [run for run in scored if run.kind == "eval"] or scored
 
 
 def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
@@ -224,28 +226,25 @@ def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
 def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     """(quantity, first, last) for what a training run records every step."""
     first, last = run.steps[0], run.steps[-1]
-    found = []
-    for key, label in STEP_KEYS.items():
-        if isinstance(last.get(key), int | float) or isinstance(first.get(key), int | float):
-            found.append((label, number(first.get(key)), number(last.get(key))))
-    return found
+    rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
+    return [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
 
 
-STEP_KEYS = {
-    "draft_reward": "draft reward",
-    "refined_reward": "refined reward",
-    "loo_gap": "leave-one-out gap",
-    "pair_gap": "pair gap",
-    "loss": "loss",
-    "feedback_share": "drafts with feedback",
-    "leak_share": "feedback that leaks",
-    "clip_fraction": "clipped tokens",
-    "ratio_mean": "mean ratio",
-    "entropy": "entropy",
-    "kl": "KL to base",
-    "response_length": "response length",
+QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
+    "draft reward": lambda line: line.rewards.draft,
+    "refined reward": lambda line: line.rewards.refined,
+    "leave-one-out gap": lambda line: line.rewards.loo,
+    "pair gap": lambda line: line.rewards.pair,
+    "loss": lambda line: line.learned.loss,
+    "drafts with feedback": lambda line: line.feedback.share,
+    "feedback that leaks": lambda line: line.feedback.leak_share,
+    "clipped tokens": lambda line: line.learned.means.clipped,
+    "mean ratio": lambda line: line.learned.means.ratio,
+    "entropy": lambda line: line.learned.means.entropy,
+    "KL to base": lambda line: line.learned.kl_base,
+    "response length": lambda line: line.rewards.tokens_per_turn,
 }
-"""What is shown of a step, and how it is called."""
+"""What is shown of a step."""
 
 
 def terminal(runs: Sequence[RunData]) -> list[RenderableType]:
@@ -282,27 +281,27 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
     return capture.get()
 
 
-def comparison(found: Comparison) -> list[RenderableType]:
+def comparison(result: Comparison) -> list[RenderableType]:
     """What `soul compare` prints: one row a task, then what qualifies the table."""
     from rich.text import Text
 
     shown: list[RenderableType] = [
-        Text(f"A  {one_line(found.a)}\nB  {one_line(found.b)}\nmetric  {one_line(found.metric)}")
+        Text(f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}")
     ]
     table = _table()
     table.add_column("task")
     for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
         table.add_column(head, justify="right", no_wrap=True)
-    for task in found.tasks:
+    for task in result.tasks:
         table.add_row(*map(_plain, _comparison_row(task)))
     shown.append(table)
-    notes = [f"{NOT_ALIKE}: {line}" for line in found.mixed]
-    notes += [f"beside the difference: {line}" for line in found.remarks]
-    notes += [f"only in A: {', '.join(found.only_a)}"] if found.only_a else []
-    notes += [f"only in B: {', '.join(found.only_b)}"] if found.only_b else []
+    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
+    notes += [f"beside the difference: {line}" for line in result.remarks]
+    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
+    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
     notes += [
         f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
-        for t in found.tasks
+        for t in result.tasks
         if t.paired.n_only_a or t.paired.n_only_b
     ]
     notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
@@ -318,7 +317,7 @@ def _comparison_row(task: TaskDifference) -> list[str]:
         number(pair.mean_a),
         number(pair.mean_b),
         plus + difference,
-        interval_text({"ci_low": pair.ci_low, "ci_high": pair.ci_high}),
+        interval_text(pair.ci_low, pair.ci_high),
         number(task.p_holm, 4),
         str(pair.n_shared),
     ]
@@ -338,16 +337,16 @@ def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
         name, cell = item
         if name == "value":
             return 0
-        return 1 if cell.get("beside") else 2 if name.startswith("value/") else 3
+        return 1 if cell.beside else 2 if name.startswith("value/") else 3
 
     return sorted(metrics.items(), key=place)
 
 
 def beside(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | None]]]:
     """(metric, its cell of each run) for what a task shows beside its headline."""
-    found = [run.tasks.get(task, {}) for run in runs]
-    names = dict.fromkeys(n for metrics in found for n, c in metrics.items() if c.get("beside"))
-    return [(name, [metrics.get(name) for metrics in found]) for name in names]
+    sides = [run.tasks.get(task, {}) for run in runs]
+    names = dict.fromkeys(n for metrics in sides for n, c in metrics.items() if c.beside)
+    return [(name, [metrics.get(name) for metrics in sides]) for name in names]
 
 
 def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
@@ -355,7 +354,7 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
         one_line(task),
         one_line(metric, 60),
         mean_text(cell),
-        interval_text(cell),
+        interval_text(cell.ci_low, cell.ci_high),
         bounds_text(cell),
         unscored_text(cell),
     )
@@ -403,7 +402,7 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
 def _terminal_steps(run: RunData) -> RenderableType:
     table = _table()
     table.add_column("training")
-    steps = list(dict.fromkeys((run.steps[0]["step"], run.steps[-1]["step"])))
+    steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
     for step in steps:
         table.add_column(f"step {step}", justify="right")
     for row in step_rows(run):
@@ -414,7 +413,7 @@ def _terminal_steps(run: RunData) -> RenderableType:
 def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     from rich.text import Text
 
-    found: list[RenderableType] = []
+    tables: list[RenderableType] = []
     for table in published(runs):
         shown = _table()
         shown.add_column(table.title)
@@ -422,8 +421,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
             shown.add_column(model, justify="right")
         for task in table.figures:
             shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
-        found += [Text(), shown]
-    return [*found, Text(CAVEAT, style="dim")] if found else []
+        tables += [Text(), shown]
+    return [*tables, Text(CAVEAT, style="dim")] if tables else []
 
 
 def _facts_line(run: RunData) -> str:

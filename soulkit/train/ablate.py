@@ -18,9 +18,9 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
@@ -32,7 +32,10 @@ from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.registry import method_class, rollout_methods
 
-Match = Literal["rollouts", "prompts"]
+if TYPE_CHECKING:
+    from soulkit.train.state.lines import StepLine
+
+BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
 
 STATE = "ablation.json"
@@ -74,7 +77,32 @@ class Ended:
     trace: str = ""
 
 
-Show = Callable[[Planned, dict[str, Any]], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRun:
+    """A run as `ablation.json` lists it."""
+
+    arm: str
+    method: str
+    seed: int
+    path: str
+    """Its folder, in that of the comparison."""
+    status: str
+    reason: str
+    steps: int
+    prompts_per_step: int
+    group_size: int
+    trace: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        line = asdict(self)
+        return line if self.trace else {name: line[name] for name in line if name != "trace"}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        return cls(**{one.name: line[one.name] for one in fields(cls) if one.name in line})
+
+
+ShowRun = Callable[["Planned", "StepLine"], None]
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -97,11 +125,11 @@ def parse_arms(text: str) -> list[Arm]:
 def _arm(spelling: str) -> Arm:
     method, *parts = spelling.split(":")
     if not comparable(method):
-        known = rollout_methods()
+        methods = rollout_methods()
         raise ConfigError(
             f"'{method}' in --methods is no method that can be compared.",
             "Compared are methods that play rollouts: their rewards mean the same thing.",
-            did_you_mean(method, known),
+            did_you_mean(method, methods),
         )
     settings = dict(_setting(part, spelling, settings_class(method)) for part in parts)
     return Arm(spelling, method, settings)
@@ -149,7 +177,7 @@ def plan(
     measured unlike the first; RunError when a run's folder was begun with others: all before
     anything runs.
     """
-    if seeds < 1 or match not in get_args(Match):
+    if seeds < 1 or match not in get_args(BudgetMatch):
         raise ConfigError(
             f"{seeds} seeds matched by '{match}' cannot be compared.",
             "At least one seed is needed, and budgets match by rollouts or by prompts.",
@@ -226,19 +254,19 @@ def _conditions(run: Planned) -> Conditions:
 
 
 def run_all(
-    runs: Sequence[Planned], out: Path, show: Show, ended: Callable[[Ended], None],
+    runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
     *, force_mixed: bool = False,
 ) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
-    found = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
+    states = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, found, force_mixed)
-    for index, before in enumerate(found):
+    note(out, states, force_mixed)
+    for index, before in enumerate(states):
         if before.status == "waiting":
-            found[index] = run_one(before.planned, show)
-            note(out, found, force_mixed)
-        ended(found[index])
-    return found
+            states[index] = run_one(before.planned, show)
+            note(out, states, force_mixed)
+        ended(states[index])
+    return states
 
 
 def refuse_feedbackless(runs: Sequence[Planned]) -> None:
@@ -260,7 +288,7 @@ def is_finished(run: Planned) -> bool:
     return is_run(run.path) and (run.path / "summary.json").is_file()
 
 
-def run_one(run: Planned, show: Show) -> Ended:
+def run_one(run: Planned, show: ShowRun) -> Ended:
     """Train; whatever goes wrong is this run's own, and told."""
     from soulkit.train.run import train
 
@@ -287,23 +315,23 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(out: Path, found: Sequence[Ended], force_mixed: bool = False) -> None:
+def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False) -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""
-    runs = [_noted(out, run) for run in found]
-    write_json(out / STATE, {"runs": runs, "force_mixed": force_mixed})
+    lines = [_listed(out, run).to_json() for run in runs]
+    write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed})
 
 
-def _noted(out: Path, run: Ended) -> dict[str, Any]:
+def _listed(out: Path, run: Ended) -> ListedRun:
     config = run.planned.config
-    return {
-        "arm": run.planned.arm.spelling,
-        "method": config.method,
-        "seed": config.seed,
-        "path": run.planned.path.relative_to(out).as_posix(),
-        "status": run.status,
-        "reason": run.reason,
-        **({"trace": run.trace} if run.trace else {}),
-        "steps": config.steps,
-        "prompts_per_step": config.prompts_per_step,
-        "group_size": config.group_size,
-    }
+    return ListedRun(
+        arm=run.planned.arm.spelling,
+        method=config.method,
+        seed=config.seed,
+        path=run.planned.path.relative_to(out).as_posix(),
+        status=run.status,
+        reason=run.reason,
+        trace=run.trace,
+        steps=config.steps,
+        prompts_per_step=config.prompts_per_step,
+        group_size=config.group_size,
+    )

@@ -36,9 +36,9 @@ from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.material.assemble import Material, gather_material
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
-from soulkit.train.rollouts.canaries import caged
+from soulkit.train.rollouts.canaries import canaries_of
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""
@@ -102,7 +102,7 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     if config.canary_every is None:
         return ()
     times = -(-config.steps // config.canary_every)
-    pool = [(canary.task, canary.example) for canary in caged(material.pool)]
+    pool = [(canary.task, canary.example) for canary in canaries_of(material.pool)]
     work = [w for w in _by_task(material.tasks, pool) if w.examples]
     voices = {
         w.task.name: [v for v in _voices(config, w, coached=False) if v.role == "judge"]
@@ -116,7 +116,7 @@ def work_of(material: Material) -> list[Work]:
     return _by_task(material.tasks, material.pool)
 
 
-def _by_task(tasks: Mapping[str, Task], pool: Pool) -> list[Work]:
+def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
     return [
         Work(task, tuple(example for owner, example in pool if owner is task))
         for task in tasks.values()

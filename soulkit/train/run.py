@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,15 +13,14 @@ from typing import Any
 from soulkit.errors import ConfigError
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance
-from soulkit.eval.runner import unpriced
-from soulkit.eval.summary import summarise
+from soulkit.eval.summary import Cell, summarise
 from soulkit.metrics.statistics import mean_interval
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Crew
-from soulkit.runs.folder import Run, is_run, read_jsonl
+from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
@@ -33,17 +33,19 @@ from soulkit.train.material.assemble import (
     make_players,
     make_reader,
 )
-from soulkit.train.material.sampling import Pool
-from soulkit.train.maths.measure import feedback_totals, reward_metrics
+from soulkit.train.material.sampling import TaskRows
+from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import work_of
-from soulkit.train.rollouts.canaries import Tripwire, canary_totals
+from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.state.loop import Loop, Show, StepMetrics
+from soulkit.train.state.lines import StepLine, read_lines
+from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
 from soulkit.types import Record, Sampling
@@ -59,7 +61,7 @@ SUMMARY_STEPS = 10
 
 def train(
     config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None
-) -> dict[str, Any]:
+) -> TrainSummary:
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
     The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
@@ -151,7 +153,7 @@ def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
     build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
-def words_of(pool: Pool) -> list[str]:
+def words_of(pool: TaskRows) -> list[str]:
     """Texts that hold every word a tiny model has to know: prompts, answers and feedback."""
     texts = set()
     for task, example in pool:
@@ -170,7 +172,7 @@ async def _train(
     teacher: Policy | None,
     material: Material,
     show: Show,
-) -> dict[str, Any]:
+) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
     loop = Loop.open(config, run, policy, tracker, journal)
@@ -185,23 +187,23 @@ async def _train(
     replace_folder(run.path / "model", policy.save)
     best = export_best(run.path, run.checkpoints)
     if best is not None:
-        summary |= best_summary(run, *best)
-    run.write_summary(summary)
+        summary = with_best(summary, run, *best)
+    run.write_summary(summary.to_json())
     return summary
 
 
-def best_summary(run: Run, checkpoint: Path, dev: float) -> dict[str, Any]:
-    """`best_step` counts steps done, as the checkpoint's name does; `best_dev` is its dev score."""
-    return {
-        "best_step": read_position(checkpoint).step,
-        "best_dev": dev,
-        "best_checkpoint": checkpoint.relative_to(run.path).as_posix(),
-    }
+def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> TrainSummary:
+    return replace(
+        summary,
+        best_step=read_position(checkpoint).step,
+        best_dev=dev,
+        best_checkpoint=checkpoint.relative_to(run.path).as_posix(),
+    )
 
 
 async def _reinforce(
     loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show
-) -> dict[str, Any]:
+) -> TrainSummary:
     config, run, policy = loop.config, loop.run, loop.policy
     sampler = policy.sampler(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
@@ -245,14 +247,14 @@ def _provenance(config: TrainConfig, players: Crew, material: Material) -> dict[
 def watched(loop: Loop, show: Show) -> Show:
     """`show`, and the end of a run whose feedback is of no use; what it learned is kept."""
 
-    def shown(line: StepMetrics) -> None:
+    def shown(line: StepLine) -> None:
         show(line)
         stop_in_vain(loop, line)
 
     return shown
 
 
-def stop_in_vain(loop: Loop, line: Mapping[str, Any]) -> None:
+def stop_in_vain(loop: Loop, line: StepLine) -> None:
     """Raise what `in_vain` says of the newest step's line, behind a checkpoint of that step."""
     error = in_vain(loop.config.method, line)
     if error is not None:
@@ -262,11 +264,11 @@ def stop_in_vain(loop: Loop, line: Mapping[str, Any]) -> None:
 
 def rollout_summary(
     config: TrainConfig, loop: Loop, records: Sequence[Record], material: Material
-) -> dict[str, Any]:
+) -> TrainSummary:
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
     cost are those of the whole run."""
     with Ledger(loop.run.ledger_path) as ledger:
-        paid, missing = ledger.totals(), unpriced(ledger)
+        paid = ledger.totals()
     summary = summarise(
         records,
         command=f"train {config.method}",
@@ -276,35 +278,32 @@ def rollout_summary(
         cost=paid["cost"],
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
-    rewards, lines = reward_metrics(records), read_jsonl(loop.run.metrics)
-    names = ("draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high")
-    return {
-        **summary,
-        **missing,
-        "steps": loop.step,
-        "summary_steps": min(SUMMARY_STEPS, loop.step),
-        "rewards": {name: rewards[name] for name in names},
-        "feedback": feedback_totals(lines),
-        **canary_totals(lines),
-        "calls": paid["by_role"],
-    }
+    lines = read_lines(loop.run.metrics)
+    return TrainSummary(
+        **{one.name: getattr(summary, one.name) for one in fields(summary)
+           if one.name != "unpriced_calls"},
+        unpriced_calls=paid["unpriced"],
+        steps=loop.step,
+        summary_steps=min(SUMMARY_STEPS, loop.step),
+        rewards=rewards_of(records),
+        feedback=feedback_totals(lines),
+        canaries=canary_totals(lines),
+        calls=paid["by_role"],
+    )  # fmt: skip
 
 
-def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> dict[str, Any]:
+def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummary:
     """The loss over the last steps, one cell for every task of the mixture."""
-    losses = [line["loss"] for line in read_jsonl(run.metrics)][-SUMMARY_STEPS:]
-    low, high = mean_interval(losses) if len(losses) > 1 else (None, None)
-    cell: Mapping[str, Any] = {
-        "mean": fmean(losses), "ci_low": low, "ci_high": high,
-        "n_scored": len(losses), "n": len(losses), "unscored": {},
-    }  # fmt: skip
-    return {
-        "command": "train sft",
-        "model": config.model,
-        "protocol": config.protocol,
-        "seconds": loop.seconds,
-        "cost": None,
-        "tasks": {name: {"loss": cell} for name in config.tasks},
-        "steps": loop.step,
-        "summary_steps": len(losses),
-    }
+    losses = [line.learned.loss for line in read_lines(run.metrics)]
+    last = [loss for loss in losses if loss is not None][-SUMMARY_STEPS:]
+    low, high = mean_interval(last) if len(last) > 1 else (None, None)
+    cell = Cell(mean=fmean(last), ci_low=low, ci_high=high, n_scored=len(last), n=len(last))
+    return TrainSummary(
+        command="train sft",
+        model=config.model,
+        protocol=config.protocol,
+        seconds=loop.seconds,
+        tasks={name: {"loss": cell} for name in config.tasks},
+        steps=loop.step,
+        summary_steps=len(last),
+    )

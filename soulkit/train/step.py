@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import fmean
 
 import torch
 
@@ -27,15 +27,16 @@ from soulkit.train.forward.prepare import prepare
 from soulkit.train.forward.teacher import Teacher, move_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import kl_to_base, mini_batches, update
-from soulkit.train.maths.advantage import Entry, group_advantages, singleton_of
-from soulkit.train.maths.measure import feedback_metrics, mean_of, reward_metrics, sequence_metrics
+from soulkit.train.maths.advantage import GroupMember, group_advantages, singleton_of
+from soulkit.train.maths.measure import feedback_of, groups_of, rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts, slots, without_tokens
-from soulkit.train.state.loop import Loop, StepMetrics
+from soulkit.train.state.lines import CanaryScores, Learned, StepLine
+from soulkit.train.state.loop import Loop
 from soulkit.types import Record
 
 
@@ -54,7 +55,7 @@ class Step:
     watch: FeedbackWatch | None = None
     """Of what became of feedback, in methods that learn from it."""
 
-    async def __call__(self, step: int) -> StepMetrics:
+    async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
         started = time.monotonic()
 
@@ -62,8 +63,9 @@ class Step:
         jobs = self.rollouts.jobs(step)
         records_R = await self.rollouts.sample(jobs, version)
         self.keep(records_R, version)
-        canaries = await self.tripwire.watch(step, self.rollouts.cast, records_R) \
-            if self.tripwire else {}  # fmt: skip
+        canaries = CanaryScores()
+        if self.tripwire is not None:
+            canaries = await self.tripwire.score(step, self.rollouts.cast, records_R)
         sampled = time.monotonic()
 
         # Sequences: the objective says which token sequences they become, in which groups.
@@ -76,26 +78,18 @@ class Step:
         learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher)
         trained = time.monotonic()
 
-        line: StepMetrics = {
-            **reward_metrics(records_R),
-            **feedback_metrics(records_R),
-            **(self.watch.look(records_R, read_R) if self.watch else {}),
-            **learned,
-            **canaries,
-            "policy": version,
-            "seconds_sample": round(sampled - started, 3),
-            "seconds_train": round(trained - sampled, 3),
-        }
-        if config.eval_every and (step + 1) % config.eval_every == 0:
-            line["eval"] = await self.rollouts.evaluate(step, policy.version())
-        return line
+        feedback = feedback_of(records_R)
+        if self.watch is not None:
+            feedback = self.watch.look(feedback, records_R, read_R)
+        return StepLine(
+            step=step, rewards=rewards_of(records_R), feedback=feedback, learned=learned,
+            canaries=canaries, version=version, dev=await self.rollouts.evaluate(step, policy),
+            sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
+        )  # fmt: skip
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
-        """Write the step's rollouts down, all at once.
-
-        ProviderError when they brought nothing but failures: the weights so far are kept, and so is
-        the evidence, behind the checkpoint's offset.
-        """
+        """Write the step's rollouts down, all at once; ProviderError when they are nothing but
+        failures: the weights so far are kept, and the evidence behind the checkpoint's offset."""
         refuse_stale(records_R, version)
         reason = silence(records_R)
         if reason and self.loop.step:
@@ -112,8 +106,8 @@ def learn(
     sequences_S: Sequence[TrainSequence],
     config: TrainConfig,
     teacher: Teacher | None = None,
-) -> dict[str, Any]:
-    """Take the updates of one step on an objective's sequences; returns what to log.
+) -> Learned:
+    """Take the updates of one step on an objective's sequences; returns what they did.
 
     Without a `teacher` it is the policy itself, in the state that the settings name. A moving
     average follows every update.
@@ -126,14 +120,15 @@ def learn(
         updates_M.append(update(policy, optimizer, fixed, indices, config, tally))
         if policy.ema is not None:
             move_ema(policy, config.ema_tau)
-    return {
-        **sequence_metrics(sequences_S, trained_S),
-        **fixed.metrics,
-        **tally.means(),
-        **mean_of(updates_M),
-        "updates": len(updates_M),
-        "kl": kl_to_base(policy, trained_S, config),
-    }
+    return replace(
+        groups_of(sequences_S, trained_S),
+        teacher=fixed.metrics,
+        means=tally.means(),
+        loss=fmean(update.loss for update in updates_M) if updates_M else None,
+        grad_norm=fmean(update.grad_norm for update in updates_M) if updates_M else None,
+        updates=len(updates_M),
+        kl_base=kl_to_base(policy, trained_S, config),
+    )
 
 
 def with_advantages(
@@ -143,7 +138,7 @@ def with_advantages(
 
     Sequences that are not compared keep the advantage that their objective gave them.
     """
-    compared = [Entry(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
+    compared = [GroupMember(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
     rest = iter(group_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,12 @@ from rich.console import Console
 from soulkit.cli import console
 from soulkit.cli.app import main
 from soulkit.errors import ModelLoadError
+from soulkit.eval.summary import Cell, Summary
 from soulkit.models.local.loading import locate
 from soulkit.report.load import RunData
 from soulkit.report.table import terminal_text
 from soulkit.runs.folder import Run
+from soulkit.train.state.lines import Learned, StepLine
 
 
 def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -> None:
@@ -82,13 +83,13 @@ def test_numbers_stand_right_and_words_left() -> None:
     assert " tomi     7" in lines
 
 
-def cell(mean: float) -> dict[str, object]:
-    return {"mean": mean, "ci_low": 0.0, "ci_high": 1.0, "n_scored": 600, "n": 600, "unscored": {}}
+def cell(mean: float) -> Cell:
+    return Cell(mean=mean, ci_low=0.0, ci_high=1.0, n_scored=600, n=600)
 
 
-def eval_run(metrics: dict[str, dict[str, object]]) -> RunData:
-    summary = {"command": "eval local", "model": "m", "tasks": {"tomi": metrics}, "cost": None}
-    return RunData(name="a", path=Path("a"), kind="eval", summary=json.loads(json.dumps(summary)))
+def eval_run(metrics: dict[str, Cell]) -> RunData:
+    summary = Summary(command="eval local", model="m", tasks={"tomi": metrics})
+    return RunData(name="a", path=Path("a"), kind="eval", summary=summary)
 
 
 def test_break_downs_stand_under_the_value_they_belong_to() -> None:
@@ -104,9 +105,8 @@ def test_the_longest_break_down_fits_eighty_columns() -> None:
 
 
 def test_a_run_of_one_step_shows_one_column() -> None:
-    run = RunData(
-        name="a", path=Path("a"), kind="train", summary=None, steps=({"step": 0, "loss": 1.5},)
-    )
+    line = StepLine(step=0, learned=Learned(loss=1.5))
+    run = RunData(name="a", path=Path("a"), kind="train", summary=None, steps=(line,))
     assert terminal_text([run]).count("step 0") == 1
 
 

@@ -124,15 +124,15 @@ def test_three_steps_of_ditto_train_what_the_actor_said_and_nothing_else(
     assert done == 0
     records = load_records(out / "episodes.jsonl")
     lines = read_jsonl(out / "metrics.jsonl")
-    assert len(lines) == 3 and all(line["n_unscored"] == 0 for line in lines)
+    assert len(lines) == 3 and all(line["rollouts/unscored"] == 0 for line in lines)
     refined = [r for r in records if r.kind == "refined"]
     assert refined, json.dumps(lines[0])
     for line in lines:
         mine = [r for r in records if r.step == line["step"]]
         said = {kind: emitted([r for r in mine if r.kind == kind]) for kind in ("draft", "refined")}
-        trained = line["trained_tokens"]
-        assert trained.get("draft", 0) == said["draft"]
-        assert trained.get("refined", 0) == trained.get("copy", 0) == said["refined"]
+        assert line.get("trained/draft", 0) == said["draft"]
+        copied = line.get("trained/copy", 0)
+        assert line.get("trained/refined", 0) == copied == said["refined"]
     acted = {trace.seat for r in records for trace in r.episode.traces}
     spoken = {line.seat for r in records for line in r.episode.transcript}
     assert acted and (acted < spoken or task == "userllm" or spoken == {"agent1", "agent2"})

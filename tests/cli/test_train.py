@@ -18,6 +18,7 @@ from soulkit.cli.train import method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
+from soulkit.train.state.lines import Learned, Rewards, StepLine
 from tests.support.evaluation import visitor
 from tests.train.support import random_model, soul
 
@@ -300,5 +301,7 @@ def test_ratios_and_pairs() -> None:
 
 
 def test_a_step_in_a_few_words() -> None:
-    line = {"draft_reward": 0.25, "refined_reward": None, "loss": 0.5, "eval": {"tomi": 0.75}}
+    line = StepLine(
+        rewards=Rewards(draft=0.25), learned=Learned(loss=0.5), dev={"tomi": 0.75, "hitom": None}
+    )
     assert one_line_summary(line) == "draft 0.250 loss 0.500 dev tomi 0.750"

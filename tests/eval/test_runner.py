@@ -61,7 +61,7 @@ def play(
 ) -> tuple[Teller, dict]:
     model = Teller(work, lost)
     found = asyncio.run(runner.evaluate(run, work, Cast(actor=Player(model)), settings))
-    return model, found
+    return model, found.to_json()
 
 
 def test_every_task_is_sampled_its_own_way_unless_told(tmp_path: Path) -> None:

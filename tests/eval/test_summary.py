@@ -47,7 +47,8 @@ def summary_of(records: list[Record], **more: object) -> dict[str, dict[str, dic
     found = summarise(
         records, command="eval", model="m", protocol="paper", seconds=1.0, cost=None, **more
     )  # type: ignore[arg-type]
-    return found["tasks"]
+    tasks: dict[str, dict[str, dict[str, object]]] = found.to_json()["tasks"]
+    return tasks
 
 
 def write(path: Path, records: list[Record]) -> Path:
@@ -88,7 +89,9 @@ def test_half_a_surrogate_pair_does_not_lose_the_run(tmp_path: Path) -> None:
 
 def test_the_shape_of_the_summary() -> None:
     rows = [record("a", 1.0), record("b", 0.0), record("c", None)]
-    found = summarise(rows, command="eval", model="m", protocol="paper", seconds=2.5, cost=0.1)
+    found = summarise(
+        rows, command="eval", model="m", protocol="paper", seconds=2.5, cost=0.1
+    ).to_json()
     low, high = wilson(1, 2)
     assert found["tasks"]["tomi"]["value"] == {
         "mean": 0.5, "ci_low": low, "ci_high": high, "n_scored": 2, "n": 3, "method": "wilson",

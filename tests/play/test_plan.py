@@ -13,7 +13,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
 from soulkit.train.planning import plan_of
-from soulkit.train.rollouts.canaries import caged
+from soulkit.train.rollouts.canaries import canaries_of
 from tests.support.evaluation import examples, soul
 from tests.train.support import random_model
 
@@ -192,7 +192,7 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
         "sotopia drafts", "sotopia dev", "sotopia canaries"
     )  # fmt: skip
     assert dev.episodes == 2 * len(material.dev) and dev.calls["actor"] == 10 * dev.episodes
-    assert canaries.episodes == 3 * len(caged(material.pool))
+    assert canaries.episodes == 3 * len(canaries_of(material.pool))
     assert canaries.calls == {"judge": 4 * canaries.episodes}
 
 

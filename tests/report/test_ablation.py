@@ -31,14 +31,15 @@ def lines(level: float, steps: int, seed: str, refined: bool) -> list[dict[str, 
     for step in range(steps):
         reward = 0.3 + level * (1 - math.exp(-step / 8)) + rng.gauss(0, 0.03)
         found.append({
-            "step": step, "draft_reward": reward, "n_draft": 64 if refined else 128,
-            "refined_reward": reward + 0.1 if refined else None, "n_refined": 60 * refined,
-            "loo_gap": 0.1 if refined else None, "kl": 0.002 * step, "entropy": 1.5 - 0.01 * step,
-            "response_length": 20 + rng.random(),
-            "trained_tokens": {"draft": 900, **({"copy": 800} if refined else {})},
+            "step": step, "reward/draft": reward, "rollouts/draft": 64 if refined else 128,
+            "reward/refined": reward + 0.1 if refined else None, "rollouts/refined": 60 * refined,
+            "gap/loo": 0.1 if refined else None, "kl/base": 0.002 * step,
+            "policy/entropy": 1.5 - 0.01 * step,
+            "tokens/per_turn": 20 + rng.random(),
+            "trained/draft": 900, **({"trained/copy": 800} if refined else {}),
         })  # fmt: skip
         if step % 5 == 4:
-            found.append({"step": step, "eval": {"tomi": reward + 0.05, "hitom": reward - 0.05}})
+            found.append({"step": step, "eval/tomi": reward + 0.05, "eval/hitom": reward - 0.05})
     return found
 
 
@@ -76,7 +77,7 @@ def made(
 def rewards(out: Path, arm: str, seed: int) -> list[float]:
     text = (out / arm.replace(":", "-") / f"seed_{seed}" / "metrics.jsonl").read_text()
     found = [json.loads(line) for line in text.splitlines()]
-    return [line["draft_reward"] for line in found if "draft_reward" in line]
+    return [line["reward/draft"] for line in found if "reward/draft" in line]
 
 
 def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
     assert ditto.dev.mean is not None and (grpo.drafts, grpo.refined) == (128, 0)
     assert ditto.trained == {"draft": 900, "copy": 800}
     assert ablation.rollouts_text(ditto) == "124 = 64 + 60 refined"
-    assert grpo.curves["dev"].steps == (4, 9, 14, 19, 24, 29)
+    assert grpo.curves["eval/dev"].steps == (4, 9, 14, 19, 24, 29)
 
 
 def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_different_budgets_are_told(tmp_path: Path) -> None:
     found = ablation.compare(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
     assert not any("Budgets differ" in note for note in ablation.notes(found))  # 128 and 124
     path = tmp_path / "grpo" / "seed_0" / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"n_draft": 128', '"n_draft": 64'))
+    path.write_text(path.read_text().replace('"rollouts/draft": 128', '"rollouts/draft": 64'))
     assert any("Budgets differ" in note for note in ablation.notes(ablation.compare(tmp_path)))
 
 
@@ -162,7 +163,13 @@ def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
         assert page.count(arm) >= 3
     assert not re.search(r"#0103|#0102", page)  # every placeholder colour is replaced
     drawn = {p.stem for p in (tmp_path / "report" / "figures").iterdir()}
-    assert drawn >= {"results", "draft_reward", "draft_reward_each", "dev_each", "kl_each"}
+    assert drawn >= {
+        "results",
+        "reward_draft",
+        "reward_draft_each",
+        "eval_dev_each",
+        "kl_base_each",
+    }
     saved = json.loads((tmp_path / "report" / "comparison.json").read_text())
     assert [row["arm"] for row in saved["rows"]] == list(TEN) and saved["first"] == "grpo"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from soulkit.eval.summary import Cell, Summary
 from soulkit.report import html, table
 from soulkit.report.load import RunData
 from tests.support.evaluation import api, oracle, soul, summary
@@ -59,17 +61,18 @@ def test_the_report_shows_every_break_down(
 
 
 def test_what_belongs_beside_a_headline_stands_there() -> None:
-    cell = {"mean": 1.0, "ci_low": None, "ci_high": None, "n_scored": 2, "n": 2, "unscored": {}}
+    cell = Cell(mean=1.0, n_scored=2, n=2)
     metrics = {
-        "believability": cell, "secret": {**cell, "beside": True}, "value": cell,
+        "believability": cell, "secret": replace(cell, beside=True), "value": cell,
         "value/side=a": cell,
     }  # fmt: skip
     order = [name for name, _ in table.in_order(metrics)]
     assert order == ["value", "secret", "value/side=a", "believability"]
-    summary = {"command": "eval api", "model": "m", "protocol": "paper", "seconds": 1.0,
-               "cost": None, "tasks": {"t": metrics}, "statuses": {}}  # fmt: skip
+    summary = Summary(
+        command="eval api", model="m", protocol="paper", seconds=1.0, tasks={"t": metrics}
+    )
     runs = [RunData(name=n, path=Path(n), kind="eval", summary=summary) for n in ("one", "two")]
-    assert table.beside(runs, "t") == [("secret", [{**cell, "beside": True}] * 2)]
+    assert table.beside(runs, "t") == [("secret", [replace(cell, beside=True)] * 2)]
     assert "secret" in html.render(runs) and "believability" in html.render(runs)
     lines = [line.split() for line in table.terminal_text(runs).splitlines() if line.strip()]
     heads = [line[0] for line in lines]

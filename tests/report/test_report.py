@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from soulkit.cli import report as cli
 from soulkit.errors import DataError, MissingPackage, RunError
-from soulkit.eval.summary import summarise
+from soulkit.eval.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
 from soulkit.report import html, table
 from soulkit.report.episodes import TEXT_LIMIT, choose, clean
@@ -83,7 +83,7 @@ def write_run(path: Path, records: list[Record], command: str, steps: int = 0) -
         records, command=command, model="tiny-qwen3", protocol="paper", seconds=83.2, cost=None,
         scale={"hitom": (0.0, 1.0), "paratomi": (0.0, 1.0)},
     )  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    (path / "summary.json").write_text(json.dumps(summary.to_json()), encoding="utf-8")
     if steps:
         text = "".join(json.dumps(line) + "\n" for line in metric_lines(steps))
         (path / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -96,13 +96,14 @@ def metric_lines(steps: int) -> Iterator[dict[str, object]]:
         level = 0.3 + 0.5 * step / steps + rng.uniform(-0.05, 0.05)
         gap = 0.3 - 0.25 * step / steps + rng.uniform(-0.04, 0.04)
         yield {
-            "step": step, "draft_reward": level, "refined_reward": level + gap, "loo_gap": gap,
-            "loo_gap_low": gap - 0.12, "loo_gap_high": gap + 0.12, "pair_gap": gap + 0.1,
-            "feedback_share": 1 - level, "leak_share": 0.02, "entropy": 1.2 - 0.01 * step,
-            "kl": 0.001 * step, "clip_fraction": 0.03, "response_length": 40.0,
+            "step": step, "reward/draft": level, "reward/refined": level + gap, "gap/loo": gap,
+            "gap/loo_low": gap - 0.12, "gap/loo_high": gap + 0.12, "gap/pair": gap + 0.1,
+            "feedback/share": 1 - level, "feedback/leak_share": 0.02,
+            "policy/entropy": 1.2 - 0.01 * step,
+            "kl/base": 0.001 * step, "clip/share": 0.03, "tokens/per_turn": 40.0,
         }  # fmt: skip
         if step % 5 == 0:
-            yield {"step": step, "eval": {"hitom": level - 0.05, "paratomi": level + 0.04}}
+            yield {"step": step, "eval/hitom": level - 0.05, "eval/paratomi": level + 0.04}
 
 
 def story(tmp_path: Path) -> Path:
@@ -171,7 +172,7 @@ def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) 
     summary = json.loads((folder / "summary.json").read_text())
     counts = {"salvaged": 2, "ok": 30, "no_tag": 1, "unscored": 4}
     clean = {"tomi": {"ok": 5, "unscored": 2}}
-    assert table.answers_text({"statuses": clean}) == table.answers_text({}) == ""
+    assert table.answers_text(Summary(statuses=clean)) == table.answers_text(Summary()) == ""
     summary["statuses"] = {"tomi": counts, "hitom": {"ok": 5, "unscored": 2}}
     (folder / "summary.json").write_text(json.dumps(summary))
     runs = load_runs([folder])
@@ -189,11 +190,10 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_mean_never_stands_alone() -> None:
-    cell = {"mean": 0.7, "ci_low": 0.6, "ci_high": 0.78, "n_scored": 98, "n": 100}
+    cell = Cell(mean=0.7, ci_low=0.6, ci_high=0.78, n_scored=98, n=100)
     assert table.mean_text(cell) == "0.700 ± 0.090 (98/100)"
-    assert table.interval_text(cell) == "0.600\u20130.780"
-    nothing = {"mean": None, "ci_low": None, "ci_high": None, "n_scored": 0, "n": 4}
-    assert table.mean_text(nothing) == "\u2013 (0/4)"
+    assert table.interval_text(cell.ci_low, cell.ci_high) == "0.600\u20130.780"
+    assert table.mean_text(Cell(n=4)) == "\u2013 (0/4)"
     assert table.number(float("nan")) == "\u2013"
     assert table.number(-0.5) == "\u22120.500"
 
@@ -267,7 +267,7 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
 def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> None:
     path = story(tmp_path) / "train"
     with (path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 20, "eval": {"<script>$x^$": 0.5}}) + "\n")
+        file.write(json.dumps({"step": 20, "eval/<script>$x^$": 0.5}) + "\n")
     assert Page(html.render(load_runs([path]))).tags.count("script") == 1
 
 
@@ -286,7 +286,7 @@ def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
 def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None:
     path = tmp_path / "train"
     path.mkdir()
-    (path / "metrics.jsonl").write_text('{"step": 1, "draft_reward": 0.2, "loo_gap": null}\n')
+    (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2, "gap/loo": null}\n')
     (run,) = load_runs([path])
     assert [f.title for f in learning_curves(run)] == ["Rewards"]
     assert "draft reward" in table.terminal_text([run])

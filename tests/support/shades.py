@@ -48,4 +48,4 @@ def train(method: str, model: Path, out: Path, *options: Any) -> int:
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's rollout steps."""
-    return [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    return [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from soulkit.errors import ConfigError
 from soulkit.train.maths.advantage import (
-    Entry,
+    GroupMember,
     combine,
     distill_advantages,
     group_advantages,
@@ -22,8 +22,8 @@ from soulkit.train.maths.advantage import (
 )
 
 
-def entries(*rows: tuple[str, str, float | None]) -> list[Entry]:
-    return [Entry(*row) for row in rows]
+def entries(*rows: tuple[str, str, float | None]) -> list[GroupMember]:
+    return [GroupMember(*row) for row in rows]
 
 
 def floats(values: list[float | None]) -> list[float]:
@@ -59,7 +59,12 @@ def test_without_std_only_the_mean_goes() -> None:
 
 
 def test_batch_std_uses_every_scored_rollout_once() -> None:
-    batch = [*PAIR, Entry("y", "a", 4.0), Entry("y", "b", 2.0), Entry("y", "b", 2.0)]
+    batch = [
+        *PAIR,
+        GroupMember("y", "a", 4.0),
+        GroupMember("y", "b", 2.0),
+        GroupMember("y", "b", 2.0),
+    ]
     spread = statistics.stdev([1.0, 0.0, 4.0, 2.0])
     expected = [0.5, -0.5, 1.0, -1.0, -1.0]
     assert floats(group_advantages(batch, std="batch", epsilon=0.0)) == pytest.approx(
@@ -68,7 +73,7 @@ def test_batch_std_uses_every_scored_rollout_once() -> None:
 
 
 def test_unscored_leaves_the_group_before_any_statistic() -> None:
-    with_gap = [PAIR[0], Entry("x", "c", None), PAIR[1]]
+    with_gap = [PAIR[0], GroupMember("x", "c", None), PAIR[1]]
     first, gap, second = group_advantages(with_gap)
     assert gap is None
     assert [first, second] == group_advantages(PAIR)
@@ -109,7 +114,7 @@ def test_equal_rewards_give_exactly_zero() -> None:
 
 def test_group_stats_counts_silent_groups() -> None:
     rows = [*PAIR, *entries(("y", "a", 1.0)), *entries(("z", "a", 1.0), ("z", "b", 1.0))]
-    stats = group_stats([*rows, Entry("unscored", "a", None)])
+    stats = group_stats([*rows, GroupMember("unscored", "a", None)])
     assert (stats.groups, stats.singletons, stats.flat) == (3, 1, 1)
     assert stats.silent_share == pytest.approx(2 / 3)
     assert group_stats([]).silent_share is None
@@ -118,7 +123,7 @@ def test_group_stats_counts_silent_groups() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="rollout 'a'"):
-        group_advantages([Entry("x", "a", bad)])
+        group_advantages([GroupMember("x", "a", bad)])
 
 
 def test_unknown_options_name_the_known_ones() -> None:
@@ -133,7 +138,7 @@ def test_shift_does_nothing_and_the_sum_is_zero(
     rewards: list[float], shift: float, scale: float
 ) -> None:
     def advantages(values: list[float]) -> list[float]:
-        rows = [Entry("x", str(i), v) for i, v in enumerate(values)]
+        rows = [GroupMember("x", str(i), v) for i, v in enumerate(values)]
         return floats(group_advantages(rows, std="none"))
 
     base = advantages(rewards)

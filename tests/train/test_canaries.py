@@ -12,7 +12,9 @@ from soulkit.report.table import canary_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.canaries import NAMES, texts
-from soulkit.train.rollouts.canaries import canary_totals, first_values, reasons
+from soulkit.train.rollouts.canaries import first_values, reasons
+from soulkit.train.state.lines import steps_of
+from soulkit.train.state.summary import TrainSummary, canary_totals
 from tests.support.evaluation import three_lines
 from tests.support.judged import TASKS, asked, opinion, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -57,12 +59,12 @@ def test_a_judge_that_starts_to_like_gibberish_raises_the_alarm(
     out = tmp_path / "run"
     with ScriptedServer(answer=Judge(turn=4)) as server:
         assert trained(warm, out, server.base_url, "--canary-every", 1) == 0
-    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
     assert [line["canary/gibberish"] for line in lines] == [0, 0, 1, 1]
     assert [line["canary/keywords"] for line in lines] == [0, 0, 0, 0]
-    assert ["canary_alarm" in line for line in lines] == [False, False, True, True]
-    alarm = {"canary": "gibberish", "value": 1, "first": 0, "drafts": 0.5}
-    assert lines[2]["canary_alarm"] == [{**alarm, "why": ["rose", "above_drafts"]}]
+    assert ["canaries/alarms" in line for line in lines] == [False, False, True, True]
+    alarm = {"canary": "gibberish", "value": 1, "first": 0, "drafts": 0.5, "step": 2}
+    assert lines[2]["canaries/alarms"] == [{**alarm, "why": ["rose", "above_drafts"]}]
     canaries = summary_of(out)["canaries"]
     assert canaries["alarms"] == 2 and canaries["newest"][0]["step"] == 3
     assert "canary alarm at step 2: gibberish scores 1.00" in capfd.readouterr().err
@@ -79,9 +81,9 @@ def test_a_sound_judge_raises_none_and_canaries_are_in_no_file_of_episodes(
         assert trained(warm, out, server.base_url, "--canary-every", 2) == 0
         looks = [body for body in server.requests if GIBBERISH in asked(body)]
     assert len(looks) == 2 * 2  # two examples at steps 0 and 2
-    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
     assert ["canary/gibberish" in line for line in lines] == [True, False, True, False]
-    assert not any("canary_alarm" in line or "canary_unscored" in line for line in lines)
+    assert not any("canaries/alarms" in line or "canaries/unscored" in line for line in lines)
     assert summary_of(out)["canaries"]["alarms"] == 0
     assert "alarm at" not in capfd.readouterr().err
     assert len(load_records(out / "episodes.jsonl")) == STEPS * 2 * 2
@@ -104,13 +106,13 @@ def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
     with ScriptedServer(answer=judge, script=script) as server:
         more = ("--canary-every", 1, "--checkpoint-every", 1)
         assert trained(warm, out, server.base_url, *more) == 1
-        before = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
-        assert len(before) == 2 and first_values(before)["gibberish"] == 0
+        before = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
+        assert len(before) == 2 and first_values(steps_of(before))["gibberish"] == 0
         mended = True
         assert trained(warm, out, server.base_url, *more) == 0
-    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "draft_reward" in line]
+    lines = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
     assert len(lines) == STEPS and lines[-1]["canary/gibberish"] == 1
-    assert lines[-1]["canary_alarm"][0]["first"] == 0
+    assert lines[-1]["canaries/alarms"][0]["first"] == 0
     assert summary_of(out)["canaries"]["first"] == dict.fromkeys(NAMES, 0)
     assert judge.seen == 2 * STEPS
 
@@ -123,11 +125,12 @@ def test_a_judge_that_mumbles_at_canaries_leaves_no_number(warm: Path, tmp_path:
     with ScriptedServer(answer=answer) as server:
         assert trained(warm, out, server.base_url, "--canary-every", 1, steps=1) == 0
     line = read_jsonl(out / "metrics.jsonl")[0]
-    assert line["canary/gibberish"] is None and line["canary_unscored"] == 2
-    assert line["canary/keywords"] == 0.5 and "canary_alarm" not in line  # not above the drafts
+    assert line["canary/gibberish"] is None and line["canaries/unscored"] == 2
+    assert line["canary/keywords"] == 0.5 and "canaries/alarms" not in line  # not above the drafts
     canaries = summary_of(out)["canaries"]
     assert "gibberish" not in canaries["first"] and canaries["unscored"] == 2
-    assert canary_text(summary_of(out)).endswith("no alarm; 2 got no verdict")
+    totals = TrainSummary.from_json(summary_of(out)).canaries
+    assert canary_text(totals).endswith("no alarm; 2 got no verdict")
 
 
 def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> None:
@@ -140,12 +143,14 @@ def test_rules_cannot_be_talked_to(warm: Path, tmp_path: Path, capfd: Any) -> No
 
 
 def test_canaries_that_nobody_ever_judged_are_not_measured() -> None:
-    found = canary_totals([{"step": 0, "canary/keywords": None, "canary_unscored": 2}])
-    assert canary_text(found) == "not measured; no alarm; 2 got no verdict"
+    line = {"step": 0, "canary/keywords": None, "canaries/unscored": 2}
+    assert (
+        canary_text(canary_totals(steps_of([line]))) == "not measured; no alarm; 2 got no verdict"
+    )
 
 
 def test_totals_of_a_run_without_canaries_are_empty() -> None:
-    assert canary_totals([{"step": 0, "draft_reward": 1.0}]) == {}
+    assert canary_totals(steps_of([{"step": 0, "reward/draft": 1.0}])) is None
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_no_coach_gives_them_unasked(
 def test_worked_examples_that_were_asked_for(tmp_path: Path, model: Path) -> None:
     out = tmp_path / "run"
     assert train("ditto", model, out, *SOCIAL, "--set", "worked_examples=true") == 0
-    assert [line["n_refined"] for line in steps_of(out)] == [8]
+    assert [line["rollouts/refined"] for line in steps_of(out)] == [8]
 
 
 def test_scalar_methods_do_not_mind(tmp_path: Path, model: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from soulkit.runs.records import load_records
-from soulkit.train.rollouts.feedback import PATIENCE
+from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
 from soulkit.train.rollouts.remarks import flat_groups
+from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import ScriptedServer
@@ -57,7 +58,7 @@ def test_three_steps_in_vain_stop_a_run(
     assert f"'{method}'" in why and "--coach" in fix
     lines = steps_of(out)
     assert [line["feedback/in_vain"] for line in lines] == [1, 2, 3]
-    assert [line["n_refined"] for line in lines] == [0, 0, 0]
+    assert [line["rollouts/refined"] for line in lines] == [0, 0, 0]
     assert (out / "checkpoints" / "step_000003").is_dir() and not (out / "summary.json").exists()
 
 
@@ -73,7 +74,7 @@ def test_what_was_stopped_goes_on_once_the_coach_is_mended(
     assert train("ditto", model, out, *options, "--steps", 5) == 0
     lines = steps_of(out)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-    assert "feedback/in_vain" not in lines[-1] and lines[-1]["n_refined"] == 16
+    assert "feedback/in_vain" not in lines[-1] and lines[-1]["rollouts/refined"] == 16
 
 
 def test_a_run_in_vain_to_its_last_step_has_no_result(
@@ -81,7 +82,7 @@ def test_a_run_in_vain_to_its_last_step_has_no_result(
 ) -> None:
     out, options = tmp_path / "run", scripted(tmp_path, "kind")
     for _ in range(2):
-        assert train("ditto", model, out, *options, "--steps", PATIENCE) == 2
+        assert train("ditto", model, out, *options, "--steps", STEPS_IN_VAIN) == 2
         assert "3 steps in a row" in stopped(capfd)[0]
     assert len(steps_of(out)) == 3 and not (out / "summary.json").exists()
 
@@ -233,7 +234,8 @@ def test_gated_steps_leave_the_count_as_it_is(tmp_path: Path, model: Path, capfd
 def test_what_is_used_adds_nothing_to_the_line(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", shade_options(tmp_path, "kind")
     assert train("ditto", model, out, *options, "--steps", 1) == 0
-    assert not [name for line in steps_of(out) for name in line if name.startswith("feedback/")]
+    added = {"feedback/gated", "feedback/missing", "feedback/in_vain"}
+    assert not any(added & line.keys() for line in steps_of(out))
     refined = [r for r in load_records(out / "episodes.jsonl") if r.kind == "refined"]
     assert len(refined) == 8
     assert "nothing was" not in capfd.readouterr().err.replace("nothing was learned", "")
@@ -267,6 +269,8 @@ def test_groups_without_spread_are_said_aloud(
     ],
 )  # fmt: skip
 def test_what_is_said_of_groups(counts: tuple[int, int, int], norm: float, text: str) -> None:
-    names = ("groups", "groups_single", "groups_flat")
-    line = {**dict(zip(names, counts, strict=True)), "grad_norm": norm}
+    groups, single, flat = counts
+    line = StepLine(
+        learned=Learned(groups=groups, groups_single=single, groups_flat=flat, grad_norm=norm)
+    )
     assert flat_groups(line).startswith(text) and bool(flat_groups(line)) == bool(text)

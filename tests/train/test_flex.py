@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed, block_mask
-from soulkit.train.forward.fuse import Part, fuse
+from soulkit.train.forward.fuse import FusedPart, fuse
 from soulkit.train.forward.packing import Pack, in_tries
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.trie import Ids, Trie, build_trie
@@ -127,7 +127,7 @@ def test_a_policy_reads_the_same_with_both_kernels(kind: str, tmp_path: Path) ->
 # --- on a GPU -------------------------------------------------------------------------------------
 
 WINDOW = 50
-FUSED: tuple[tuple[Part, ...], ...] = ((), ("lora", "norm", "mlp"), ("lora", "compile"))
+FUSED: tuple[tuple[FusedPart, ...], ...] = ((), ("lora", "norm", "mlp"), ("lora", "compile"))
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_packed_gradients_on_a_gpu(attention: str, again: bool, sliding: bool) -
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("parts", FUSED[1:], ids="+".join)
-def test_fused_gradients_on_a_gpu(parts: tuple[Part, ...], again: bool) -> None:
+def test_fused_gradients_on_a_gpu(parts: tuple[FusedPart, ...], again: bool) -> None:
     seeds = (0, 1)
     wanted = outcomes(policy_on_gpu(torch.float32, "sdpa", True, False), seeds, alone=True)
     policy = policy_on_gpu(torch.float32, "flex", True, again)
@@ -224,7 +224,7 @@ def test_fused_gradients_on_a_gpu(parts: tuple[Part, ...], again: bool) -> None:
 @pytest.mark.parametrize("sliding", [False, True])
 @pytest.mark.parametrize("parts", FUSED, ids=lambda parts: "+".join(parts) or "plain")
 def test_bfloat16_is_as_near_to_the_truth_as_one_by_one(
-    parts: tuple[Part, ...], sliding: bool
+    parts: tuple[FusedPart, ...], sliding: bool
 ) -> None:
     """The truth being float32 with the same weights; all tensors' distance together."""
     half = torch.bfloat16

@@ -7,15 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.train.maths.measure import (
-    feedback_metrics,
-    feedback_totals,
-    mean_of,
-    reward_groups,
-    reward_metrics,
-    sequence_metrics,
-)
+from soulkit.train.maths.measure import feedback_of, groups_of, reward_groups, rewards_of
 from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.state.lines import CoachCounts, FeedbackCounts, StepLine, steps_of
+from soulkit.train.state.summary import feedback_totals
 from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
 from tests.train.support import config
@@ -26,16 +21,16 @@ def test_rewards_and_gaps_by_hand() -> None:
     """Example x: drafts 0, 1; refined 1, 0. Example y: drafts 0, 0, 1; refined 1 for the first."""
     y = [record("y", 0, "draft", 0.0), record("y", 0, "refined", 1.0),
          record("y", 1, "draft", 0.0), record("y", 2, "draft", 1.0)]  # fmt: skip
-    line = reward_metrics([*SMALL, *y])
-    assert line["draft_reward"] == pytest.approx(2 / 5)
-    assert line["refined_reward"] == pytest.approx(2 / 3)
-    assert (line["n_draft"], line["n_refined"], line["n_unscored"]) == (5, 3, 0)
+    line = rewards_of([*SMALL, *y])
+    assert line.draft == pytest.approx(2 / 5)
+    assert line.refined == pytest.approx(2 / 3)
+    assert (line.n_draft, line.n_refined, line.n_unscored) == (5, 3, 0)
     # Leave one out: x gives 1 − 1 and 0 − 0; y gives 1 − mean(0, 1).
-    assert line["loo_gap"] == pytest.approx((0.0 + 0.0 + 0.5) / 3)
-    assert line["pair_gap"] == pytest.approx((1.0 - 1.0 + 1.0) / 3)
-    assert line["loo_gap_low"] <= line["loo_gap"] <= line["loo_gap_high"]
-    assert line["tokens"] == 1 + 2 + 1 + 3 + 4
-    assert line["response_length"] == pytest.approx(11 / 8)
+    assert line.loo == pytest.approx((0.0 + 0.0 + 0.5) / 3)
+    assert line.pair == pytest.approx((1.0 - 1.0 + 1.0) / 3)
+    assert line.loo_low <= line.loo <= line.loo_high
+    assert line.tokens == 1 + 2 + 1 + 3 + 4
+    assert line.tokens_per_turn == pytest.approx(11 / 8)
 
 
 def test_the_same_example_at_two_steps_is_two_groups() -> None:
@@ -45,19 +40,19 @@ def test_the_same_example_at_two_steps_is_two_groups() -> None:
 
 def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:
     lost = [*SMALL, record("x", 2, "draft", None), record("x", 3, "refined", None)]
-    line, before = reward_metrics(lost), reward_metrics(SMALL)
-    assert line["n_unscored"] == 2 and line["unscored"] == {"partner_error": 2}
-    for name in ("draft_reward", "refined_reward", "loo_gap", "pair_gap"):
-        assert line[name] == before[name]
+    line, before = rewards_of(lost), rewards_of(SMALL)
+    assert line.n_unscored == 2 and line.unscored == {"partner_error": 2}
+    for name in ("draft", "refined", "loo", "pair"):
+        assert getattr(line, name) == getattr(before, name)
 
 
 @pytest.mark.parametrize("records", [[], SMALL[:1], [record("x", 0, "draft", None)], SMALL])
 def test_a_line_is_json_without_nan(records: list[object]) -> None:
-    line = {**reward_metrics(records), **feedback_metrics(records)}  # type: ignore[arg-type]
-    json.dumps(line, allow_nan=False)
+    rewards, feedback = rewards_of(records), feedback_of(records)  # type: ignore[arg-type]
+    json.dumps(StepLine(rewards=rewards, feedback=feedback).to_json(), allow_nan=False)
     if not records:
-        assert line["draft_reward"] is None and line["loo_gap"] is None
-        assert line["feedback_share"] is None and line["response_length"] is None
+        assert rewards.draft is None and rewards.loo is None
+        assert feedback.share is None and rewards.tokens_per_turn is None
 
 
 def test_task_metrics_are_means_over_drafts() -> None:
@@ -67,8 +62,8 @@ def test_task_metrics_are_means_over_drafts() -> None:
         for i, m in enumerate(scores)
     ]
     other = replace(SMALL[1], score=Score(value=1.0, reward=1.0, metrics={"turns": 99.0}))
-    line = reward_metrics([*drafts, other])
-    assert line["task_metrics"] == {"tomi/turns": 5.0, "tomi/kept": 1.0}
+    line = rewards_of([*drafts, other])
+    assert line.tasks == {"tomi/turns": 5.0, "tomi/kept": 1.0}
 
 
 def test_feedback_is_counted_with_its_leaks() -> None:
@@ -79,18 +74,18 @@ def test_feedback_is_counted_with_its_leaks() -> None:
         replace(SMALL[0], received=said), replace(SMALL[2], received=leak),
         replace(record("y", 0, "draft", 0.0), episode=failed), record("y", 1, "draft", 1.0),
     ]  # fmt: skip
-    line = feedback_metrics([*drafts, SMALL[1]])
-    assert line == {
-        "feedback_share": 0.5, "leak_share": 0.5, "leaks": {"symbolic/gold_text": 1},
-        "blind_reader": 0.75, "blind_chance": 0.25, "coach_failures": 1,
-        "coaches": {"symbolic": {"checked": 2, "dropped": 1, "leaks": {"gold_text": 1}}},
-    }  # fmt: skip
+    line = feedback_of([*drafts, SMALL[1]])
+    assert line == FeedbackCounts(
+        share=0.5, leak_share=0.5, leaks={"symbolic/gold_text": 1},
+        blind_reader=0.75, blind_chance=0.25, coach_failures=1,
+        coaches={"symbolic": CoachCounts(checked=2, dropped=1, leaks={"gold_text": 1})},
+    )  # fmt: skip
 
 
 def test_a_worked_example_leaks_and_is_not_dropped() -> None:
     shown = Feedback(text="b", author="symbolic", leak="gold_text", kind="worked_example")
-    line = feedback_metrics([replace(SMALL[0], received=shown)])
-    assert line["coaches"]["symbolic"] == {"checked": 1, "dropped": 0, "leaks": {"gold_text": 1}}
+    line = feedback_of([replace(SMALL[0], received=shown)])
+    assert line.coaches["symbolic"] == CoachCounts(1, 0, {"gold_text": 1})
 
 
 def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
@@ -99,30 +94,26 @@ def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
             name: {"checked": 4, "dropped": sum(leaks.values()), "leaks": leaks}
             for name, leaks in coaches.items()
         }
-        return {"step": 0, "n_draft": 8, "coach_failures": 1, "coaches": counts}
+        numbers = {"rollouts/draft": 8, "feedback/coach_failures": 1}
+        return {"step": 0, **numbers, "feedback/coaches": counts}
 
-    lines = [step(a={"gold_text": 1}, b={}), {"step": 0, "eval": {"tomi": 0.5}},
+    lines = [step(a={"gold_text": 1}, b={}), {"step": 0, "eval/tomi": 0.5},
              step(a={"gold_text": 1, "answerable": 2})]  # fmt: skip
-    assert feedback_totals(lines) == {
+    assert feedback_totals(steps_of(lines)).to_json() == {
         "drafts": 16, "coach_failures": 2, "coaches": {
             "a": {"checked": 8, "dropped": 4, "leaks": {"gold_text": 2, "answerable": 2}},
             "b": {"checked": 4, "dropped": 0, "leaks": {}},
         },
     }  # fmt: skip
-    assert feedback_totals([]) == {"drafts": 0, "coach_failures": 0, "coaches": {}}
+    assert feedback_totals([]).to_json() == {"drafts": 0, "coach_failures": 0, "coaches": {}}
 
 
 def test_groups_that_teach_nothing_are_counted() -> None:
     flat = [record("y", 0, "draft", 0.5), record("y", 1, "draft", 0.5)]
     alone = [record("z", 0, "draft", 0.5)]
     found = Ditto().sequences([*SMALL, *flat, *alone], Plain())
-    line = sequence_metrics(found, with_advantages(found, config()))
-    assert (line["groups"], line["groups_single"], line["groups_flat"]) == (4, 1, 1)
-    assert line["silent_share"] == 0.5
-    assert line["trained_tokens"] == {"draft": 5, "copy": 5, "refined": 5}
-    assert sequence_metrics([], [])["silent_share"] is None
-
-
-def test_updates_are_averaged_by_name() -> None:
-    assert mean_of([{"loss": 1.0}, {"loss": 3.0}]) == {"loss": 2.0}
-    assert mean_of([]) == {}
+    line = groups_of(found, with_advantages(found, config()))
+    assert (line.groups, line.groups_single, line.groups_flat) == (4, 1, 1)
+    assert line.silent_share == 0.5
+    assert line.trained == {"draft": 5, "copy": 5, "refined": 5}
+    assert groups_of([], []).silent_share is None

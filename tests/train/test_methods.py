@@ -244,8 +244,8 @@ def test_a_step_equals_its_formula(shared: Policy, other: Policy, name: str, bud
     config = config.model_copy(update={"tokens_per_batch": budget})
     want, wanted = naive(shared, formula(shared, other))
     line = learn(shared, still(shared), found(config), config, second_model(config, other))
-    assert line["trained_tokens"] == tokens
-    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert line.trained == tokens
+    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
     assert_close(gradients(shared), wanted)
     assert max(float(g.norm()) for g in wanted.values()) > 1e-3
 
@@ -261,7 +261,7 @@ def test_what_is_trained_beside_the_rewards_leaves_their_step_as_it_is(
     _, wanted = naive(shared, clipped_mean(rewarded))
     line = learn(shared, still(shared), found(config), config)
     assert_close(gradients(shared), wanted)
-    assert not any("/" in part for part in line["trained_tokens"])
+    assert not any("/" in part for part in line.trained)
 
 
 def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> None:
@@ -280,7 +280,7 @@ def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> No
         total = total + torch.where(a < 0, torch.minimum(loss, -10 * a), loss).sum() / 6
     want, wanted = naive(policy, total)
     line = update(policy, still(policy), prepared, range(len(sequences)), config, Tally())
-    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert line.loss == pytest.approx(want, rel=1e-4)
     assert_close(gradients(policy), wanted, rel=5e-5)
 
 
@@ -314,7 +314,7 @@ def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
     want, wanted = naive(policy, token_mean(total))
     prepared = prepare(policy, with_advantages(found(config), config), config)
     line = update(policy, still(policy), prepared, range(2), config, Tally())
-    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert line.loss == pytest.approx(want, rel=1e-4)
     assert_close(gradients(policy), wanted)
 
 
@@ -335,7 +335,7 @@ def test_packs_do_not_show_whatever_is_asked_for(shared: Policy, settings: dict[
     for budget in (1, 16384):
         config = asked(**settings, tokens_per_batch=budget)
         line = learn(shared, still(shared), found(config), config)
-        results.append((line["loss"], gradients(shared)))
+        results.append((line.loss, gradients(shared)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4, abs=1e-6)
     assert_close(results[0][1], results[1][1], rel=2e-5)
 
@@ -436,22 +436,22 @@ def test_distributions_come_closer(folder: Path, other: Policy, kind: str) -> No
 def test_a_line_says_what_the_teacher_did(shared: Policy, other: Policy) -> None:
     token = learn(shared, still(shared), found(asked("sdpo-token")), asked("sdpo-token"))
     want = torch.cat(gaps(shared, shared, True))
-    assert token["teacher_gap"] == pytest.approx(float(want.mean()), rel=1e-4)
-    assert token["teacher_adv_abs_mean"] == pytest.approx(
+    assert token.teacher["gap"] == pytest.approx(float(want.mean()), rel=1e-4)
+    assert token.teacher["adv_abs_mean"] == pytest.approx(
         float(want.clamp(-5, 5).abs().mean()), rel=1e-4
     )
     config = asked("sdpo-logits")
     logits = learn(shared, still(shared), found(config), config)
     want = sdpo_logits(shared, other).detach()
-    assert logits["divergence"] == pytest.approx(float(want), rel=1e-4)
+    assert logits.means.divergence == pytest.approx(float(want), rel=1e-4)
     plain = learn(shared, still(shared), found(asked("grpo")), asked("grpo"))
-    assert not any(name.startswith(("teacher", "divergence", "accepted")) for name in plain)
+    assert not plain.teacher and plain.means.divergence is None and plain.accepted is None
 
 
 def test_the_accepted_share_is_of_refined_rollouts(shared: Policy) -> None:
-    def share(**settings: Any) -> float:
+    def share(**settings: Any) -> float | None:
         config = asked("erl", **settings)
-        return learn(shared, still(shared), found(config), config)["accepted_share"]
+        return learn(shared, still(shared), found(config), config).accepted
 
     assert share() == 0.5 and share(accept_from=0.25) == 1.0 and share(accept_from=2.0) == 0.0
 
@@ -484,12 +484,15 @@ def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     train(asked, tmp_path / "run", lambda line: None)
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1]
-    assert all(sum(line["trained_tokens"].values()) > 0 for line in lines)
+    trained = [name for line in lines for name in line if name.startswith("trained/")]
+    assert trained and all(line.get(name, 1) > 0 for line in lines for name in trained)
     assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
-    assert {line["n_refined"] > 0 for line in lines} == {method in ("ditto", "rltf-sd", "erl")}
+    assert {line["rollouts/refined"] > 0 for line in lines} == {
+        method in ("ditto", "rltf-sd", "erl")
+    }
     if "token" in method or method == "opd":
-        assert all("teacher_gap" in line for line in lines)
+        assert all("teacher/gap" in line for line in lines)
     if "logits" in method:
-        assert all(line["divergence"] >= 0 for line in lines)
+        assert all(line["divergence/teacher"] >= 0 for line in lines)
     if method == "erl":
-        assert all(0 <= line["accepted_share"] <= 1 for line in lines)
+        assert all(0 <= line["imitation/accepted"] <= 1 for line in lines)

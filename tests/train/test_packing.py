@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.train.forward.packing import Pack, Shape, entries, in_rows, in_tries, plan
+from soulkit.train.forward.packing import HeadShape, Pack, entries, in_rows, in_tries, plan
 from soulkit.train.forward.trie import build_trie
 from soulkit.train.objectives.sequences import Span
 
@@ -68,7 +68,7 @@ def test_a_first_token_cannot_be_trained() -> None:
 
 
 def test_shared_prompts_are_packed_and_unrelated_short_ones_are_rows() -> None:
-    shape = Shape()
+    shape = HeadShape()
     (pack,) = plan(grown(1, 16, 1024, 32), 16384, shape)
     assert pack.trie is not None and pack.computed == 1024 + 16 * 32
     assert all(p.trie is None for p in plan(grown(64, 1, 12, 4), 16384, shape))

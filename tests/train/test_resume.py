@@ -244,7 +244,7 @@ def moments(name: str, number: int, run: Path) -> list[tuple[int, float]]:
     """Line and delay of each kill of a trial; every fifth trial is killed while it resumes, too."""
     rng = random.Random(f"{name}/{number}")
     lines = read_jsonl(run / "metrics.jsonl")
-    paces = [line["seconds_sample"] + line["seconds_train"] for line in lines if "policy" in line]
+    paces = [line["time/sample"] + line["time/train"] for line in lines if "policy/version" in line]
     found, done = [], 0
     for _ in range(1 + (number % 5 == 4)):
         done = rng.randrange(done, len(paces))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.errors import DataError
-from soulkit.train.material.sampling import Pool, batch, mixture
+from soulkit.train.material.sampling import TaskRows, batch, mixture
 from soulkit.train.objectives.sequences import without_truncated
 from soulkit.train.rollouts.shuffle import swap_feedback
 from soulkit.types import Completion, Feedback, Record
@@ -50,7 +50,7 @@ def test_nothing_to_train_on_is_told() -> None:
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 25), seed=st.integers(0, 5))
 def test_every_epoch_holds_every_row_once(size: int, seed: int) -> None:
-    pool: Pool = [(TOMI, e) for e in TEN]
+    pool: TaskRows = [(TOMI, e) for e in TEN]
     drawn = [e.id for step in range(12) for _, e in batch(pool, size, step, seed)]
     assert len(drawn) == 12 * size
     for start in range(0, len(drawn) - 9, 10):
@@ -58,7 +58,7 @@ def test_every_epoch_holds_every_row_once(size: int, seed: int) -> None:
 
 
 def test_a_step_has_its_batch_whoever_asks() -> None:
-    pool: Pool = [(TOMI, e) for e in TEN]
+    pool: TaskRows = [(TOMI, e) for e in TEN]
     assert batch(pool, 4, 7, 1) == batch(pool, 4, 7, 1) != batch(pool, 4, 7, 2)
     firsts = [e.id for _, e in batch(pool, 10, 0, 1)]
     assert firsts != [e.id for _, e in batch(pool, 10, 1, 1)]

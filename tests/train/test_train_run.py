@@ -28,12 +28,14 @@ from tests.train.support import config, lines_of, random_model, rows, soul
 TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
 STEP_KEYS = {
-    "step", "lr", "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high",
-    "pair_gap", "n_draft", "n_refined", "n_unscored", "unscored", "response_length", "tokens",
-    "task_metrics", "feedback_share", "leak_share", "leaks", "blind_reader", "blind_chance",
-    "coach_failures", "coaches", "groups", "groups_single", "groups_flat", "silent_share",
-    "trained_tokens", "clip_fraction", "clip_fraction_dual", "ratio_mean", "approx_kl", "entropy",
-    "loss", "grad_norm", "updates", "kl", "policy", "seconds_sample", "seconds_train",
+    "step", "optimizer/lr", "reward/draft", "reward/refined", "gap/loo", "gap/loo_low",
+    "gap/loo_high", "gap/pair", "rollouts/draft", "rollouts/refined", "rollouts/unscored",
+    "tokens/per_turn", "tokens/sampled", "feedback/share", "feedback/leak_share",
+    "feedback/blind_reader", "feedback/blind_chance", "feedback/coach_failures",
+    "feedback/coaches", "groups/all", "groups/single", "groups/flat", "groups/silent_share",
+    "trained/draft", "trained/copy", "trained/refined", "clip/share", "clip/share_dual",
+    "ratio/mean", "kl/old", "policy/entropy", "loss/total", "grad/norm", "optimizer/updates",
+    "kl/base", "policy/version", "time/sample", "time/train",
 }  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def ditto(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sft_lowers_the_loss_and_leaves_a_whole_model(warm: Path) -> None:
     lines = lines_of(warm)
     assert [line["step"] for line in lines] == list(range(40))
-    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
+    assert lines[-1]["loss/total"] < 0.5 * lines[0]["loss/total"]
     files = {p.name for p in (warm / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
     model = LocalModel.load(warm / "model")
@@ -83,14 +85,15 @@ def test_a_ditto_run_writes_its_files(ditto: Path) -> None:
     }  # fmt: skip
     assert {p.name for p in (ditto / "checkpoints").iterdir()} == {"step_000002", "step_000003"}
     every = read_jsonl(ditto / "metrics.jsonl")
-    lines, dev = ([line for line in every if ("eval" in line) == e] for e in (False, True))
+    lines, dev = ([line for line in every if ("eval/tomi" in line) == e] for e in (False, True))
     assert [line["step"] for line in lines] == [0, 1, 2]
     for line in lines:
-        assert line.keys() == STEP_KEYS
-        assert line["n_draft"] == 16 and line["updates"] == 2 and line["n_unscored"] == 0
-    assert [line["step"] for line in dev] == [1] and set(dev[0]["eval"]) == {"tomi"}
-    assert any(line["grad_norm"] > 0 for line in lines)
-    assert len({line["policy"] for line in lines}) == 3  # every step moved the weights
+        assert {name for name in line if not name.startswith("leak/")} == STEP_KEYS
+        assert line["rollouts/draft"] == 16 and line["optimizer/updates"] == 2
+        assert line["rollouts/unscored"] == 0
+    assert [line["step"] for line in dev] == [1] and dev[0].keys() == {"step", "eval/tomi"}
+    assert any(line["grad/norm"] > 0 for line in lines)
+    assert len({line["policy/version"] for line in lines}) == 3  # every step moved the weights
 
 
 def test_episodes_hold_the_feedback_on_both_sides(ditto: Path) -> None:
@@ -123,7 +126,7 @@ def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
     summary = summary_of(ditto)
     assert summary["steps"] == 3 and summary["command"] == "train ditto"
     assert summary["rewards"].keys() == {
-        "draft_reward", "refined_reward", "loo_gap", "loo_gap_low", "loo_gap_high"
+        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high"
     }  # fmt: skip
     assert "tomi" in summary["tasks"]
     symbolic = summary["feedback"]["coaches"]["symbolic"]
@@ -184,8 +187,9 @@ def test_grpo_trains_without_feedback(tmp_path: Path, warm: Path) -> None:
     out = tmp_path / "grpo"
     assert soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 2, "--out", out) == 0
     for line in read_jsonl(out / "metrics.jsonl"):
-        assert line["n_refined"] == 0 and line["refined_reward"] is None
-        assert line["feedback_share"] == 0 and set(line["trained_tokens"]) <= {"draft"}
+        assert line["rollouts/refined"] == 0 and "reward/refined" not in line
+        assert line["feedback/share"] == 0
+        assert {name for name in line if name.startswith("trained/")} <= {"trained/draft"}
     assert {r.kind for r in load_records(out / "episodes.jsonl")} == {"draft"}
 
 
@@ -248,13 +252,13 @@ def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Pa
                     f"endpoint:visitor@{url}", "--out", out)  # fmt: skip
     assert done == 0
     lines = read_jsonl(out / "metrics.jsonl")
-    assert len(lines) == 2 and all(line["n_unscored"] == 0 for line in lines)
-    assert all(line["n_refined"] == 6 for line in lines)
-    assert "secret_keeper/turns" in lines[0]["task_metrics"]
+    assert len(lines) == 2 and all(line["rollouts/unscored"] == 0 for line in lines)
+    assert all(line["rollouts/refined"] == 6 for line in lines)
+    assert "task/secret_keeper/turns" in lines[0]
     refined = [r for r in load_records(out / "episodes.jsonl") if r.kind == "refined"]
     assert all(len(r.episode.traces[0].turns) >= 4 for r in refined)
     for line in lines:  # a copy has the tokens of its refined twin
-        assert line["trained_tokens"]["copy"] == line["trained_tokens"]["refined"]
+        assert line["trained/copy"] == line["trained/refined"]
 
 
 def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
@@ -271,7 +275,7 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
     assert done == 0
     lines = read_jsonl(out / "metrics.jsonl")
     assert len(lines) == 2
-    assert sum(line["n_unscored"] for line in lines) > 0
+    assert sum(line["rollouts/unscored"] for line in lines) > 0
     records = load_records(out / "episodes.jsonl")
     lost = [r for r in records if not r.score.scored]
     assert {r.score.reason for r in lost} == {"partner_error"}
@@ -283,8 +287,8 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
                       for t in r.episode.traces[0].turns)
             for kind in ("draft", "refined")
         }  # fmt: skip
-        assert line["trained_tokens"].get("draft", 0) == tokens["draft"]
-        assert line["trained_tokens"].get("copy", 0) == tokens["refined"]
+        assert line.get("trained/draft", 0) == tokens["draft"]
+        assert line.get("trained/copy", 0) == tokens["refined"]
 
 
 @pytest.mark.parametrize("who", ["partner", "coach"])
@@ -356,8 +360,8 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
     assert done == 0
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
-    drawn = events.Scalars("draft_reward")
-    logged = [line["draft_reward"] for line in read_jsonl(out / "metrics.jsonl")]
+    drawn = events.Scalars("reward/draft")
+    logged = [line["reward/draft"] for line in read_jsonl(out / "metrics.jsonl")]
     assert [e.value for e in drawn] == pytest.approx(logged)
 
 
@@ -370,7 +374,8 @@ def test_the_best_weights_are_kept_and_can_be_loaded(tmp_path: Path, warm: Path)
                 "--eval-every", 1, "--set", "keep_best=2", "--set", "keep_last=1",
                 "--set", "dev_limit=10", "--set", "lr=0.01")  # fmt: skip
     assert done == 0
-    dev = [line["eval"]["tomi"] for line in read_jsonl(out / "metrics.jsonl") if "eval" in line]
+    lines = read_jsonl(out / "metrics.jsonl")
+    dev = [line["eval/tomi"] for line in lines if "eval/tomi" in line]
     assert len(dev) == steps
     best = sorted(range(1, steps + 1), key=lambda step: (dev[step - 1], step), reverse=True)
     kept = {p.name for p in (out / "checkpoints").iterdir()}

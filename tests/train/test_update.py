@@ -16,8 +16,9 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import lost_twins, prepare, sampler_weights
 from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import NotFinite, mini_batches, update
+from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
+from soulkit.train.state.lines import TokenMeans
 from soulkit.train.step import with_advantages
 from tests.train.support import (
     assert_close,
@@ -164,7 +165,7 @@ def test_an_update_equals_the_naive_one(shared: Policy, name: str) -> None:
     sequences = weighted(step_of(), refined=0.7)
     want, wanted = naive(shared, sequences, asked)
     line, found, _ = taken(shared, sequences, asked)
-    assert line["loss"] == pytest.approx(want, rel=1e-5, abs=1e-7)
+    assert line.loss == pytest.approx(want, rel=1e-5, abs=1e-7)
     assert_close(found, wanted)
     assert max(float(g.norm()) for g in wanted.values()) > 1e-3
 
@@ -180,11 +181,11 @@ def test_later_updates_use_the_log_probs_from_before_the_step(folder: Path, rati
     jolt(policy, 0.02, seed=5)
     want, wanted = naive(policy, sequences, asked, old)
     line, found, tally = taken(policy, sequences, asked, prepared=prepared)
-    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
     assert_close(found, wanted, rel=5e-5)
-    assert tally.means()["ratio_mean"] != pytest.approx(1.0, abs=1e-4)
+    assert tally.means().ratio != pytest.approx(1.0, abs=1e-4)
     if ratio == "token":
-        assert tally.means()["clip_fraction"] > 0
+        assert (tally.means().clipped or 0) > 0
 
 
 @pytest.mark.parametrize("budget", [1, 64, 200])
@@ -192,7 +193,7 @@ def test_micro_batches_do_not_show(shared: Policy, budget: int) -> None:
     sequences = step_of(3)
     whole = taken(shared, sequences, config(**LOOSE))
     parts = taken(shared, sequences, config(**LOOSE, tokens_per_batch=budget))
-    assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5, abs=1e-7)
+    assert parts[0].loss == pytest.approx(whole[0].loss, rel=1e-5, abs=1e-7)
     assert_close(parts[1], whole[1])
 
 
@@ -216,7 +217,7 @@ def test_without_the_feedback_loss_the_base_step_is_that_of_the_base_alone(share
     sequences = step_of(6)
     off = taken(shared, weighted(sequences, refined=0.0), config(**LOOSE))
     gone = taken(shared, [s for s in sequences if s.part != "refined"], config(**LOOSE))
-    assert off[0]["loss"] == pytest.approx(gone[0]["loss"])
+    assert off[0].loss == pytest.approx(gone[0].loss)
     assert_close(off[1], gone[1])
 
 
@@ -230,7 +231,7 @@ def test_only_copies_are_trained_but_drafts_set_their_baseline(shared: Policy) -
     assert fmean(s.advantage for s in trained) != pytest.approx(0.0, abs=1e-3)
     line, found, _ = taken(shared, sequences, config(**LOOSE))
     loss, wanted = naive(shared, sequences, config(**LOOSE))
-    assert line["loss"] == pytest.approx(loss, rel=1e-5)
+    assert line.loss == pytest.approx(loss, rel=1e-5)
     assert_close(found, wanted)
 
 
@@ -251,9 +252,9 @@ def test_lone_and_flat_groups_teach_nothing(shared: Policy) -> None:
         trained = with_advantages(sequences, config())
         assert [s.advantage for s in trained] == [0.0] * len(sequences)
         line, found, tally = taken(shared, sequences, config(**LOOSE))
-        assert line == {"loss": 0.0, "grad_norm": 0.0}
+        assert line == Update(loss=0.0, grad_norm=0.0)
         assert all(float(g.norm()) == 0 for g in found.values())
-        assert tally.means() == {}
+        assert tally.means() == TokenMeans()
     raw = with_advantages(lone, config(protocol="reference"))
     assert [s.advantage for s in raw] == pytest.approx([s.reward for s in lone], rel=1e-5)
 
@@ -275,7 +276,7 @@ def test_silent_sequences_count_but_are_not_computed(
     line, found, _ = taken(shared, sequences, asked)
     assert sum(scored) == len(sequences) / 2
     want, wanted = naive(shared, sequences, asked)  # computes all of them
-    assert line["loss"] == pytest.approx(want, rel=1e-5, abs=1e-7)
+    assert line.loss == pytest.approx(want, rel=1e-5, abs=1e-7)
     assert_close(found, wanted)
 
 
@@ -296,9 +297,9 @@ def test_the_kl_penalty_is_to_the_model_without_its_adapter(shared: Policy) -> N
         base = {i: alone(shared, s.span)[0] for i, s in enumerate(sequences)}
     want, wanted = naive(shared, sequences, asked, base=base)
     line, found, _ = taken(shared, sequences, asked)
-    assert line["loss"] == pytest.approx(want, rel=1e-4)
+    assert line.loss == pytest.approx(want, rel=1e-4)
     assert_close(found, wanted, rel=2e-5)
-    assert line["loss"] > taken(shared, sequences, config(**LOOSE))[0]["loss"]
+    assert line.loss > taken(shared, sequences, config(**LOOSE))[0].loss
 
 
 @pytest.mark.parametrize("lambda_fb", [1.0, 0.0])
@@ -317,7 +318,7 @@ def test_a_copy_takes_the_sampler_weight_of_its_refined_twin(
             weights[i] = (now - torch.tensor(twin.span.sampler)).exp().clamp(max=1.5)
     want, wanted = naive(shared, sequences, asked, weights=weights)
     line, found, _ = taken(shared, sequences, asked)
-    assert line["loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
     assert_close(found, wanted, rel=5e-5)
 
 
@@ -346,7 +347,7 @@ def test_gradients_are_clipped_to_the_norm(shared: Policy) -> None:
     asked = config(lora=LOOSE["lora"], max_grad_norm=0.01)
     line, found, _ = taken(shared, step_of(16), asked)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found.values()))
-    assert line["grad_norm"] > 0.01
+    assert line.grad_norm > 0.01
     assert norm == pytest.approx(0.01, rel=1e-3)
 
 

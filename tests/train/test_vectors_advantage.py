@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soulkit.train.maths.advantage import (
-    Entry,
+    GroupMember,
     Singleton,
     StdMode,
     group_advantages,
@@ -42,7 +42,7 @@ def spread_group_advantages(
     roles = roles if roles is not None else [None] * len(prompts)
     totals: list[float] = rewards.detach().sum(-1).tolist()
     entries = [
-        Entry((prompt, role or ""), str(rollout), total)
+        GroupMember((prompt, role or ""), str(rollout), total)
         for prompt, role, rollout, total in zip(prompts, roles, rollouts, totals, strict=True)
     ]
     values = group_advantages(entries, epsilon=epsilon, std=std, singleton=singleton)

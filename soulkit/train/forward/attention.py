@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soulkit.errors import SoulError
-from soulkit.train.forward.blocks import Block, Costs, plan_blocks
+from soulkit.train.forward.blocks import AttentionBlock, Costs, plan_blocks
 from soulkit.train.forward.trie import Trie
 
 NAME = "soulkit_trie"
@@ -124,7 +124,7 @@ def rectangles(trie: Trie, costs: Costs, window: int | None, like: Tensor) -> _R
     )  # fmt: skip
 
 
-def _mask(trie: Trie, block: Block, window: int | None, like: Tensor) -> Tensor:
+def _mask(trie: Trie, block: AttentionBlock, window: int | None, like: Tensor) -> Tensor:
     """Additive [queries, keys]. SDPA would make it of a boolean one again in every layer."""
     seen = torch.from_numpy(trie.visible(block.queries, block.keys, window))
     mask = torch.zeros(seen.shape, dtype=like.dtype)

@@ -40,7 +40,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionBlock:
     """One rectangle. `causal`: keys are the queries themselves, each sees those before it."""
 
     queries: Range
@@ -59,13 +59,15 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     cost: float
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
 
     def __add__(self, other: _Plan) -> _Plan:
         return _Plan(self.cost + other.cost, self.blocks + other.blocks)
 
 
-def plan_blocks(trie: Trie, costs: Costs, window: int | None = None) -> tuple[float, list[Block]]:
+def plan_blocks(
+    trie: Trie, costs: Costs, window: int | None = None
+) -> tuple[float, list[AttentionBlock]]:
     """(cost in pairs, rectangles in the order of their queries, which together are all positions).
 
     `window` is the sliding window of the layers that the plan is for.
@@ -80,7 +82,7 @@ class _Planner:
         self.stops = [int(c) for c in trie.cuts[1:]]
         self.children = self._children()
 
-    def plan(self) -> tuple[float, list[Block]]:
+    def plan(self) -> tuple[float, list[AttentionBlock]]:
         """From the last run to the first: children stand after their parents."""
         best: dict[int, _Plan] = {}
         for node in reversed(range(len(self.starts))):
@@ -89,8 +91,8 @@ class _Planner:
             whole = self._dense(start, end)
             best[node] = whole if whole.cost < apart.cost else apart
         roots = [n for n, start in enumerate(self.starts) if self.trie.parent[start] < 0]
-        found = self._group([(root, best[root]) for root in roots])
-        return found.cost, list(found.blocks)
+        groups = self._group([(root, best[root]) for root in roots])
+        return groups.cost, list(groups.blocks)
 
     def _children(self) -> list[list[int]]:
         children: list[list[int]] = [[] for _ in self.starts]
@@ -142,8 +144,10 @@ class _Planner:
         one_run = run is not None or self._is_run(start, end)
         if not keys and one_run and end - start <= self.window:
             pairs = self.costs.causal * (end - start) ** 2
-            return _Plan(self.costs.call + pairs, (Block((start, end), ((start, end),), True),))
-        block = Block((start, end), _joined([*keys, (start, end)]))
+            return _Plan(
+                self.costs.call + pairs, (AttentionBlock((start, end), ((start, end),), True),)
+            )
+        block = AttentionBlock((start, end), _joined([*keys, (start, end)]))
         pairs = block.n_queries * block.n_keys
         if pairs > MOST_PAIRS and block.n_queries > CHUNKS[-1]:
             return _Plan(float("inf"), ())
@@ -156,21 +160,21 @@ class _Planner:
     def _in_window(self, ranges: list[Range], start: int) -> list[Range]:
         """The part of a path that a query right behind it, at `start`, can see."""
         drop = int(self.trie.depth[start]) - self.window + 1
-        kept: list[Range] = []
+        inside: list[Range] = []
         for a, b in ranges:
             cut = min(max(drop, 0), b - a)
             drop -= b - a
             if cut < b - a:
-                kept.append((a + cut, b))
-        return kept
+                inside.append((a + cut, b))
+        return inside
 
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """The same with neighbours made one."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for a, b in ranges:
-        if found and found[-1][1] == a:
-            found[-1] = (found[-1][0], b)
+        if joined and joined[-1][1] == a:
+            joined[-1] = (joined[-1][0], b)
         else:
-            found.append((a, b))
-    return tuple(found)
+            joined.append((a, b))
+    return tuple(joined)

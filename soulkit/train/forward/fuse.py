@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Part = Literal["lora", "norm", "mlp", "compile"]
+FusedPart = Literal["lora", "norm", "mlp", "compile"]
 Setting = Literal["auto", "off", "modules", "compile"]
 
 APART = "soulkit_trie_apart"
@@ -38,16 +38,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, tor
 """Largest relative distance to the plain module, by the type of its input."""
 
 
-def parts_of(setting: Setting) -> tuple[Part, ...]:
+def parts_of(setting: Setting) -> tuple[FusedPart, ...]:
     """What a setting stands for; `auto` is `lora`, which was measured to pay on a CPU."""
-    known: dict[Setting, tuple[Part, ...]] = {
+    choices: dict[Setting, tuple[FusedPart, ...]] = {
         "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),
         "compile": ("lora", "compile"),
     }  # fmt: skip
-    return known[setting]
+    return choices[setting]
 
 
-def fuse(decoder: Any, parts: Collection[Part]) -> dict[str, int]:
+def fuse(decoder: Any, parts: Collection[FusedPart]) -> dict[str, int]:
     """Changes the modules of `decoder` in place; returns how many, by part.
 
     ValueError for a part that there is not.
@@ -115,12 +115,12 @@ def _fused_lora(layer: Any) -> bool:
     # A new adapter's B is zero, and anything times zero agrees: the proof needs another one.
     (name,) = (n for n in layer.active_adapters if n in layer.lora_A)
     b = layer.lora_B[name].weight
-    kept = b.clone()
+    before = b.clone()
     b.copy_(0.1 * _random(tuple(b.shape), b))
     try:
         return _changed(layer, _fused_lora_class(), _inputs_of_linear(layer))
     finally:
-        b.copy_(kept)
+        b.copy_(before)
 
 
 def _is_plain_lora(layer: Any) -> bool:
@@ -256,11 +256,11 @@ def compile_modules(decoder: Any, backend: str = "inductor") -> int:
     # Past the limit torch silently stops compiling.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
     _set_attention_apart(decoder)
-    found = list(_parts_of_layers(decoder))
-    for module in found:
+    parts = list(_parts_of_layers(decoder))
+    for module in parts:
         module.compile(backend=backend)
         module._compiled_call_impl = _unless_sampling(module, module._compiled_call_impl)
-    return len(found)
+    return len(parts)
 
 
 def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,14 +301,14 @@ def _parts_of_layers(decoder: Any) -> Iterator[Any]:
 @torch.no_grad()
 def _changed(module: Any, fused: type[Any], x: Tensor) -> bool:
     """Give `module` the class `fused` if it then computes what it did; whether it has it now."""
-    plain_class, wanted = type(module), module(x)
+    plain_class, plain = type(module), module(x)
     module.__class__ = fused
-    found = module(x)
-    off = float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-30))
-    kept = found.dtype == wanted.dtype and off <= TOLERANCE.get(x.dtype, TOLERANCE[torch.bfloat16])
-    if not kept:
+    output = module(x)
+    off = float((output.float() - plain.float()).norm() / plain.float().norm().clamp_min(1e-30))
+    equal = output.dtype == plain.dtype and off <= TOLERANCE.get(x.dtype, TOLERANCE[torch.bfloat16])
+    if not equal:
         module.__class__ = plain_class
-    return kept
+    return equal
 
 
 def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ DEFAULT_COSTS = Costs()
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HeadShape:
     """What the cost model knows of a model."""
 
     costs: Costs = DEFAULT_COSTS
@@ -101,7 +101,7 @@ class Shape:
         )
 
 
-def plan(spans: Sequence[Span], budget: int, shape: Shape | None) -> list[Pack]:
+def plan(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
     """`spans` as packs of at most `budget` computed tokens (or one sequence).
 
     `shape` None: padded rows always.

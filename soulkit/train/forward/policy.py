@@ -35,7 +35,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
 from soulkit.train.forward.fuse import Setting, fuse, parts_of
-from soulkit.train.forward.packing import Entries, Pack, Shape, entries, plan
+from soulkit.train.forward.packing import Entries, HeadShape, Pack, entries, plan
 from soulkit.train.forward.probe import probe_packing, shape_of
 from soulkit.train.objectives.sequences import Span
 
@@ -86,7 +86,7 @@ class Policy:
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
         self.turn = _turn_of_positions(self.decoder.config)
-        self.shape: Shape | None = None
+        self.shape: HeadShape | None = None
         if packing == "auto":
             self.shape = shape_of(self.decoder, self.kernel)
             probe_packing(self)
@@ -157,15 +157,15 @@ class Policy:
 
         What sequences share is computed once; its gradients add up. `hidden` needs `gathers`.
         """
-        found = entries(pack)
-        unique, place = np.unique(found.parent, return_inverse=True)
+        places = entries(pack)
+        unique, place = np.unique(places.parent, return_inverse=True)
         if self.gathers:
             rows = self.states(pack).index_select(0, self._tensor(unique))
         else:
             rows = self._model_logits(pack).index_select(0, self._tensor(unique))
-        log_prob, spread = self._read_all(rows, place, found, entropy)
+        log_prob, spread = self._read_all(rows, place, places, entropy)
         states = rows.index_select(0, self._tensor(place)) if hidden else None
-        return Scored(log_prob, spread, self._tensor(found.owner), states)
+        return Scored(log_prob, spread, self._tensor(places.owner), states)
 
     def states(self, pack: Pack) -> Tensor:
         """Last hidden states [positions, width] of all positions of `pack`, row after row."""
@@ -205,7 +205,7 @@ class Policy:
         }
 
     def _read_all(
-        self, rows: Tensor, place: np.ndarray, found: Entries, entropy: bool
+        self, rows: Tensor, place: np.ndarray, places: Entries, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """(log-prob, entropy) per entry; `rows` are what the different parents' logits come of."""
         size = self._rows_at_once
@@ -217,7 +217,7 @@ class Policy:
         ):
             chosen = order[a:b]
             inputs = (rows[first : first + size], self._tensor(place[chosen] - first),
-                      self._tensor(found.target[chosen]), entropy)  # fmt: skip
+                      self._tensor(places.target[chosen]), entropy)  # fmt: skip
             again = len(rows) > size and torch.is_grad_enabled()
             parts.append(
                 checkpoint(self._read, *inputs, use_reentrant=False)
@@ -331,10 +331,10 @@ def _is_peft(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
-def _kernel(asked: str, device: torch.device) -> Literal["sdpa", "flex"]:
-    if asked == "auto":
+def _kernel(setting: str, device: torch.device) -> Literal["sdpa", "flex"]:
+    if setting == "auto":
         return "flex" if device.type == "cuda" else "sdpa"
-    return "flex" if asked == "flex" else "sdpa"
+    return "flex" if setting == "flex" else "sdpa"
 
 
 def _turn_of_positions(config: Any) -> int | None:
@@ -342,10 +342,10 @@ def _turn_of_positions(config: Any) -> int | None:
 
     The longest sequence of a forward pass decides for all of it, so both sides never share one.
     """
-    said = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if said.get("rope_type") != "longrope":
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
         return None
-    return int(said["original_max_position_embeddings"])
+    return int(rope["original_max_position_embeddings"])
 
 
 def _checkpointed_layers(causal: Any) -> list[Any]:

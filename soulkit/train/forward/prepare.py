@@ -38,6 +38,7 @@ class Prepared:
     """Token advantages, where a teacher gives any; None: every token has its sequence's."""
     teacher: Teacher | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the teacher's token advantages look like."""
 
 
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
@@ -111,7 +112,7 @@ def token_advantages(
     gaps = torch.cat([t - o for t, o, row in zip(teachers, old, taught, strict=True) if row])
     return (
         [row[: len(o)] for row, o in zip(total, old, strict=True)],
-        {"teacher_gap": float(gaps.mean())} | {f"teacher_{k}": v for k, v in metrics.items()},
+        {"gap": float(gaps.mean()), **metrics},
     )
 
 

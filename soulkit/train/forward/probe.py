@@ -16,7 +16,7 @@ from torch import Tensor
 from soulkit.errors import ModelLoadError
 from soulkit.train.forward.attention import UnpackableAttention, install
 from soulkit.train.forward.blocks import Costs
-from soulkit.train.forward.packing import Pack, Shape
+from soulkit.train.forward.packing import HeadShape, Pack
 from soulkit.train.forward.trie import build_trie
 from soulkit.train.objectives.sequences import Span
 
@@ -82,8 +82,8 @@ def probe_spans(policy: Policy) -> tuple[Span, ...]:
     def some(n: int, first: int) -> tuple[int, ...]:
         return (first, *(random_.randrange(words) for _ in range(n - 1)))
 
-    trunk, own = some(length - 8, 0), length // 2
-    ids = ((*trunk, *some(8, 1)), (*trunk[: length - 12], *some(12, 2)), some(own, 3))
+    trunk, tail = some(length - 8, 0), length // 2
+    ids = ((*trunk, *some(8, 1)), (*trunk[: length - 12], *some(12, 2)), some(tail, 3))
     return tuple(Span(i, (False, *(True,) * (len(i) - 1)), ()) for i in ids)
 
 
@@ -92,7 +92,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
     return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
 
 
-def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> Shape:
+def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> HeadShape:
     """What the cost model needs: the layers' width in pairs of attention, and their windows."""
     layers = [m for m in decoder.modules() if hasattr(m, "layer_idx") and _attends(m)]
     config = decoder.config
@@ -111,7 +111,7 @@ def shape_of(decoder: Any, kernel: Literal["sdpa", "flex"]) -> Shape:
     # 14 FLOPs a pair and channel, at 70 % of the rate of matrix products.
     linear = 5.2 * weights / (19.6 * heads * head)
     costs = Costs(linear=linear) if kernel == "sdpa" else Costs(linear=linear, copy=0.0, call=0.0)
-    return Shape(costs, tuple(shares.items()))
+    return HeadShape(costs, tuple(shares.items()))
 
 
 def _attends(module: Any) -> bool:

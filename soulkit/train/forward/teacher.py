@@ -42,24 +42,24 @@ class Teacher:
 
     def log_probs(self, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
         """Per span, log-probs [n_trained] of its trained tokens."""
-        found: list[Tensor] = [torch.empty(0)] * len(spans)
+        logs: list[Tensor] = [torch.empty(0)] * len(spans)
         with self.reading():
             for pack in self.policy.packs(spans, budget):
                 scored = self.policy.score(pack)
                 for row, index in enumerate(pack.indices):
-                    found[index] = scored.log_prob[scored.owner == row]
-        return found
+                    logs[index] = scored.log_prob[scored.owner == row]
+        return logs
 
     def hidden(self, spans: Sequence[Span], budget: int | None) -> Tensor:
         """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""
-        found: list[Tensor] = [torch.empty(0)] * len(spans)
+        states: list[Tensor] = [torch.empty(0)] * len(spans)
         with self.reading():
             for pack in self.policy.packs(spans, budget):
                 lengths = [span.n_trained for span in pack.spans]
                 parts = self.policy.hidden(pack).split(lengths)
                 for index, part in zip(pack.indices, parts, strict=True):
-                    found[index] = part
-        return torch.cat(found)
+                    states[index] = part
+        return torch.cat(states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
@@ -86,14 +86,14 @@ def teaching(policy: Policy, state: State) -> Iterator[None]:
 @contextmanager
 def _averaged(policy: Policy) -> Iterator[None]:
     average = _average_of(policy)
-    own = {name: parameter.data for name, parameter in policy.trained}
+    current = {name: parameter.data for name, parameter in policy.trained}
     try:
         for name, parameter in policy.trained:
             parameter.data = average[name]
         yield
     finally:
         for name, parameter in policy.trained:
-            parameter.data = own[name]
+            parameter.data = current[name]
 
 
 def start_ema(policy: Policy) -> None:
@@ -178,11 +178,11 @@ def _check_gathers(policy: Policy) -> None:
 
 def check_tokens(student: Policy, teacher: Policy) -> None:
     """ConfigError unless both tokenizers give every id the same token."""
-    own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-    if own == other:
+    vocabulary, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    if vocabulary == other:
         return
-    differing = sum(other.get(token) != index for token, index in own.items())
-    differing += len(other.keys() - own.keys())
+    differing = sum(other.get(token) != index for token, index in vocabulary.items())
+    differing += len(other.keys() - vocabulary.keys())
     raise ConfigError(
         f"Teacher and student do not share a vocabulary: {differing} tokens differ.",
         "The teacher reads the very token ids that the student emitted.",

@@ -33,6 +33,7 @@ from soulkit.train.maths.loss import (
     token_weight,
 )
 from soulkit.train.objectives.sequences import Loss, TrainSequence
+from soulkit.train.state.lines import TokenMeans
 
 
 @dataclass
@@ -47,13 +48,14 @@ class Tally:
         for name, value in values.items():
             self.sums[kind][name] = self.sums[kind].get(name, 0.0) + value
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> TokenMeans:
         """Per computed token of the kind that a number belongs to."""
-        return {
+        means = {
             name: value / self.tokens[kind]
             for kind, sums in self.sums.items()
             for name, value in sums.items()
         }
+        return TokenMeans(**means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ def pack_loss(
     total = scored.log_prob.new_zeros(())
     for kind in sorted(set(kinds)):
         rows = [row for row, k in enumerate(kinds) if k == kind]
-        mine = [indices[row] for row in rows]
-        share = Share(policy, prepared, config, tally, mine, _of_rows(scored, rows))
+        places = [indices[row] for row in rows]
+        share = Share(policy, prepared, config, tally, places, _of_rows(scored, rows))
         factors = share.per_token([_factor(s, counts, config) for s in share.sequences])
         total = total + (TERMS[kind](share) * factors).sum()
     return total
@@ -136,9 +138,9 @@ def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) 
     """The component's weight times the factor of its aggregation mode."""
     tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
     mode = config.aggregation if sequence.loss == "policy" else "token-mean"
-    own, length = sequence.span.n_trained, config.norm_length
+    n_trained, length = sequence.span.n_trained, config.norm_length
     return sequence.weight * token_weight(
-        mode, own=own, tokens=tokens, sequences=sequences, length=length
+        mode, own=n_trained, tokens=tokens, sequences=sequences, length=length
     )
 
 
@@ -217,22 +219,22 @@ def _divergence_term(share: Share) -> Tensor:
     if teacher is None or hidden is None:
         raise ValueError("a divergence needs a teacher and the student's hidden states")
     read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
-    told = teacher.hidden(read, config.tokens_per_batch)
+    teacher_hidden = teacher.hidden(read, config.tokens_per_batch)
 
-    def compare(own: Tensor, other: Tensor) -> Tensor:
+    def compare(student: Tensor, other: Tensor) -> Tensor:
         return divergence(
-            policy.logits(own), teacher.logits(other),
+            policy.logits(student), teacher.logits(other),
             kind=config.divergence, top_k=config.divergence_top_k, tail=config.divergence_tail,
             temperature=config.divergence_temperature, beta=config.jsd_beta,
         )  # fmt: skip
 
     parts: list[Tensor] = [
-        checkpoint(compare, own, other, use_reentrant=False, preserve_rng_state=False)
-        for own, other in policy.chunks(hidden, told)
+        checkpoint(compare, student, other, use_reentrant=False, preserve_rng_state=False)
+        for student, other in policy.chunks(hidden, teacher_hidden)
     ]
-    found = torch.cat(parts)
-    share.tally.add("divergence", len(found), divergence=float(found.detach().sum()))
-    return found
+    values = torch.cat(parts)
+    share.tally.add("divergence", len(values), divergence=float(values.detach().sum()))
+    return values
 
 
 TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
@@ -263,9 +265,9 @@ def _note(tally: Tally, lost: TokenLoss, scored: Scored) -> None:
     tally.add(
         "policy",
         len(ratio),
-        clip_fraction=float(lost.clipped.float().sum()),
-        clip_fraction_dual=float(lost.clipped_lower.float().sum()),
-        ratio_mean=float(ratio.sum()),
-        approx_kl=float(-lost.log_ratio.sum()),
+        clipped=float(lost.clipped.float().sum()),
+        clipped_dual=float(lost.clipped_lower.float().sum()),
+        ratio=float(ratio.sum()),
+        kl_old=float(-lost.log_ratio.sum()),
         entropy=float(scored.entropy.detach().sum()),
     )

@@ -49,15 +49,15 @@ class Trie:
 
     def ranges(self, position: int) -> list[Range]:
         """The path down to `position`, itself included, as few ranges of positions."""
-        found: list[Range] = []
+        result: list[Range] = []
         while position >= 0:
             start = int(self.run_start[position])
-            if found and found[-1][0] == position + 1:
-                found[-1] = (start, found[-1][1])
+            if result and result[-1][0] == position + 1:
+                result[-1] = (start, result[-1][1])
             else:
-                found.append((start, position + 1))
+                result.append((start, position + 1))
             position = int(self.parent[start])
-        return found[::-1]
+        return result[::-1]
 
     @cached_property
     def run_start(self) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,15 @@ from soulkit.train.objectives.sequences import TrainSequence
 
 KL_PROBE = 64
 """Drafts on which the distance to the base is measured each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
 
 
 class NotFinite(SoulError):
@@ -47,7 +57,7 @@ def update(
     indices: Sequence[int],
     config: TrainConfig,
     tally: Tally,
-) -> dict[str, float]:
+) -> Update:
     """One optimizer step on the sequences at `indices`; returns loss and gradient norm.
 
     Raises NotFinite before the weights are touched.
@@ -66,7 +76,7 @@ def update(
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise NotFinite(f"loss {total}, gradient norm {norm}")
     optimizer.step()
-    return {"loss": total, "grad_norm": norm}
+    return Update(total, norm)
 
 
 def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:

@@ -26,10 +26,10 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.feasible import refuse_without_feedback
-from soulkit.train.material.sampling import Pool, mixture
+from soulkit.train.material.sampling import TaskRows, mixture
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
-from soulkit.train.rollouts.canaries import caged
+from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.types import Example
 
 
@@ -38,8 +38,8 @@ class Material:
     """What a run trains on."""
 
     tasks: Mapping[str, Task]
-    pool: Pool
-    dev: Pool
+    pool: TaskRows
+    dev: TaskRows
     objective: Objective | None = None
     """The method, made once; None in supervised training."""
 
@@ -55,16 +55,16 @@ def gather_material(config: TrainConfig) -> Material:
     if objective is not None:
         check_settings(config, objective)
     train: dict[str, Sequence[Example]] = {}
-    dev: Pool = []
+    dev: TaskRows = []
     for name, task in tasks.items():
         rows = chosen_rows(training_rows(task, config), config, name)
-        kept, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
-        train[name] = kept
+        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
+        train[name] = training
         dev += [(task, example) for example in held[: config.dev_limit]]
     pool = mixture(tasks, train, config.tasks, config.seed)
     check_roles(config, [*pool, *dev])
     if config.canary_every is not None:
-        caged(pool)
+        canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return Material(tasks, pool, dev, objective)
 
@@ -111,7 +111,7 @@ def check_names(config: TrainConfig) -> None:
             )
 
 
-def check_roles(config: TrainConfig, pool: Pool) -> None:
+def check_roles(config: TrainConfig, pool: TaskRows) -> None:
     """ConfigError for a role that no model fills."""
     if config.method == "sft":
         return

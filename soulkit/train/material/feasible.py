@@ -26,7 +26,7 @@ from soulkit.tasks.canaries import fixed
 from soulkit.tasks.selfcheck import nobody
 from soulkit.train.config import TrainConfig
 from soulkit.train.material import trial
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import method_class
 from soulkit.train.rollouts.feedback import feedback_policy, slot_is_filled
@@ -49,7 +49,9 @@ class Obstacle:
     way: str
 
 
-def refuse_without_feedback(config: TrainConfig, objective: Objective | None, pool: Pool) -> None:
+def refuse_without_feedback(
+    config: TrainConfig, objective: Objective | None, pool: TaskRows
+) -> None:
     """NoFeedback, naming method, tasks and coach, where feedback can never be used."""
     if objective is None:
         _refuse_empty_lessons(config, pool)
@@ -65,7 +67,7 @@ def refuse_without_feedback(config: TrainConfig, objective: Objective | None, po
         raise _no_feedback(config, obstacles, mixed=len(rows) > 1)
 
 
-def _by_task(pool: Pool) -> list[tuple[Task, list[Example]]]:
+def _by_task(pool: TaskRows) -> list[tuple[Task, list[Example]]]:
     """Each task with its different rows."""
     rows: dict[str, tuple[Task, dict[str, Example]]] = {}
     for task, example in pool:
@@ -212,7 +214,7 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
     )
 
 
-def _refuse_weightless(config: TrainConfig, objective: Objective, pool: Pool) -> None:
+def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows) -> None:
     """Settings under which the part that learns from feedback, or a teacher, is always 0."""
     _refuse_one_outcome(config, objective)
     # Rewards of the reference are not on the scale of the metric.
@@ -253,7 +255,7 @@ def rehearsed(
     return task.symbolic(text) if text else None
 
 
-def _refuse_empty_lessons(config: TrainConfig, pool: Pool) -> None:
+def _refuse_empty_lessons(config: TrainConfig, pool: TaskRows) -> None:
     if not config.sft_feedback and not config.sft_feedback_always:
         return
     rng = random.Random(config.seed)

@@ -10,21 +10,21 @@ from soulkit.errors import DataError
 from soulkit.tasks.base import Task
 from soulkit.types import Example
 
-Pool = list[tuple[Task, Example]]
+TaskRows = list[tuple[Task, Example]]
 
 
 def mixture(
     tasks: Mapping[str, Task], examples: Mapping[str, Sequence[Example]],
     ratios: Mapping[str, float], seed: int,
-) -> Pool:  # fmt: skip
+) -> TaskRows:  # fmt: skip
     """Every task's rows at its ratio: 0.5 a fixed half, 1.5 all and half of them once more."""
-    pool: Pool = []
+    pool: TaskRows = []
     for name, ratio in ratios.items():
         rows = sorted(examples[name], key=lambda e: e.id)
         random.Random(f"{seed}/{name}/mixture").shuffle(rows)
-        wanted = max(1, round(ratio * len(rows))) if rows else 0
-        repeats = math.ceil(wanted / max(len(rows), 1))
-        pool += [(tasks[name], row) for row in (rows * repeats)[:wanted]]
+        size = max(1, round(ratio * len(rows))) if rows else 0
+        repeats = math.ceil(size / max(len(rows), 1))
+        pool += [(tasks[name], row) for row in (rows * repeats)[:size]]
     if not pool:
         raise DataError(
             "There is no row to train on.",
@@ -34,10 +34,10 @@ def mixture(
     return pool
 
 
-def batch(pool: Pool, size: int, step: int, seed: int) -> Pool:
+def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
     """The `step`-th batch: epochs are shuffled separately and run into each other."""
     start = step * size
-    chosen: Pool = []
+    chosen: TaskRows = []
     while len(chosen) < size:
         epoch, offset = divmod(start + len(chosen), len(pool))
         order = list(range(len(pool)))

@@ -2,7 +2,7 @@
 
 Two families, both pure:
 
-* **Group advantages** (GRPO and its relatives). The unit is an `Entry`: one trained sequence with
+* **Group advantages** (GRPO and its relatives). The unit is an `GroupMember`: one trained sequence with
   its group key, its rollout id and its reward. Everything that methods disagree on is in the keys:
   plain GRPO groups by prompt; Ditto puts drafts and copies of one prompt into one group and the
   feedback-conditioned sequences into another; several acted characters add their role. The
@@ -42,7 +42,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GroupMember:
     """One trained sequence, as the group statistics see it.
 
     Sequences of one rollout share `rollout` and count once per group; `reward` is None when the
@@ -76,7 +76,7 @@ def singleton_of(protocol: str) -> Singleton:
 
 
 def group_advantages(
-    entries: Sequence[Entry],
+    entries: Sequence[GroupMember],
     *,
     epsilon: float = EPSILON,
     std: StdMode = "group",
@@ -112,7 +112,7 @@ def group_advantages(
     return values
 
 
-def group_stats(entries: Sequence[Entry]) -> GroupStats:
+def group_stats(entries: Sequence[GroupMember]) -> GroupStats:
     """Counts groups of one rollout and groups without spread (a log line of every step)."""
     groups = _rewards_by_group(entries)
     singletons = sum(len(rewards) == 1 for rewards in groups.values())
@@ -209,7 +209,7 @@ def combine(
 # --- group statistics -----------------------------------------------------------------------------
 
 
-def _rewards_by_group(entries: Sequence[Entry]) -> dict[Hashable, list[float]]:
+def _rewards_by_group(entries: Sequence[GroupMember]) -> dict[Hashable, list[float]]:
     seen: dict[Hashable, dict[str, float]] = {}
     for entry in entries:
         if entry.reward is None:
@@ -280,12 +280,12 @@ def _subtract_means(
     return [row - means[key] for key, row in zip(keys, rows, strict=True)]
 
 
-def _check(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
+def _check(name: str, value: str, values: Sequence[str]) -> None:
+    if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
             "It decides how advantages are computed, so it is not guessed.",
-            did_you_mean(value, known),
+            did_you_mean(value, values),
         )
 
 

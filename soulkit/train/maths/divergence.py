@@ -24,7 +24,7 @@ from torch import Tensor
 
 from soulkit.errors import ConfigError, did_you_mean
 
-Kind = Literal["reverse_kl", "forward_kl", "jsd"]
+DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd"]
 Tail = Literal["renorm", "bucket"]
 
 
@@ -32,7 +32,7 @@ def divergence(
     student: Tensor,
     teacher: Tensor,
     *,
-    kind: Kind = "reverse_kl",
+    kind: DivergenceKind = "reverse_kl",
     top_k: int | None = 10,
     tail: Tail = "renorm",
     temperature: float = 1.0,
@@ -43,10 +43,10 @@ def divergence(
     `top_k` None, or not below the vocabulary, compares everything. Raises ConfigError for an
     unknown `kind` or `tail`.
     """
-    _check("divergence", kind, get_args(Kind))
+    _check("divergence", kind, get_args(DivergenceKind))
     _check("divergence_tail", tail, get_args(Tail))
-    own, other = student / temperature, teacher.detach() / temperature
-    log_p, log_q = compared(own, other, top_k, tail)
+    logits, other = student / temperature, teacher.detach() / temperature
+    log_p, log_q = compared(logits, other, top_k, tail)
     return between(log_p, log_q, kind, beta)
 
 
@@ -64,7 +64,7 @@ def compared(
     return torch.log_softmax(inside[0], -1), torch.log_softmax(inside[1], -1)
 
 
-def between(log_p: Tensor, log_q: Tensor, kind: Kind, beta: float) -> Tensor:
+def between(log_p: Tensor, log_q: Tensor, kind: DivergenceKind, beta: float) -> Tensor:
     """The formulas of the module, from log-probabilities [n, outcomes] to [n]."""
     if kind == "reverse_kl":
         return _kl(log_p, log_q)
@@ -87,10 +87,10 @@ def _outside(logits: Tensor, indices: Tensor) -> Tensor:
     return torch.logsumexp(rest, -1, keepdim=True)
 
 
-def _check(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
+def _check(name: str, value: str, values: tuple[str, ...]) -> None:
+    if value not in values:
         raise ConfigError(
             f"'{value}' is not a value of '{name}'.",
             "It decides how far apart two distributions are, so it is not guessed.",
-            did_you_mean(value, known),
+            did_you_mean(value, values),
         )

@@ -251,13 +251,13 @@ def aggregate(
     Raises ConfigError for an unknown mode.
     """
     used = mask != 0
-    own: list[int] = used.sum(-1).tolist()
+    lengths: list[int] = used.sum(-1).tolist()
     counts = {
-        "tokens": float(sum(own)) if tokens is None else tokens,
-        "sequences": float(sum(n > 0 for n in own)) if sequences is None else sequences,
+        "tokens": float(sum(lengths)) if tokens is None else tokens,
+        "sequences": float(sum(n > 0 for n in lengths)) if sequences is None else sequences,
         "length": float(mask.shape[-1]) if length is None else length,
     }
-    factors = losses.new_tensor([token_weight(mode, own=n, **counts) for n in own])
+    factors = losses.new_tensor([token_weight(mode, own=n, **counts) for n in lengths])
     # Selected, not multiplied: 0 × inf on an untrained token would be NaN.
     sums = torch.where(used, losses, torch.zeros_like(losses)).sum(-1)
     return (sums * factors).sum() * (1.0 if ranks is None else ranks)

@@ -25,7 +25,7 @@ cross-entropy, or a divergence to the teacher's distributions."""
 Slot = Callable[[Record, str, Feedback], Segment]
 """(a record, its acted seat, feedback) → the seat's message with the feedback slot filled."""
 
-Said = tuple[Sequence[int], Sequence[int], Sequence[float]]
+TurnIds = tuple[Sequence[int], Sequence[int], Sequence[float]]
 """Prompt ids, emitted ids and the sampler's log-probs (or none) of one turn."""
 
 
@@ -87,7 +87,7 @@ class TrainSequence:
         return "feedback" if self.part == "refined" else "base"
 
 
-def spans(turns: Iterable[Said]) -> list[Span]:
+def spans(turns: Iterable[TurnIds]) -> list[Span]:
     """The turns of one trace as sequences, merged where they continue."""
     merged: list[Span] = []
     for turn in turns:
@@ -96,23 +96,23 @@ def spans(turns: Iterable[Said]) -> list[Span]:
     return merged
 
 
-def paired_spans(turns: Iterable[tuple[Said, Said]]) -> list[tuple[Span, Span]]:
+def paired_spans(turns: Iterable[tuple[TurnIds, TurnIds]]) -> list[tuple[Span, Span]]:
     """The same turns in two contexts, merged only where both continue: token answers token."""
     merged: list[tuple[Span, Span]] = []
-    for own, other in turns:
+    for plain, other in turns:
         first, second = merged[-1] if merged else (None, None)
-        if first and second and _continues(first, own) and _continues(second, other):
-            merged[-1] = (_extended(first, own), _extended(second, other))
+        if first and second and _continues(first, plain) and _continues(second, other):
+            merged[-1] = (_extended(first, plain), _extended(second, other))
         else:
-            merged.append((_extended(None, own), _extended(None, other)))
+            merged.append((_extended(None, plain), _extended(None, other)))
     return merged
 
 
-def _continues(head: Span, turn: Said) -> bool:
+def _continues(head: Span, turn: TurnIds) -> bool:
     return tuple(turn[0][: len(head.ids)]) == head.ids
 
 
-def _extended(head: Span | None, turn: Said) -> Span:
+def _extended(head: Span | None, turn: TurnIds) -> Span:
     """`head` with what a turn adds to it, or the turn alone."""
     prompt, emitted, logprobs = turn
     before = head or Span((), (), ())
@@ -136,8 +136,8 @@ def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
     def bare(turn: Turn) -> list[int]:
         return renderer.prompt_ids(renderer.bare(turn.context))
 
-    said = ((bare(turn), turn.completion) for turn in trace.turns)
-    return spans((prompt, c.token_ids, c.logprobs) for prompt, c in said)
+    turns = ((bare(turn), turn.completion) for turn in trace.turns)
+    return spans((prompt, c.token_ids, c.logprobs) for prompt, c in turns)
 
 
 def filled(context: Sequence[Segment], slot: Segment) -> tuple[Segment, ...]:
@@ -155,9 +155,9 @@ def told_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Spa
     """The sequences of a draft's trace, each with its mirror image: the same emissions under the
     prompts with the slot filled."""
 
-    def both(turn: Turn) -> tuple[Said, Said]:
-        c, told = turn.completion, renderer.prompt_ids(filled(turn.context, slot))
-        return (c.prompt_ids, c.token_ids, c.logprobs), (told, c.token_ids, c.logprobs)
+    def both(turn: Turn) -> tuple[TurnIds, TurnIds]:
+        c, prompt = turn.completion, renderer.prompt_ids(filled(turn.context, slot))
+        return (c.prompt_ids, c.token_ids, c.logprobs), (prompt, c.token_ids, c.logprobs)
 
     return paired_spans(both(turn) for turn in trace.turns)
 
@@ -167,9 +167,9 @@ def sequences_of(
 ) -> Iterator[TrainSequence]:
     """Every trained sequence of one record, as a draft, a copy or a refined rollout."""
     for trace in record.episode.traces:
-        found = copied_spans(trace, renderer) if part == "copy" else emitted_spans(trace)
+        parts = copied_spans(trace, renderer) if part == "copy" else emitted_spans(trace)
         yield from (
-            _sequence(record, trace, part, span, weight) for span in found if span.n_trained
+            _sequence(record, trace, part, span, weight) for span in parts if span.n_trained
         )
 
 
@@ -178,14 +178,14 @@ def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[Tr
 
     A draft without usable feedback has the sequences of `sequences_of`, without a teacher.
     """
-    said = record.received
-    if said is None or not said.usable:
+    feedback = record.received
+    if feedback is None or not feedback.usable:
         yield from sequences_of(record, "draft", renderer)
         return
     for trace in record.episode.traces:
-        for span, told in told_spans(trace, renderer, slot(record, trace.seat, said)):
+        for span, reading in told_spans(trace, renderer, slot(record, trace.seat, feedback)):
             if span.n_trained:
-                yield replace(_sequence(record, trace, "draft", span, 1.0), teacher=told)
+                yield replace(_sequence(record, trace, "draft", span, 1.0), teacher=reading)
 
 
 def without_truncated(
@@ -227,7 +227,7 @@ def gold_spans(episode: Episode, renderer: Renders, encode: EncodeReply) -> list
     The earlier replies of a dialogue are spliced in as the ids that train them, so that the turns
     share one sequence just as sampled ones do.
     """
-    found: list[Span] = []
+    sequences: list[Span] = []
     for trace in episode.traces:
         replies = [encode(turn.completion.text) for turn in trace.turns]
         turns = []
@@ -240,8 +240,8 @@ def gold_spans(episode: Episode, renderer: Renders, encode: EncodeReply) -> list
                 for s in turn.context
             ]
             turns.append((renderer.prompt_ids(context), replies[index], ()))
-        found += spans(turns)
-    return found
+        sequences += spans(turns)
+    return sequences
 
 
 class EncodeReply(Protocol):

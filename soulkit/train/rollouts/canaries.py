@@ -20,22 +20,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from soulkit.errors import ConfigError
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
-from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import Canary, fixed, hatch
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
+from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_lines
 from soulkit.types import Example, Record
 
 EXAMPLES = 2
-"""Rows of each task that canaries sing on."""
-PREFIX = "canary/"
-ALARM = "canary_alarm"
+"""Rows of each task that canaries are scored on."""
 
 
 @dataclass
@@ -52,44 +50,47 @@ class Tripwire:
     """Label → the first mean that was scored."""
 
     @classmethod
-    def of(cls, config: TrainConfig, pool: Pool, metrics: Path) -> Self | None:
+    def of(cls, config: TrainConfig, pool: TaskRows, metrics: Path) -> Self | None:
         """The tripwire of a run, None without `canary_every`; `metrics` is the run's file."""
         if config.canary_every is None:
             return None
         return cls(
-            caged(pool), config.canary_every, config.canary_margin, config.seed, config.concurrency,
-            first_values(read_jsonl(metrics)),
+            canaries_of(pool), config.canary_every, config.canary_margin, config.seed,
+            config.concurrency,
+            first_values(read_lines(metrics)),
         )  # fmt: skip
 
-    async def watch(self, step: int, cast: Cast, records: Sequence[Record]) -> dict[str, Any]:
-        """What to add to the line of `step`, whose drafts are in `records`: empty between turns."""
+    async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
+        """The scores of `step`, whose drafts are in `records`; empty between turns."""
         if step % self.every:
-            return {}
-        heard = await self._sung(step, cast)
-        means = {self._label(*key): _mean(values) for key, values in heard.items()}
+            return CanaryScores()
+        rewards = await self._rewards(step, cast)
+        means = {self._label(*key): _mean(values) for key, values in rewards.items()}
         for label, mean in means.items():
             if mean is not None:
                 self.first.setdefault(label, mean)
-        found: dict[str, Any] = {f"{PREFIX}{label}": mean for label, mean in means.items()}
-        silent = sum(value is None for values in heard.values() for value in values)
-        alarms = [alarm for key in heard for alarm in self._alarms(key, means, records)]
-        found |= {"canary_unscored": silent} if silent else {}
-        return found | ({ALARM: alarms} if alarms else {})
+        return CanaryScores(
+            means=means,
+            unscored=sum(value is None for values in rewards.values() for value in values),
+            alarms=tuple(
+                alarm for key in rewards for alarm in self._alarms(step, key, means, records)
+            ),
+        )
 
-    async def _sung(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
+    async def _rewards(self, step: int, cast: Cast) -> dict[tuple[str, str], list[float | None]]:
         """(task, canary) → its reward on each example; None where the judge gave no verdict."""
         engine = Engine(cast, self.seed, self.concurrency)
         jobs = [Job(c.task, c.example, i, step) for i, c in enumerate(self.canaries)]
         rewards = await engine.each(jobs, lambda job: self._reward(job, cast))
-        heard: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+        by_canary: dict[tuple[str, str], list[float | None]] = defaultdict(list)
         for canary, reward in zip(self.canaries, rewards, strict=True):
-            heard[canary.task.name, canary.name].append(reward)
-        return heard
+            by_canary[canary.task.name, canary.name].append(reward)
+        return by_canary
 
     async def _reward(self, job: Job, cast: Cast) -> float | None:
         canary = self.canaries[job.index]
         episode = replace(canary.episode, step=job.step)
-        # None is counted as canary_unscored, and no number stands in its place.
+        # None is counted as unscored, and no number stands in its place.
         return (await canary.task.judged(canary.example, episode, cast)).reward
 
     def _label(self, task: str, name: str) -> str:
@@ -97,8 +98,12 @@ class Tripwire:
         return f"{task}/{name}" if several else name
 
     def _alarms(
-        self, key: tuple[str, str], means: Mapping[str, float | None], records: Sequence[Record]
-    ) -> list[dict[str, Any]]:
+        self,
+        step: int,
+        key: tuple[str, str],
+        means: Mapping[str, float | None],
+        records: Sequence[Record],
+    ) -> list[Alarm]:
         """One alarm, or none."""
         task, label = key[0], self._label(*key)
         value = means[label]
@@ -107,7 +112,9 @@ class Tripwire:
         first, drafts = self.first[label], _drafts_mean(records, task)
         metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
         why = reasons(value, first, drafts, self.margin * (metric.high - metric.low))
-        alarm = {"canary": label, "value": value, "first": first, "drafts": drafts, "why": why}
+        alarm = Alarm(
+            canary=label, value=value, first=first, drafts=drafts, why=tuple(why), step=step
+        )
         return [alarm] if why else []
 
 
@@ -121,15 +128,19 @@ def reasons(value: float, first: float, drafts: float | None, allowed: float) ->
     return [name for name, true in (("rose", rose), ("above_drafts", above)) if true]
 
 
-def caged(pool: Pool) -> list[Canary]:
+def canaries_of(pool: TaskRows) -> list[Canary]:
     """The canaries of a pool; ConfigError when no judge scores any of its tasks."""
     rows: dict[str, tuple[Task, list[Example]]] = {}
     for task, example in pool:
         rows.setdefault(task.name, (task, []))[1].append(example)
-    found = [c for task, mine in rows.values() for c in hatch(task, fixed(mine, EXAMPLES))]
-    if not found:
+    canaries = [
+        c
+        for task, rows_of_task in rows.values()
+        for c in hatch(task, fixed(rows_of_task, EXAMPLES))
+    ]
+    if not canaries:
         raise _nobody_judges(list(rows))
-    return found
+    return canaries
 
 
 def _drafts_mean(records: Sequence[Record], task: str) -> float | None:
@@ -137,37 +148,18 @@ def _drafts_mean(records: Sequence[Record], task: str) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
-def first_values(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def first_values(lines: Iterable[StepLine]) -> dict[str, float]:
     """Label → the first value in a run's step lines."""
-    found: dict[str, float] = {}
+    first: dict[str, float] = {}
     for line in lines:
-        for name, value in line.items():
-            if name.startswith(PREFIX) and value is not None:
-                found.setdefault(name.removeprefix(PREFIX), value)
-    return found
-
-
-def canary_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the summary says: first and last values, the number of alarms and the newest ones, and
-    how many canaries got no verdict. Empty when no canary sang.
-    """
-    last = {
-        name.removeprefix(PREFIX): value
-        for line in lines
-        for name, value in line.items()
-        if name.startswith(PREFIX) and value is not None
-    }
-    alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get(ALARM, ())]
-    silent = sum(line.get("canary_unscored", 0) for line in lines)
-    if not last and not silent:
-        return {}
-    newest = [alarm for alarm in alarms if alarm["step"] == alarms[-1]["step"]]
-    found = {"first": first_values(lines), "last": last, "alarms": len(alarms), "newest": newest}
-    return {"canaries": found | ({"unscored": silent} if silent else {})}
+        for name, value in line.canaries.means.items():
+            if value is not None:
+                first.setdefault(name, value)
+    return first
 
 
 def _nobody_judges(tasks: Sequence[str]) -> ConfigError:

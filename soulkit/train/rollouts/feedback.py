@@ -12,28 +12,27 @@ of these reasons, of which the first that holds counts:
 A step is *in vain* when feedback was missing and none was used. Steps in vain are counted while
 they follow each other; steps whose drafts were all gated leave the count as it is, and one used
 feedback ends it. The count stands in the step's line as long as it is not 0, so a resumed run goes
-on with it. At `PATIENCE` the run stops.
+on with it. At `STEPS_IN_VAIN` the run stops.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from soulkit.errors import UserError
 from soulkit.models.base import Player
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
+from soulkit.train.state.lines import FeedbackCounts, StepLine, read_lines
 from soulkit.types import Record, Segment
 
-GATED, MISSING, IN_VAIN = "feedback/gated", "feedback/missing", "feedback/in_vain"
-PATIENCE = 3
+STEPS_IN_VAIN = 3
 """Steps in vain, one after the other, after which a run stops."""
 
 REASONS = {
@@ -63,7 +62,7 @@ def slot_is_filled(context: Iterable[Segment]) -> bool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FeedbackOutcome:
     """How the feedback on the drafts of one task ended in one step."""
 
     used: int = 0
@@ -85,16 +84,16 @@ class Outcome:
 def outcomes(
     records: Sequence[Record], read: Sequence[Record], tasks: Mapping[str, Task],
     policy: FeedbackPolicy, refines: bool,
-) -> dict[str, Outcome]:  # fmt: skip
+) -> dict[str, FeedbackOutcome]:  # fmt: skip
     """Task → outcome of a step's scored drafts; `read` are the records as a teacher reads them
     (with other feedback than `records` where it is shuffled)."""
     refined = {_place(r): r for r in records if r.kind == "refined"}
     usable = {_place(r) for r in read if r.received is not None and r.received.usable}
-    ends: dict[str, Outcome] = {}
+    ends: dict[str, FeedbackOutcome] = {}
     for draft in records:
         if draft.kind != "draft" or not draft.score.scored:
             continue
-        outcome, task = ends.setdefault(draft.task, Outcome()), tasks[draft.task]
+        outcome, task = ends.setdefault(draft.task, FeedbackOutcome()), tasks[draft.task]
         why = _missing(draft, refined.get(_place(draft)), _place(draft) in usable, refines)
         if not why:
             outcome.used += 1
@@ -149,11 +148,13 @@ class FeedbackWatch:
         knows the count of a run that is taken up."""
         if not objective.uses_feedback:
             return None
-        streak = int(newest(metrics).get(IN_VAIN, 0))
+        streak = newest(metrics).feedback.in_vain
         return cls(objective.refines, feedback_policy(config), tasks, streak)
 
-    def look(self, records: Sequence[Record], read: Sequence[Record]) -> dict[str, Any]:
-        """What to add to the step's line: nothing where every draft's feedback was used."""
+    def look(
+        self, counts: FeedbackCounts, records: Sequence[Record], read: Sequence[Record]
+    ) -> FeedbackCounts:
+        """The step's counts with what was gated, what was missing, and the steps in vain."""
         ends = outcomes(records, read, self.tasks, self.policy, self.refines)
         missing = any(one.missing for one in ends.values())
         if any(one.used for one in ends.values()):
@@ -161,30 +162,28 @@ class FeedbackWatch:
         elif missing:
             self.streak += 1
         gated = sum(one.gated for one in ends.values())
-        silent = {name: self._remark(name, one) for name, one in ends.items()
+        unused = {name: self._remark(name, one) for name, one in ends.items()
                   if one.missing and not one.used}  # fmt: skip
-        line = {GATED: gated, MISSING: silent, IN_VAIN: self.streak}
-        return {name: value for name, value in line.items() if value}
+        return replace(counts, gated=gated, missing=unused, in_vain=self.streak)
 
-    def _remark(self, name: str, outcome: Outcome) -> str:
+    def _remark(self, name: str, outcome: FeedbackOutcome) -> str:
         verb, where = "refined" if self.refines else "taught", f" for {name}"
         return f"nothing was {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
 
 
-def newest(metrics: Path) -> Mapping[str, Any]:
+def newest(metrics: Path) -> StepLine:
     """The line of a run's newest rollout step; empty before the first."""
-    lines = (line for line in reversed(read_jsonl(metrics)) if "draft_reward" in line)
-    return next(lines, {})
+    return next((line for line in reversed(read_lines(metrics)) if line.played), StepLine())
 
 
-def in_vain(method: str, line: Mapping[str, Any]) -> UserError | None:
+def in_vain(method: str, line: StepLine) -> UserError | None:
     """Why a run stops after the step of `line`; None while it may go on."""
-    streak = line.get(IN_VAIN, 0)
-    if streak < PATIENCE or MISSING not in line:
+    streak, missing = line.feedback.in_vain, line.feedback.missing
+    if streak < STEPS_IN_VAIN or not missing:
         return None
     return UserError(
         f"{streak} steps in a row had no use of feedback; in the last one "
-        f"{'; '.join(line[MISSING].values())}.",
+        f"{'; '.join(missing.values())}.",
         f"'{method}' learns from feedback, and without any it is another method under its name.",
         "The weights so far are kept. Read what the coach said ('received' in episodes.jsonl): "
         "once it is mended the same command goes on; another --coach needs another --out.",

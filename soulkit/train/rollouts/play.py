@@ -15,7 +15,8 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy
@@ -31,8 +32,8 @@ class Rollouts:
     objective: Objective
     sampler: LocalModel
     cast: Cast
-    pool: Pool
-    dev: Pool
+    pool: TaskRows
+    dev: TaskRows
     blind_reader: Player | None = None
 
     def jobs(self, step: int) -> list[Job]:
@@ -71,9 +72,11 @@ class Rollouts:
             return with_swapped(records, self.shuffle_key(step))
         return records
 
-    async def evaluate(self, step: int, version: str) -> dict[str, float | None]:
-        """Greedy accuracy of the moved weights on the dev split, per task."""
-        self.sampler.policy_version = version
+    async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
+        """Greedy accuracy of the moved weights on the dev split, per task; empty between turns."""
+        if not self.config.eval_every or (step + 1) % self.config.eval_every:
+            return {}
+        self.sampler.policy_version = policy.version()
         values: dict[str, list[float]] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
         for name, jobs_of_task in by_task(jobs).items():
@@ -110,7 +113,8 @@ class Rollouts:
         if not self.objective.refines:
             return drafts
         refined = await gather(
-            self._misled(*group, own) for group, own in zip(groups, drafts, strict=True)
+            self._misled(*group, drafts_of_task)
+            for group, drafts_of_task in zip(groups, drafts, strict=True)
         )
         return [[*first, *second] for first, second in zip(drafts, refined, strict=True)]
 

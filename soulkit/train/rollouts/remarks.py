@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from soulkit.train.rollouts.feedback import MISSING
+from soulkit.train.state.lines import StepLine
 
 WAYS = (
     "try more drafts of a prompt (--group-size), a higher --temperature, or rows that are neither "
@@ -13,15 +10,16 @@ WAYS = (
 )
 
 
-def remarks(line: Mapping[str, Any]) -> list[str]:
+def remarks(line: StepLine) -> list[str]:
     """Feedback that nobody could use, and groups in which no rollout is better than another."""
-    return [*line.get(MISSING, {}).values(), *filter(None, [flat_groups(line)])]
+    return [*line.feedback.missing.values(), *filter(None, [flat_groups(line)])]
 
 
-def flat_groups(line: Mapping[str, Any]) -> str:
+def flat_groups(line: StepLine) -> str:
     """`8 of 8 groups have equal rewards: nothing is learned; try …`; empty when one has spread."""
-    groups, single, flat = (line.get(n, 0) for n in ("groups", "groups_single", "groups_flat"))
-    moved = bool(line.get("grad_norm"))
+    learned = line.learned
+    groups, single = learned.groups or 0, learned.groups_single or 0
+    flat, moved = learned.groups_flat or 0, bool(learned.grad_norm)
     # Under protocol reference a group of one keeps its reward: what moved may be that.
     if not groups or single + flat < groups or (single and moved):
         return ""

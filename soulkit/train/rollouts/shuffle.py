@@ -39,6 +39,6 @@ def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
         by_task.setdefault(draft.task, []).append(draft)
     return [
         replace(draft, received=feedback)
-        for mine in by_task.values()
-        for draft, feedback in zip(mine, swap_feedback(mine, key), strict=True)
+        for drafts_of_task in by_task.values()
+        for draft, feedback in zip(drafts_of_task, swap_feedback(drafts_of_task, key), strict=True)
     ]

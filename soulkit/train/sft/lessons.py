@@ -22,9 +22,10 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, clip_gradients
 from soulkit.train.material.feasible import rehearsed
-from soulkit.train.material.sampling import Pool, batch
+from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.sequences import Span, gold_spans
-from soulkit.train.state.loop import Loop, StepMetrics
+from soulkit.train.state.lines import Learned, StepLine
+from soulkit.train.state.loop import Loop
 from soulkit.types import Example, Feedback
 
 
@@ -33,9 +34,9 @@ class SupervisedStep:
     """Takes SFT steps for a Loop."""
 
     loop: Loop
-    pool: Pool
+    pool: TaskRows
 
-    async def __call__(self, step: int) -> StepMetrics:
+    async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
         rng = random.Random(f"{config.seed}/{step}/lessons")
@@ -44,9 +45,9 @@ class SupervisedStep:
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
             for span in lesson(task, example, feedback_for(task, example, config, rng), policy)
         ]
-        line = imitate(policy, self.loop.optimizer, spans, config)
+        learned = imitate(policy, self.loop.optimizer, spans, config)
         seconds = round(time.monotonic() - started, 3)
-        return {**line, "sequences": len(spans), "seconds_train": seconds}
+        return StepLine(step=step, learned=learned, train_seconds=seconds)
 
 
 def feedback_for(
@@ -71,7 +72,7 @@ def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Poli
     return gold_spans(episode, policy.renderer, policy.encode_reply)
 
 
-def check_lessons(policy: Policy, limit: int | None, pool: Pool) -> None:
+def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
     lengths = [
         len(span.ids) for task, example in pool for span in lesson(task, example, None, policy)
@@ -88,7 +89,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: Pool) -> None:
 
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig
-) -> dict[str, float]:
+) -> Learned:
     """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
 
     With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
@@ -110,7 +111,7 @@ def imitate(
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise NotFinite(f"loss {total}, gradient norm {norm}")
     optimizer.step()
-    return {"loss": total, "grad_norm": norm, "tokens": replies}
+    return Learned(loss=total, grad_norm=norm, tokens=replies, sequences=len(spans))
 
 
 def _whole(span: Span) -> Span:

@@ -159,14 +159,14 @@ def read_position(path: Path) -> Position:
 def damage(path: Path) -> str:
     """What is wrong with the files of checkpoint `path`; empty when it is whole."""
     try:
-        wanted = _noted(path)["files"]
+        hashes = _noted(path)["files"]
     except DamagedCheckpoint as error:
         return error.detail
-    found = {p.relative_to(path).as_posix(): p for p in _files(path)}
-    missing = sorted(set(wanted) - set(found))
+    files = {p.relative_to(path).as_posix(): p for p in _files(path)}
+    missing = sorted(set(hashes) - set(files))
     if missing:
         return f"it lacks {', '.join(missing)}"
-    changed = [name for name, sha256 in wanted.items() if _sha256(found[name]) != sha256]
+    changed = [name for name, sha256 in hashes.items() if _sha256(files[name]) != sha256]
     return f"{', '.join(changed)} differs from what was written" if changed else ""
 
 
@@ -198,9 +198,9 @@ def resume_checkpoint(
             remarks = [_set_aside(p, why, path) for p, why in broken.items() if why]
             return load_checkpoint(path, policy, optimizer), remarks
     if broken:
-        told = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
+        reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
         raise RunError(
-            f"None of the {len(broken)} checkpoints in {folder} is whole ({told}).",
+            f"None of the {len(broken)} checkpoints in {folder} is whole ({reasons}).",
             "The run cannot go on from where it stood, and is not begun again unasked.",
             f"Bring the files back, or delete {folder} to begin at the first step.",
         )
@@ -223,8 +223,8 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     DamagedCheckpoint when a file is not what was written; RunError when the files are whole and
     hold other tensors than those of this model and optimizer, or than the position names.
     """
-    if found := damage(path):
-        raise DamagedCheckpoint(path, found)
+    if fault := damage(path):
+        raise DamagedCheckpoint(path, fault)
     position = read_position(path)
     weights = _tensors(path, TRAINED, dict(policy.trained))
     with torch.no_grad():
@@ -254,11 +254,11 @@ def _other_weights(path: Path, detail: str) -> RunError:
 
 
 def _restore_teacher(path: Path, policy: Policy) -> None:
-    kept = (path / TEACHER).is_file()
-    if kept != (policy.ema is not None):
+    has_average = (path / TEACHER).is_file()
+    if has_average != (policy.ema is not None):
         raise RunError(
-            f"The checkpoint {path.name} holds {'a' if kept else 'no'} moving average.",
-            f"This run {'has no' if kept else 'has a'} teacher that is one.",
+            f"The checkpoint {path.name} holds {'a' if has_average else 'no'} moving average.",
+            f"This run {'has no' if has_average else 'has a'} teacher that is one.",
             "Resume with the settings it was started with, or give another folder with --out.",
         )
     if policy.ema is not None:
@@ -284,7 +284,7 @@ def ranking(folder: Path) -> list[tuple[Path, float]]:
             continue
         if dev is not None:
             scored.append((path, dev))
-    return sorted(scored, key=lambda found: (found[1], found[0].name), reverse=True)
+    return sorted(scored, key=lambda one: (one[1], one[0].name), reverse=True)
 
 
 def ranks(folder: Path, dev: float | None, keep_best: int) -> bool:
@@ -298,9 +298,9 @@ def ranks(folder: Path, dev: float | None, keep_best: int) -> bool:
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
     """Delete all checkpoints but the newest `keep_last` and the best `keep_best`."""
     every = checkpoints(folder)
-    kept = {*every[-keep_last:], *(path for path, _ in ranking(folder)[:keep_best])}
+    lasting = {*every[-keep_last:], *(path for path, _ in ranking(folder)[:keep_best])}
     for path in every:
-        if path not in kept:
+        if path not in lasting:
             remove_folder(path)
     for leftover in (*folder.glob(".step_*.old"), *folder.glob(".step_*.part")):
         shutil.rmtree(leftover)

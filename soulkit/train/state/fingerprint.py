@@ -26,7 +26,7 @@ from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
-from soulkit.train.material.sampling import Pool
+from soulkit.train.material.sampling import TaskRows
 
 MATERIAL = "material.json"
 SAMPLED = 4093
@@ -50,7 +50,7 @@ def fingerprint(
     }
 
 
-def pool_print(pool: Pool) -> dict[str, dict[str, Any]]:
+def pool_print(pool: TaskRows) -> dict[str, dict[str, Any]]:
     """Task → number of rows, hash of their ids, hash of their prompts; in the pool's order."""
     ids: dict[str, list[str]] = {}
     prompts: dict[str, list[list[str | None]]] = {}
@@ -59,8 +59,8 @@ def pool_print(pool: Pool) -> dict[str, dict[str, Any]]:
         shown = [text for s in task.preview(example) for text in (s.role, s.text, s.bare)]
         prompts.setdefault(task.name, []).append(shown)
     return {
-        name: {"rows": len(mine), "ids": _hash(mine), "prompts": _hash(prompts[name])}
-        for name, mine in ids.items()
+        name: {"rows": len(ids_of_task), "ids": _hash(ids_of_task), "prompts": _hash(prompts[name])}
+        for name, ids_of_task in ids.items()
     }
 
 
@@ -84,12 +84,12 @@ def model_print(policy: Policy) -> dict[str, str]:
 
 def _base_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the frozen base under their own names, in the order of these."""
-    found = {}
+    tensors = {}
     for name, tensor in model.state_dict().items():
         plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
         if ".lora_" not in plain:
-            found[plain] = tensor
-    yield from sorted(found.items())
+            tensors[plain] = tensor
+    yield from sorted(tensors.items())
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
@@ -108,9 +108,9 @@ def _settings(model: Any) -> dict[str, Any]:
 
     Equal weights compute other numbers with another base of their rotary positions, say.
     """
-    said = json.loads(model.config.to_json_string(use_diff=True))
+    settings = json.loads(model.config.to_json_string(use_diff=True))
     ends = getattr(model.generation_config, "eos_token_id", None)
-    return {**{k: v for k, v in said.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
+    return {**{k: v for k, v in settings.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
 
 
 def _tokenizer(tokenizer: Any) -> Any:
@@ -183,13 +183,13 @@ def _differences(before: Prints, now: Prints, config: TrainConfig) -> Iterator[R
 
 def _other_rows(kind: str, before: Prints, now: Prints) -> Iterator[RunError]:
     for task in sorted({*before, *now}):
-        was, found = before.get(task, {}), now.get(task, {})
-        if was == found:
+        was, current = before.get(task, {}), now.get(task, {})
+        if was == current:
             continue
-        counts = was.get("rows", 0), found.get("rows", 0)
+        counts = was.get("rows", 0), current.get("rows", 0)
         if counts[0] != counts[1]:
             what = f"had {counts[0]} {kind} rows when this run was started, and has {counts[1]} now"
-        elif was["ids"] != found["ids"]:
+        elif was["ids"] != current["ids"]:
             what = f"has {counts[1]} {kind} rows as before, but they are others"
         else:
             what = f"puts its {kind} rows into other prompts than when this run was started"
@@ -257,10 +257,10 @@ def _listed(words: Iterable[str]) -> str:
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
+def deterministic(on: bool) -> Iterator[None]:
     """Within it torch uses kernels that give equal bits every time; RuntimeError by torch for an
-    operation that has none. With `wanted` False nothing is changed."""
-    if not wanted:
+    operation that has none. With `on` False nothing is changed."""
+    if not on:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()

@@ -14,9 +14,8 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -32,10 +31,10 @@ from soulkit.train.state.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.state.tracking import Tracker
+from soulkit.train.state.lines import StepLine, written
+from soulkit.train.state.tracking import MetricsTracker
 
-StepMetrics = dict[str, Any]
-Show = Callable[[StepMetrics], None]
+Show = Callable[[StepLine], None]
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Loop:
     optimizer: torch.optim.Optimizer
     episodes: RecordWriter
     metrics: JsonlWriter
-    tracker: Tracker
+    tracker: MetricsTracker
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
     step: int = 0
@@ -60,7 +59,7 @@ class Loop:
         config: TrainConfig,
         run: Run,
         policy: Policy,
-        tracker: Tracker,
+        tracker: MetricsTracker,
         journal: Journal | None = None,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.
@@ -80,31 +79,30 @@ class Loop:
         return loop
 
     def _resume(self) -> None:
-        found, remarks = resume_checkpoint(self.run.checkpoints, self.policy, self.optimizer)
+        position, remarks = resume_checkpoint(self.run.checkpoints, self.policy, self.optimizer)
         for remark in remarks:
             sys.stderr.write(f"{self.run.path}: {remark}\n")
-        if found is not None:  # the checkpoint was written, what follows may have been cut short
+        if position is not None:  # the checkpoint was written, what follows may have been cut short
             prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
-        position = found or Position(0, 0, 0, "")
+        position = position or Position(0, 0, 0, "")
         self.step, self.seconds = position.step, position.seconds
         self.metrics.cut_to(position.metrics)
         self.episodes.cut_to(position.episodes)
 
-    async def run_all(self, take_step: Callable[[int], Awaitable[StepMetrics]], show: Show) -> None:
+    async def run_all(self, take_step: Callable[[int], Awaitable[StepLine]], show: Show) -> None:
         """Take every remaining step; a checkpoint every so often and at the end."""
         while self.step < self.config.steps:
             start, rate = time.monotonic(), learning_rate(self.config, self.step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            line = {"step": self.step, "lr": rate, **await take_step(self.step)}
+            line = replace(await take_step(self.step), lr=rate)
             self.seconds += time.monotonic() - start
-            dev = line.pop("eval", None)
-            self.metrics.write_all([line, *([{"step": self.step, "eval": dev}] if dev else [])])
-            self.tracker.log({**line, "eval": dev})
+            self.metrics.write_all(written(line))
+            self.tracker.log(line)
             self.step += 1
-            if self._due(score := dev_score(dev)):
+            if self._due(score := dev_score(line.dev)):
                 self.checkpoint(score)
-            show({**line, "eval": dev})
+            show(line)
         self._forget_sampled()
 
     def _due(self, dev: float | None) -> bool:
@@ -142,9 +140,9 @@ class Loop:
             self.journal.close()
 
 
-def dev_score(dev: Mapping[str, float | None] | None) -> float | None:
+def dev_score(dev: Mapping[str, float | None]) -> float | None:
     """Mean over the tasks that have a score; None when there is none to rank by."""
-    scores = [score for score in (dev or {}).values() if score is not None]
+    scores = [score for score in dev.values() if score is not None]
     return fmean(scores) if scores else None
 
 

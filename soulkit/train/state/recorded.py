@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soulkit.eval.rescore import Absent, Recorded, Summary, ledger_of, load_recorded
-from soulkit.eval.summary import summarise
+from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
+from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Crew, cast_of

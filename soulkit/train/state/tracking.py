@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from soulkit.errors import MissingPackage
+from soulkit.train.state.lines import StepLine
 
 
-class Tracker(Protocol):
-    def log(self, line: Mapping[str, Any]) -> None: ...
+class MetricsTracker(Protocol):
+    def log(self, line: StepLine) -> None: ...
 
     def close(self) -> None: ...
 
@@ -20,7 +21,7 @@ class Tracker(Protocol):
 class NoTracker:
     """Nothing beside `metrics.jsonl`."""
 
-    def log(self, line: Mapping[str, Any]) -> None:
+    def log(self, line: StepLine) -> None:
         """The line is already on disk."""
 
     def close(self) -> None:
@@ -31,9 +32,9 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         self.writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
 
-    def log(self, line: Mapping[str, Any]) -> None:
+    def log(self, line: StepLine) -> None:
         for name, value in _numbers(line).items():
-            self.writer.add_scalar(name, value, int(line["step"]))
+            self.writer.add_scalar(name, value, line.step)
 
     def close(self) -> None:
         self.writer.close()
@@ -46,8 +47,8 @@ class _Service:
         self.module = _import(package, package)
         self.module.init(project="soulkit", name=run.name, config=dict(config))
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        self.module.log(_numbers(line), step=int(line["step"]))
+    def log(self, line: StepLine) -> None:
+        self.module.log(_numbers(line), step=line.step)
 
     def close(self) -> None:
         self.module.finish()
@@ -59,7 +60,7 @@ def check_tracker(name: str) -> None:
         raise MissingPackage(name, f"--track {name}")
 
 
-def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> Tracker:
+def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> MetricsTracker:
     """The tracker called `name`; MissingPackage when its package is not installed."""
     if name == "none":
         return NoTracker()
@@ -75,7 +76,6 @@ def _import(module: str, package: str) -> Any:
         raise MissingPackage(package, f"--track {package}") from error
 
 
-def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    flat = {k: v for k, v in line.items() if isinstance(v, int | float) and k != "step"}
-    nested = line.get("eval") or {}
-    return {**flat, **{f"eval/{task}": mean for task, mean in nested.items() if mean is not None}}
+def _numbers(line: StepLine) -> dict[str, float]:
+    values = line.to_json()
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and k != "step"}

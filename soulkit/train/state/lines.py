@@ -1,0 +1,291 @@
+"""The lines of `metrics.jsonl`: a type in the program, slash names on the disk.
+
+A step writes one line, and one more where the dev split was scored. What there was nothing to
+measure of is missing from the line. Runs written before names had slashes are read under their old
+names (`OLD_NAMES`), which stand nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.runs.jsonl import read_jsonl
+from soulkit.train.state.named import (
+    SECTION,
+    Named,
+    counts,
+    finite,
+    members,
+    named,
+    spread,
+    text,
+    whole,
+)
+
+OLD_NAMES = {
+    "lr": "optimizer/lr",
+    "draft_reward": "reward/draft",
+    "refined_reward": "reward/refined",
+    "loo_gap": "gap/loo",
+    "loo_gap_low": "gap/loo_low",
+    "loo_gap_high": "gap/loo_high",
+    "pair_gap": "gap/pair",
+    "n_draft": "rollouts/draft",
+    "n_refined": "rollouts/refined",
+    "n_unscored": "rollouts/unscored",
+    "response_length": "tokens/per_turn",
+    "tokens": "tokens/sampled",
+    "feedback_share": "feedback/share",
+    "leak_share": "feedback/leak_share",
+    "coaches": "feedback/coaches",
+    "blind_reader": "feedback/blind_reader",
+    "blind_chance": "feedback/blind_chance",
+    "coach_failures": "feedback/coach_failures",
+    "groups": "groups/all",
+    "groups_single": "groups/single",
+    "groups_flat": "groups/flat",
+    "silent_share": "groups/silent_share",
+    "accepted_share": "imitation/accepted",
+    "loss": "loss/total",
+    "grad_norm": "grad/norm",
+    "updates": "optimizer/updates",
+    "clip_fraction": "clip/share",
+    "clip_fraction_dual": "clip/share_dual",
+    "ratio_mean": "ratio/mean",
+    "approx_kl": "kl/old",
+    "kl": "kl/base",
+    "entropy": "policy/entropy",
+    "policy": "policy/version",
+    "regression_nll": "nll/regression",
+    "imitation_nll": "nll/imitation",
+    "divergence": "divergence/teacher",
+    "teacher_gap": "teacher/gap",
+    "sequences": "sequences/trained",
+    "canary_unscored": "canaries/unscored",
+    "canary_alarm": "canaries/alarms",
+    "seconds_sample": "time/sample",
+    "seconds_train": "time/train",
+}
+OLD_GROUPS = {
+    "unscored": "unscored/",
+    "task_metrics": "task/",
+    "leaks": "leak/",
+    "trained_tokens": "trained/",
+    "eval": "eval/",
+}
+"""Objects of old lines, whose members have names of their own now."""
+OLD_PREFIXES = {"teacher_": "teacher/"}
+
+
+def renamed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line under the names of today; lines that have them already stay as they are."""
+    supervised = "loss" in line and "draft_reward" not in line
+    new: dict[str, Any] = {}
+    for name, value in line.items():
+        if name in OLD_GROUPS:
+            prefix = OLD_GROUPS[name]
+            new |= {f"{prefix}{member}": number for member, number in members(value).items()}
+        elif supervised and name == "tokens":
+            new["tokens/trained"] = value
+        else:
+            new[_new_name(name)] = value
+    return new
+
+
+def _new_name(name: str) -> str:
+    prefix = next((p for p in OLD_PREFIXES if name.startswith(p)), "")
+    whole = OLD_PREFIXES[prefix] + name.removeprefix(prefix) if prefix else name
+    return OLD_NAMES.get(name, whole)
+
+
+# --- what a line holds ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewards(Named):
+    """Of a step's rollouts."""
+
+    draft: float | None = named("reward/draft")
+    refined: float | None = named("reward/refined")
+    loo: float | None = named("gap/loo")
+    """Refined against the other drafts of its prompt, with its interval."""
+    loo_low: float | None = named("gap/loo_low")
+    loo_high: float | None = named("gap/loo_high")
+    pair: float | None = named("gap/pair")
+    """Refined against its own draft."""
+    n_draft: int = named("rollouts/draft", read=whole)
+    n_refined: int = named("rollouts/refined", read=whole)
+    n_unscored: int = named("rollouts/unscored", read=whole)
+    unscored: Mapping[str, int] = spread("unscored/")
+    """Reason → rollouts."""
+    tokens_per_turn: float | None = named("tokens/per_turn")
+    tokens: int = named("tokens/sampled", read=whole)
+    tasks: Mapping[str, float] = spread("task/")
+    """`TASK/NAME` → mean of the drafts' task metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoachCounts:
+    """What a coach's texts came to."""
+
+    checked: int = 0
+    dropped: int = 0
+    leaks: Mapping[str, int] = field(default_factory=dict)
+    """Kind of leak → texts."""
+
+
+def coaches(value: object) -> dict[str, CoachCounts]:
+    return {
+        author: CoachCounts(
+            whole(one.get("checked")), whole(one.get("dropped")), counts(one.get("leaks"))
+        )
+        for author, one in members(value).items()
+        if isinstance(one, Mapping)
+    }
+
+
+def sentences(value: object) -> dict[str, str]:
+    return {name: text(one) for name, one in members(value).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackCounts(Named):
+    """Who got feedback in a step, and what became of it."""
+
+    share: float | None = named("feedback/share")
+    leak_share: float | None = named("feedback/leak_share")
+    leaks: Mapping[str, int] = spread("leak/")
+    """`AUTHOR/KIND` → texts."""
+    coaches: Mapping[str, CoachCounts] = named("feedback/coaches", read=coaches)
+    blind_reader: float | None = named("feedback/blind_reader")
+    blind_chance: float | None = named("feedback/blind_chance")
+    coach_failures: int = named("feedback/coach_failures", read=whole)
+    gated: int = named("feedback/gated", read=whole, sparse=True)
+    missing: Mapping[str, str] = named("feedback/missing", read=sentences, sparse=True)
+    """Task → why none of its drafts' feedback was used."""
+    in_vain: int = named("feedback/in_vain", read=whole, sparse=True)
+    """Steps in a row, so far, without any use of feedback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMeans(Named):
+    """Means over the tokens that a step computed, each of its own kind of loss."""
+
+    clipped: float | None = named("clip/share")
+    clipped_dual: float | None = named("clip/share_dual")
+    ratio: float | None = named("ratio/mean")
+    kl_old: float | None = named("kl/old")
+    entropy: float | None = named("policy/entropy")
+    regression_nll: float | None = named("nll/regression")
+    imitation_nll: float | None = named("nll/imitation")
+    divergence: float | None = named("divergence/teacher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned(Named):
+    """What a step's updates did."""
+
+    groups: int | None = named("groups/all")
+    groups_single: int | None = named("groups/single")
+    groups_flat: int | None = named("groups/flat")
+    silent_share: float | None = named("groups/silent_share")
+    trained: Mapping[str, int] = spread("trained/")
+    """Part of the loss → tokens."""
+    accepted: float | None = named("imitation/accepted")
+    teacher: Mapping[str, float] = spread("teacher/")
+    """What a teacher's token advantages look like."""
+    means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
+    loss: float | None = named("loss/total")
+    grad_norm: float | None = named("grad/norm")
+    updates: int | None = named("optimizer/updates")
+    kl_base: float | None = named("kl/base")
+    tokens: int | None = named("tokens/trained")
+    sequences: int | None = named("sequences/trained")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A canary that scores too much."""
+
+    canary: str
+    value: float
+    first: float
+    """What it scored at first."""
+    drafts: float | None
+    """Mean of the step's drafts."""
+    why: tuple[str, ...] = ()
+    step: int = 0
+
+
+def alarms(value: object, step: int = 0) -> tuple[Alarm, ...]:
+    """Alarms of a file; old lines leave the step out, which is the line's."""
+    return tuple(
+        Alarm(
+            canary=text(one.get("canary")),
+            value=finite(one.get("value")) or 0.0,
+            first=finite(one.get("first")) or 0.0,
+            drafts=finite(one.get("drafts")),
+            why=tuple(map(str, one.get("why", ()))),
+            step=whole(one.get("step", step)),
+        )
+        for one in (value if isinstance(value, list | tuple) else ())
+        if isinstance(one, Mapping)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryScores(Named):
+    """What the canaries scored in a step; empty between turns."""
+
+    means: Mapping[str, float | None] = spread("canary/")
+    unscored: int = named("canaries/unscored", read=whole, sparse=True)
+    alarms: tuple[Alarm, ...] = named("canaries/alarms", read=alarms, sparse=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine(Named):
+    """One step of a training run."""
+
+    step: int = named("step", read=whole)
+    lr: float | None = named("optimizer/lr")
+    rewards: Rewards = field(default_factory=Rewards, metadata=SECTION)
+    feedback: FeedbackCounts = field(default_factory=FeedbackCounts, metadata=SECTION)
+    learned: Learned = field(default_factory=Learned, metadata=SECTION)
+    canaries: CanaryScores = field(default_factory=CanaryScores, metadata=SECTION)
+    version: str = named("policy/version", read=text, sparse=True)
+    """Hash of the weights that sampled."""
+    sample_seconds: float | None = named("time/sample")
+    train_seconds: float | None = named("time/train")
+    dev: Mapping[str, float | None] = spread("eval/")
+    """Task → dev score of the moved weights, in steps that evaluate."""
+
+    @property
+    def played(self) -> bool:
+        """Whether rollouts were sampled in this step: not a supervised one."""
+        return self.rewards != Rewards()
+
+
+def read_line(line: Mapping[str, Any]) -> StepLine:
+    """A line of any age."""
+    step, new = whole(line.get("step")), renamed(line)
+    if "canaries/alarms" in new:
+        new["canaries/alarms"] = [asdict(one) for one in alarms(new["canaries/alarms"], step)]
+    return StepLine.from_json(new)
+
+
+def read_lines(path: Path) -> list[StepLine]:
+    """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file."""
+    return steps_of(read_jsonl(path))
+
+
+def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
+    return [read_line(line) for line in lines if isinstance(line.get("step"), int)]
+
+
+def written(line: StepLine) -> list[dict[str, Any]]:
+    """What is appended for a step: its line, and one with its dev scores."""
+    dev = StepLine(step=line.step, dev=line.dev).to_json()
+    return [replace(line, dev={}).to_json(), *([dev] if line.dev else [])]

@@ -1,0 +1,174 @@
+"""What a training run's `summary.json` says: means over the last steps, totals over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from soulkit.eval.summary import Summary
+from soulkit.train.state.lines import (
+    Alarm,
+    CoachCounts,
+    Rewards,
+    StepLine,
+    alarms,
+    coaches,
+    renamed,
+)
+from soulkit.train.state.named import finite, members, text, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackTotals:
+    """Of a whole run."""
+
+    drafts: int = 0
+    coach_failures: int = 0
+    coaches: Mapping[str, CoachCounts] = field(default_factory=dict)
+    gated: int = 0
+    """Drafts that were to have no feedback."""
+
+    def to_json(self) -> dict[str, Any]:
+        line = asdict(self)
+        return line if self.gated else {name: line[name] for name in line if name != "gated"}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        line = members(value)
+        return cls(
+            drafts=whole(line.get("drafts")),
+            coach_failures=whole(line.get("coach_failures")),
+            coaches=coaches(line.get("coaches")),
+            gated=whole(line.get("gated")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryTotals:
+    """Of a whole run; canary → score."""
+
+    first: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    alarms: int = 0
+    newest: tuple[Alarm, ...] = ()
+    unscored: int = 0
+    """Scorings without a verdict."""
+
+    def to_json(self) -> dict[str, Any]:
+        line = {**asdict(self), "newest": [asdict(alarm) for alarm in self.newest]}
+        return line if self.unscored else {n: line[n] for n in line if n != "unscored"}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        line = members(value)
+        if not line:
+            return None
+        return cls(
+            first=_numbers(line.get("first")),
+            last=_numbers(line.get("last")),
+            alarms=whole(line.get("alarms")),
+            newest=alarms(line.get("newest")),
+            unscored=whole(line.get("unscored")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSummary(Summary):
+    """A summary, and what only training has."""
+
+    steps: int = 0
+    summary_steps: int = 0
+    """Steps at the end that the means are over."""
+    rewards: Rewards = field(default_factory=Rewards)
+    """The two mean rewards and the leave-one-out gap."""
+    feedback: FeedbackTotals | None = None
+    canaries: CanaryTotals | None = None
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
+    best_step: int | None = None
+    """Steps done at the checkpoint with the best dev score, as its name counts them."""
+    best_dev: float | None = None
+    best_checkpoint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        line = {**Summary.to_json(self), "steps": self.steps, "summary_steps": self.summary_steps}
+        if self.rewards != Rewards():
+            line["rewards"] = _headline(self.rewards)
+        if self.feedback is not None:
+            line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
+        if self.canaries is not None:
+            line["canaries"] = self.canaries.to_json()
+        if self.best_step is not None:
+            line |= {"best_step": self.best_step, "best_dev": self.best_dev}
+            line["best_checkpoint"] = self.best_checkpoint
+        return line
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        base = Summary.from_json(line)
+        return cls(
+            **{name: getattr(base, name) for name in Summary.__dataclass_fields__},
+            steps=whole(line.get("steps")),
+            summary_steps=whole(line.get("summary_steps")),
+            rewards=Rewards.from_json(renamed(members(line.get("rewards")))),
+            feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
+            canaries=CanaryTotals.from_json(line.get("canaries")),
+            calls=members(line.get("calls")),
+            best_step=whole(line["best_step"]) if "best_step" in line else None,
+            best_dev=finite(line.get("best_dev")),
+            best_checkpoint=text(line.get("best_checkpoint")),
+        )
+
+
+def _headline(rewards: Rewards) -> dict[str, Any]:
+    """The numbers that a summary repeats of the rewards."""
+    line = rewards.to_json()
+    names = ("reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high")
+    return {name: line[name] for name in names if name in line}
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {
+        name: number for name, one in members(value).items() if (number := finite(one)) is not None
+    }
+
+
+def feedback_totals(lines: Sequence[StepLine]) -> FeedbackTotals:
+    """Sums over a run's step lines."""
+    coach: dict[str, CoachCounts] = {}
+    for line in lines:
+        for author, more in line.feedback.coaches.items():
+            coach[author] = _added(coach.get(author, CoachCounts()), more)
+    return FeedbackTotals(
+        drafts=sum(line.rewards.n_draft for line in lines),
+        coach_failures=sum(line.feedback.coach_failures for line in lines),
+        coaches=coach,
+        gated=sum(line.feedback.gated for line in lines),
+    )
+
+
+def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
+    leaks = dict(one.leaks)
+    for kind, number in more.leaks.items():
+        leaks[kind] = leaks.get(kind, 0) + number
+    return CoachCounts(one.checked + more.checked, one.dropped + more.dropped, leaks)
+
+
+def canary_totals(lines: Sequence[StepLine]) -> CanaryTotals | None:
+    """First and last scores, the number of alarms and the newest ones, and how many canaries got no
+    verdict; None when none was scored."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for line in lines:
+        scores = {name: mean for name, mean in line.canaries.means.items() if mean is not None}
+        first = scores | first
+        last |= scores
+    raised = [alarm for line in lines for alarm in line.canaries.alarms]
+    unscored = sum(line.canaries.unscored for line in lines)
+    if not last and not unscored:
+        return None
+    newest = tuple(alarm for alarm in raised if alarm.step == raised[-1].step)
+    return CanaryTotals(
+        first=first, last=last, alarms=len(raised), newest=newest, unscored=unscored
+    )
