@@ -95,7 +95,7 @@ def test_one_row_that_breaks_is_named_and_the_others_are_played(lab: Any) -> Non
         "prompts/user.md", lambda text: "{% if 'sings' in situation %}{{ no }}{% endif %}" + text
     )
     code, checked = one.check()
-    assert code == 1 and "(2 rows)" in checked["breaks"][0]["why"] and checked["gold_fails"] == []
+    assert code == 1 and "(1 row)" in checked["breaks"][0]["why"] and checked["gold_fails"] == []
     assert checked["breaks"][0]["source"] == "synth:6:2"
 
 
