@@ -25,8 +25,8 @@ from soulkit.play.plan import (
     TOKENS_PER_WORD,
     Machine,
     Plan,
+    PlayerTerms,
     TaskPlan,
-    Voice,
     Work,
     on_machine,
     plan,
@@ -136,9 +136,9 @@ def _phase(config: TrainConfig, work: list[Work], label: str, *, coached: bool) 
     return scaled(once, config.steps * config.prompts_per_step * config.group_size / rows, label)
 
 
-def _voices(config: TrainConfig, work: Work, coached: bool) -> list[Voice]:
+def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
     reply = config.reply_limit(work.task.spec.sampling)
-    actor = Voice(role="actor", name=config.model, limit=reply, served=False)
+    actor = PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
     voices = [actor]
     for role, settings in config.players():
         voice = voice_of(config, role, settings, actor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from soulkit.models.api.breaker import NEVER_HEARD_S, Breaker, May
+from soulkit.models.api.breaker import NEVER_ANSWERED_S, Breaker, May
 
 NOON = datetime(2026, 1, 2, 14, 2, 11, tzinfo=UTC)
 
@@ -156,7 +156,7 @@ def test_a_probe_that_is_turned_away_shows_that_the_server_is_up() -> None:
 
 
 def test_a_server_that_has_never_answered_gets_less_patience() -> None:
-    for heard, wanted in ((False, NEVER_HEARD_S), (True, 120.0)):
+    for heard, wanted in ((False, NEVER_ANSWERED_S), (True, 120.0)):
         breaker = Breaker(120.0, after=1, pause_s=1000.0, max_pause_s=1000.0, jitter=lambda: 1.0)
         if heard:
             breaker.answered()

@@ -11,7 +11,7 @@ import pytest
 
 from soulkit.errors import ModelLoadError, UnreadableVerdict
 from soulkit.models.api.detector import Detector
-from soulkit.models.api.wire import read_reply
+from soulkit.models.api.wire import parse_reply
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.types import Call
 from tests.support.servers.detector_server import DetectorServer
@@ -126,7 +126,7 @@ def test_the_ledger_holds_the_reply_as_it_came_and_no_key(
     with DetectorServer([(500, ""), (200, said)]) as server, Ledger(path) as ledger:
         asked(quick(server.url, key_env="MY_KEY"), ledger)
         (row,) = ledger._query("SELECT reply, attempts FROM calls")
-    assert json.loads(read_reply(row[0]).text) == {**said, "echo": "[key]"} and row[1] == 2
+    assert json.loads(parse_reply(row[0]).text) == {**said, "echo": "[key]"} and row[1] == 2
     assert all(KEY.encode() not in file.read_bytes() for file in tmp_path.iterdir())
 
 

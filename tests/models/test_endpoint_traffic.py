@@ -66,7 +66,7 @@ def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.Mo
         for wave in range(3):
             calls = [Call(role="judge", example_id=f"{wave}/{i}") for i in range(200)]
             await asyncio.gather(*(model.complete(HELLO, Sampling(), call) for call in calls))
-        pools = len(next(iter(model._sessions.values())).pool._shoals)
+        pools = len(next(iter(model._sessions.values())).pool._members)
         await model.close()
         return pools
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import Entry, Ledger, ReplayMiss, call_key
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CALL = Call(role="judge", example_id="e1")
 PLAIN = Sampling()
 HELLO = (Segment("user", "hello"),)
-ENTRY = Entry(
+ENTRY = LedgerEntry(
     model="m",
     call=CALL,
     reply='{"x": 1}',

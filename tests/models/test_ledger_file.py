@@ -78,7 +78,7 @@ def verified(path: Path) -> tuple[int, list[str]]:
     """(entries, findings)."""
     with View(path) as view:
         found = view.verify()
-    return found.entries, found.told()
+    return found.entries, found.lines()
 
 
 def child(path: Path, first: int, count: int) -> subprocess.Popen[str]:
@@ -97,9 +97,9 @@ def test_requests_are_kept_and_give_the_key_again(tmp_path: Path) -> None:
     for number in range(20):
         key, entry, asked = entry_of(number)
         assert stored[key].entry == entry
-        assert stored[key].asked is not None
-        assert stored[key].asked.messages == asked.messages
-        assert request_key(stored[key].asked, "m", entry.call) == key
+        assert stored[key].request is not None
+        assert stored[key].request.messages == asked.messages
+        assert request_key(stored[key].request, "m", entry.call) == key
     with closing_db(path) as db:
         # Two dialogues of ten turns; a turn is stored once, whoever saw it later.
         assert db.execute("SELECT COUNT(*) FROM contexts").fetchone()[0] == 20
@@ -156,7 +156,7 @@ def test_a_first_version_is_read_by_a_replay_and_brought_forward_by_a_recording(
         ledger.store(new, entry, asked)
     assert version_of(path) == ledger_file.VERSION
     with View(path) as view:
-        kept = {s.key: s.asked for s in view.entries()}
+        kept = {s.key: s.request for s in view.entries()}
     assert kept[key] is None
     assert kept[new] == asked.__class__(
         base_url=asked.base_url,
@@ -383,9 +383,9 @@ def test_findings_of_one_kind_are_counted_not_listed(tmp_path: Path) -> None:
     path = filled(tmp_path / "l.sqlite", 12)
     with closing_db(path) as db:
         db.execute("UPDATE calls SET example_id = 'other'")
-    told = verified(path)[1]
-    assert len(told) == 6
-    assert told[-1] == "key: and 7 more"
+    lines = verified(path)[1]
+    assert len(lines) == 6
+    assert lines[-1] == "key: and 7 more"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.models.local.journal import Asked, Journal
+from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
@@ -118,8 +118,8 @@ def test_a_process_killed_in_mid_step_replays_to_the_bit(
     assert len(again["generated"]) < len(whole["generated"])
 
 
-def asked(rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)) -> Asked:
-    return Asked(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
+def asked(rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)) -> JournalKey:
+    return JournalKey(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
 
 
 def reply(text: str, *logprobs: float) -> Completion:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.models.local.footprint import Speed, device_speed, footprint
-from soulkit.play.plan import AGAIN, USUAL, Voice, Work, plan, scaled
+from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan, scaled
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
 
 
-ACTOR = Voice(role="actor", name="a", limit=20, prices=(1.0, 2.0))
+ACTOR = PlayerTerms(role="actor", name="a", limit=20, prices=(1.0, 2.0))
 
 
 def works() -> list[Work]:
@@ -37,7 +37,7 @@ def words(work: Work) -> list[int]:
 
 def test_calls_words_and_cost() -> None:
     work = works()
-    partner = Voice(role="partner", name="p", limit=30)
+    partner = PlayerTerms(role="partner", name="p", limit=30)
     found = plan(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
     choice, talk = found.tasks
     assert choice.calls == {"actor": 12} and talk.calls == {"actor": 72, "partner": 72}
@@ -51,14 +51,14 @@ def test_calls_words_and_cost() -> None:
     assert talk.asked[0].prompt_tokens == pytest.approx(grown, abs=1)
     assert found.unpriced == ("p",)
     assert found.seconds == pytest.approx(sum(a.seconds for a in found.asked) / 4)
-    assert plan(work[:1], 1, {"tomi": [Voice(role="actor", name="x", limit=9)]}).cost is None
+    assert plan(work[:1], 1, {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost is None
 
 
 def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
-    judge = Voice(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
+    judge = PlayerTerms(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
     found = plan(works()[:1], 1, {"tomi": [ACTOR, judge]})
     assert [one.role for one in found.tasks[0].asked] == ["actor"]
-    coach = Voice(role="coach", name="c", limit=4000, each=1)
+    coach = PlayerTerms(role="coach", name="c", limit=4000, each=1)
     told = plan(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
     assert (told.calls, told.reply_tokens) == (4, 4 * USUAL["coach"])
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_beside_the_actor_takes_memory_and_time(
 def test_judges_count_with_their_re_asks_and_samples() -> None:
     registry = load_registry()
     work = Work(registry.task("sotopia"), examples("sotopia", 3))
-    judge = Voice(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
+    judge = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
     (one,) = plan([work], 2, {"sotopia": [judge]}).tasks[0].asked
     assert one.calls == 2 * 3 * 2 * 3 * 2  # questions, rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100

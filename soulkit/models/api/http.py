@@ -88,15 +88,15 @@ async def post(
     """
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     sent = {**_USUAL, **headers}
-    return await _received(client.stream("POST", url, content=content, headers=sent), most)
+    return await _receive(client.stream("POST", url, content=content, headers=sent), most)
 
 
 async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -> Received:
     """The reply to a GET, read up to `most` bytes; raises as `post` does."""
-    return await _received(client.stream("GET", url, headers={**_USUAL, **headers}), most)
+    return await _receive(client.stream("GET", url, headers={**_USUAL, **headers}), most)
 
 
-async def _received(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
+async def _receive(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
     async with asking as reply:
         pieces, size = [], 0
         async for piece in reply.aiter_bytes():

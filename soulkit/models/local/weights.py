@@ -31,7 +31,7 @@ def misfit(
     `foreign` stand in the file, and the model has no place for them.
     """
     parts = [
-        f"{_count(names)} {what}: {_named(names)}"
+        f"{_count(names)} {what}: {_name_list(names)}"
         for names, what in (
             (missing, "missing"),
             (misshapen, "of another shape"),
@@ -56,7 +56,7 @@ def _count(names: Collection[str]) -> str:
     return f"{len(names)} weight{'' if len(names) == 1 else 's'}"
 
 
-def _named(names: Collection[str]) -> str:
+def _name_list(names: Collection[str]) -> str:
     first = ", ".join(sorted(names, key=_in_order)[:SHOWN])
     more = len(names) - SHOWN
     return f"{first} and {more} more" if more > 0 else first
@@ -152,13 +152,14 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
 
     with safe_open(folder / ADAPTER_FILE, framework="pt") as file:
         held = set(file.keys())
-    own, wide = (
+    adapter_names, wide = (
         set(get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=both))
         for both in (False, True)  # embeddings may stand in an adapter that does not train them
     )
     base = adapted.state_dict().keys() - wide
-    if any(name not in held for name in own if not _is_tuned(adapted, name)):
-        return misfit(own - held, foreign=held - wide)  # PEFT would stop at the first of them
+    if any(name not in held for name in adapter_names if not _is_tuned(adapted, name)):
+        # PEFT would stop at the first of them.
+        return misfit(adapter_names - held, foreign=held - wide)
     try:
         report = adapted.load_adapter(str(folder), name)
     except RuntimeError as error:
@@ -166,7 +167,7 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
             raise
         return misfit(misshapen=[_plain(n, name) for n in sizes])
     missing = [_plain(n, name) for n in report.missing_keys]
-    return misfit(missing, foreign={*report.unexpected_keys, *(held & base)} - own)
+    return misfit(missing, foreign={*report.unexpected_keys, *(held & base)} - adapter_names)
 
 
 def _is_tuned(adapted: Any, weight: str) -> bool:
