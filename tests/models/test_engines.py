@@ -238,9 +238,9 @@ def test_a_neutral_top_p_is_given_up_and_the_temperature_stays(name: str) -> Non
 def test_errors_about_something_else_are_not_mended_so(message: str) -> None:
     """A value of the user's, or a request that is quoted whole."""
     fault = Fault.status_error(400, message)
-    asked = Sampling(top_p=0.5) if message.startswith("Range") else Sampling()
+    sampling = Sampling(top_p=0.5) if message.startswith("Range") else Sampling()
     with ScriptedServer(script=lambda i, body: fault) as server, pytest.raises(ProviderError):
-        ask(Endpoint(model="m", base_url=server.base_url, max_attempts=1), sampling=asked)
+        ask(Endpoint(model="m", base_url=server.base_url, max_attempts=1), sampling=sampling)
     assert len(server.requests) == 1
 
 

@@ -248,8 +248,10 @@ def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
         assert 5 <= paid < count
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"You said: call {i}" for i in range(count)]
-    asked = Counter(body["messages"][0]["content"] for body in server.requests)
-    assert all(asked[f"call {i}"] == 1 for i in range(paid)), "what was stored is not asked again"
+    requests = Counter(body["messages"][0]["content"] for body in server.requests)
+    assert all(requests[f"call {i}"] == 1 for i in range(paid)), (
+        "what was stored is not asked again"
+    )
     assert len(server.requests) <= count + 1, "only the call in flight is asked again"
     with Ledger(path) as ledger:
         assert ledger.totals()["calls"] == count

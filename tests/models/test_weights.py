@@ -185,8 +185,8 @@ def test_a_shard_that_lacks_what_the_index_promises(kinds: dict[str, Path], tmp_
     assert f"1 weight missing: {name}" in refusal(folder)
     index = folder / "model.safetensors.index.json"
     promises = json.loads(index.read_text())
-    kept = {k: f for k, f in promises["weight_map"].items() if f != shard.name}
-    index.write_text(json.dumps(promises | {"weight_map": kept}))
+    other_shards = {k: f for k, f in promises["weight_map"].items() if f != shard.name}
+    index.write_text(json.dumps(promises | {"weight_map": other_shards}))
     assert f"{len(tensors)} weights missing" in refusal(folder)
     shard.unlink()
     index.write_text(json.dumps(promises))

@@ -80,14 +80,14 @@ def wants_form(body: Body) -> bool:
 
 
 class FaultyServer:
-    """Serves until it is left. `outcomes` counts what befell requests; `asked` their repeats."""
+    """Serves until it is left. `outcomes` counts what befell requests; `requests_of_key` their repeats."""
 
     def __init__(
         self, weather: Weather, answer: Answer = echo, *, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         self.weather, self.answer, self.host, self.port = weather, answer, host, port
         self.outcomes: Counter[str] = Counter()
-        self.asked: Counter[str] = Counter()
+        self.requests_of_key: Counter[str] = Counter()
         """Digest of messages and seed → requests that asked them."""
         self.in_flight = self.most_in_flight = self.connections = 0
         self.first: float | None = None
@@ -144,8 +144,8 @@ class FaultyServer:
         body: Body = json.loads(raw)
         question = json.dumps([body["messages"], body.get("seed")])
         key = hashlib.sha256(question.encode()).hexdigest()
-        times = self.asked[key]
-        self.asked[key] += 1
+        times = self.requests_of_key[key]
+        self.requests_of_key[key] += 1
         what, latency = self.weather.befalls(body, times)
         if self.weather.storm is not None and self._within(self.weather.storm):
             what, latency = "storm", 0.0
@@ -171,10 +171,10 @@ class FaultyServer:
             return 429, _error("slow down", "rate_limit_error")
         if what == "broken":
             return 200, b'{"choices": [{"mess'
-        said = {"empty": "", "malformed": '{"overall": "about seven'}.get(what)
-        found = completion(body, self.answer(body) if said is None else said)
-        found["latency_s"] = latency
-        return 200, json.dumps(found).encode()
+        text = {"empty": "", "malformed": '{"overall": "about seven'}.get(what)
+        reply_body = completion(body, self.answer(body) if text is None else text)
+        reply_body["latency_s"] = latency
+        return 200, json.dumps(reply_body).encode()
 
 
 class _Connection(asyncio.Protocol):
@@ -199,9 +199,9 @@ class _Connection(asyncio.Protocol):
             whole = end + 4 + (int(length[1]) if length else 0)
             if len(self.buffer) < whole:
                 return
-            asked = self.buffer.startswith(b"GET ")
+            listing = self.buffer.startswith(b"GET ")
             raw, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
-            if asked:  # of /models, which says nothing and is in no count
+            if listing:  # of /models, which says nothing and is in no count
                 self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             else:
                 self._take(raw)
@@ -261,8 +261,8 @@ def _of_type(schema: dict[str, Any], root: dict[str, Any]) -> Any:
 
 def formed(body: Body, otherwise: str) -> str:
     """An instance of the schema that is asked for, else the given text."""
-    asked = body.get("response_format", {}).get("json_schema")
-    return json.dumps(instance_of(asked["schema"])) if asked else otherwise
+    form = body.get("response_format", {}).get("json_schema")
+    return json.dumps(instance_of(form["schema"])) if form else otherwise
 
 
 def main() -> None:
