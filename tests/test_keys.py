@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from soulkit.keys import holds_key, masked, masked_json, remember, shown, shown_address
+from soulkit.keys import holds_key, masked, masked_json, printable, remember, shown_address
 
 KEYS = ("sk-test-0123456789abcdef", "gsk/4f+09aB17cD22eF93==", "pAss%41word&#115;x\\y")
 
@@ -101,7 +101,9 @@ def test_a_word_is_masked_as_it_stands_and_no_other_text_for_it() -> None:
 
 
 def test_addresses_are_shown_without_users_and_passwords() -> None:
-    assert shown("no way to http://me:hunter2@proxy:3128/") == "no way to http://[key]@proxy:3128/"
+    assert (
+        printable("no way to http://me:hunter2@proxy:3128/") == "no way to http://[key]@proxy:3128/"
+    )
     assert shown_address("htp://me:hunter2@host/v1?key=hunter2#hunter2") == "host/v1"
 
 

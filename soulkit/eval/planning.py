@@ -21,14 +21,14 @@ from soulkit.play.plan import (
     PlayerTerms,
     Work,
     on_machine,
-    plan,
+    plan_work,
 )
 
 
 def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
     """What `config` will ask for."""
     voices = {w.task.name: _voices(config, w) for w in work}
-    found = plan(work, config.repeats, voices, concurrency=config.concurrency)
+    found = plan_work(work, config.repeats, voices, concurrency=config.concurrency)
     return on_machine(found, together(_loaded(config, found)))
 
 

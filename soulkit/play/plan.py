@@ -186,7 +186,7 @@ def total(values: Any) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def plan(
+def plan_work(
     work: Sequence[Work],
     repeats: int,
     players: Mapping[str, Sequence[PlayerTerms]],

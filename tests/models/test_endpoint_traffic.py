@@ -14,7 +14,7 @@ from soulkit.errors import ConfigError, ProviderError, SoulError
 from soulkit.models.api import http
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.support.servers.faulty import FaultyServer, Weather
+from tests.support.servers.faulty import FaultPlan, FaultyServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 HELLO = (Segment("user", "hello there"),)
@@ -70,7 +70,7 @@ def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.Mo
         await model.close()
         return pools
 
-    with FaultyServer(Weather(latency_s=(0.3, 0.5))) as server:
+    with FaultyServer(FaultPlan(latency_s=(0.3, 0.5))) as server:
         assert asyncio.run(waves(endpoint(server.base_url, concurrency=200))) == 25
     assert server.most_in_flight > 100
     assert server.connections <= 200
@@ -78,7 +78,7 @@ def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.Mo
 
 
 def test_a_small_run_opens_few_connections() -> None:
-    with FaultyServer(Weather()) as server:
+    with FaultyServer(FaultPlan()) as server:
         model = endpoint(server.base_url, concurrency=200)
         assert len(texts(crowd(model, 10)[0])) == 10
     assert server.connections <= 10

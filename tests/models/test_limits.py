@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.models.api.breaker import Breaker
-from soulkit.models.api.limits import Bucket, Down, Gate, Ticket, Traffic
+from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, 20))
 
 
-def make_gate(concurrency: int = 4, **shared: Any) -> Gate:
+def make_gate(concurrency: int = 4, **shared: Any) -> CallGate:
     breaker = Breaker(shared.pop("down_after_s", 5.0), after=3, pause_s=0.05, jitter=lambda: 0.0)
-    return Gate("m", Traffic(breaker, **shared), concurrency)
+    return CallGate("m", Traffic(breaker, **shared), concurrency)
 
 
 # -- buckets ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.models.local.footprint import Speed, device_speed, footprint
-from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan, scaled
+from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan_work, scaled
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
@@ -38,7 +38,7 @@ def words(work: Work) -> list[int]:
 def test_calls_words_and_cost() -> None:
     work = works()
     partner = PlayerTerms(role="partner", name="p", limit=30)
-    costs = plan(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
+    costs = plan_work(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
     choice, talk = costs.tasks
     assert choice.calls == {"actor": 12} and talk.calls == {"actor": 72, "partner": 72}
     assert (costs.episodes, costs.calls) == (24, 12 + 144)
@@ -53,20 +53,23 @@ def test_calls_words_and_cost() -> None:
     assert talk.asked[0].prompt_tokens == pytest.approx(grown, abs=1)
     assert costs.unpriced == ("p",)
     assert costs.seconds == pytest.approx(sum(a.seconds for a in costs.asked) / 4)
-    assert plan(work[:1], 1, {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost is None
+    assert (
+        plan_work(work[:1], 1, {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost
+        is None
+    )
 
 
 def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
     judge = PlayerTerms(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
-    costs = plan(works()[:1], 1, {"tomi": [ACTOR, judge]})
+    costs = plan_work(works()[:1], 1, {"tomi": [ACTOR, judge]})
     assert [one.role for one in costs.tasks[0].asked] == ["actor"]
     coach = PlayerTerms(role="coach", name="c", limit=4000, each=1)
-    coaching = plan(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
+    coaching = plan_work(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
     assert (coaching.calls, coaching.reply_tokens) == (4, 4 * USUAL["coach"])
 
 
 def test_a_scaled_plan() -> None:
-    base = plan(works()[:1], 1, {"tomi": [ACTOR]})
+    base = plan_work(works()[:1], 1, {"tomi": [ACTOR]})
     tenfold = scaled(base, 10, "drafts")
     assert tenfold.tasks[0].task == "tomi drafts"
     assert (tenfold.episodes, tenfold.calls) == (40, 40)
@@ -173,7 +176,7 @@ def test_judges_count_with_their_re_asks_and_samples() -> None:
     registry = load_registry()
     work = Work(registry.task("sotopia"), examples("sotopia", 3))
     judge = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
-    (one,) = plan([work], 2, {"sotopia": [judge]}).tasks[0].asked
+    (one,) = plan_work([work], 2, {"sotopia": [judge]}).tasks[0].asked
     assert one.calls == 2 * 3 * 2 * 3 * 2  # questions, rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100
     first = one.prompt_tokens + one.reply_tokens

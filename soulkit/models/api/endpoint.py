@@ -56,7 +56,7 @@ from soulkit.models.api.faults import (
     timeout_fault,
     unreadable_fault,
 )
-from soulkit.models.api.limits import Bucket, Down, Gate, Ticket, Traffic
+from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
 from soulkit.models.api.wire import (
@@ -119,7 +119,7 @@ class _Session:
     """What belongs to one event loop."""
 
     pool: ClientPool
-    gate: Gate
+    gate: CallGate
     under_way: set[asyncio.Task[_Reply | Fault]] = field(default_factory=set)
     """Requests that are paid for whether their callers wait or not."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -298,7 +298,7 @@ class Endpoint:
         return self._report(session.gate, ticket, outcome, attempts)
 
     def _report(
-        self, gate: Gate, ticket: Ticket, outcome: _Reply | Fault, attempts: int
+        self, gate: CallGate, ticket: Ticket, outcome: _Reply | Fault, attempts: int
     ) -> _Reply | Fault:
         """Tell the gate what the request came to; a failed probe is marked as one."""
         if isinstance(outcome, _Reply):
@@ -431,7 +431,7 @@ class Endpoint:
             for dead in [other for other in self._sessions if other.is_closed()]:
                 del self._sessions[dead]
             name = f"{self.name} at {self.base_url}"
-            gate = Gate(name, self._traffic, self.concurrency)
+            gate = CallGate(name, self._traffic, self.concurrency)
             session = _Session(ClientPool(self._client, self.concurrency), gate)
             self._sessions[loop] = session
         return session

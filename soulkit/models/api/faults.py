@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from soulkit.keys import MASK, shown
+from soulkit.keys import MASK, printable
 from soulkit.models.api.http import Received
 from soulkit.models.api.wire import (
     FORMAT,
@@ -141,4 +141,4 @@ def connection_fault(error: BaseException) -> Fault:
 
 def clean_detail(text: str) -> str:
     """One short line without keys; masked before it is cut, so that no half key is left over."""
-    return _KEY_LIKE.sub(MASK, shown(" ".join(text.split())))[:_DETAIL_CHARS]
+    return _KEY_LIKE.sub(MASK, printable(" ".join(text.split())))[:_DETAIL_CHARS]

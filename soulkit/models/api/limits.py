@@ -102,7 +102,7 @@ class Down(Exception):
     """The server is down and the call gave up; the text says since when and why."""
 
 
-class Gate:
+class CallGate:
     """The calls of one event loop to one endpoint: `enter`, ask the server, `leave`.
 
     Args:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import remember, shown
+from soulkit.keys import printable, remember
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
     check_base,
     lost_experts,
-    misfit,
     not_its_weights,
     put_adapter,
+    weights_misfit,
 )
 from soulkit.runs.folder import is_run
 
@@ -147,7 +147,7 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and (fault := misfit(lost_experts(where))):
+        if isinstance(error, RuntimeError) and (fault := weights_misfit(lost_experts(where))):
             raise not_its_weights(where, fault) from error
         raise ModelLoadError(
             f"The model '{where}' cannot be loaded.",
@@ -289,4 +289,4 @@ def _first_line(error: BaseException, *, hub: bool = False) -> str:
         from huggingface_hub import get_token
 
         remember(get_token() or "")
-    return (shown(str(error)).strip().splitlines() or [type(error).__name__])[0]
+    return (printable(str(error)).strip().splitlines() or [type(error).__name__])[0]
