@@ -86,12 +86,12 @@ class Demo:
     def write_rows(self) -> None:
         """Training and held-out stories from different seeds of the small world."""
         train_seed, test_seed = split_seed(self.seed, "train"), split_seed(self.seed, "test")
-        parts = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
-        for path, count, seed in parts:
+        files = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
+        for path, count, seed in files:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 made = synth_rows(TASK, count, seed, world="small")
-                write_rows(path, _asked(made), data_source=TASK)
+                write_rows(path, _choose_rows(made), data_source=TASK)
 
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
@@ -134,11 +134,11 @@ class Demo:
     def write_summary(self, results: dict[str, Any]) -> None:
         """`summary.json` of the whole demo: the evaluation after training, and the results."""
         after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
-        shared = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
-        write_json(self.out / "summary.json", {"command": "demo", **shared, **results})
+        evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
+        write_json(self.out / "summary.json", {"command": "demo", **evaluation, **results})
 
 
-def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _choose_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Some facts, and beliefs of the one who leaves: before the move as often as after it.
 
     Most people in such stories know better, and the one who moves the object always does. Without
@@ -149,12 +149,12 @@ def _asked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if not row["order"] or _leaver(row) in row["question"]:
             kinds.setdefault(str(row["question_type"]), []).append(row)
     beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
-    chosen = []
+    chosen_rows = []
     for kind in QUESTIONS:
         size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
         # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
-        chosen += random.Random(kind).sample(kinds[kind], size)
-    return chosen
+        chosen_rows += random.Random(kind).sample(kinds[kind], size)
+    return chosen_rows
 
 
 def _leaver(row: dict[str, Any]) -> str:

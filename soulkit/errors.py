@@ -99,8 +99,8 @@ class UnreadableVerdict(CallError):
         self.forgery = forgery
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """A hint such as \" Did you mean 'hitom'?\", or the sorted list when nothing is near."""
-    names = sorted(known)
+    names = sorted(words)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."

@@ -82,14 +82,14 @@ def masked_json(raw: str) -> str:
         return masked(raw)
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """`text` as it may be printed: without keys, and without users and passwords of addresses."""
     return _CREDENTIALS.sub(f"{MASK}@", masked(text))
 
 
 def shown_address(url: str) -> str:
     """An address, or what was given for one, without user, password, query and fragment."""
-    return shown(url.rpartition("@")[2].partition("?")[0].partition("#")[0])
+    return printable(url.rpartition("@")[2].partition("?")[0].partition("#")[0])
 
 
 def _without(value: Any) -> Any:

@@ -114,13 +114,13 @@ class Usage:
     cost: float | None = None
 
     def __add__(self, other: Usage) -> Usage:
-        known = [c for c in (self.cost, other.cost) if c is not None]
+        costs = [c for c in (self.cost, other.cost) if c is not None]
         return Usage(
             calls=self.calls + other.calls,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
             seconds=self.seconds + other.seconds,
-            cost=sum(known) if known else None,
+            cost=sum(costs) if costs else None,
         )
 
 

@@ -35,25 +35,25 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 def test_ditto_teaches_what_the_warm_up_did_not(demo: tuple[Path, dict[str, Any]]) -> None:
-    _, found = demo
-    assert found["after"] - found["before"] >= 0.10
-    assert found["after_ci"][0] > found["before_ci"][1]
-    beliefs = found["beliefs_after"].values()
+    _, results = demo
+    assert results["after"] - results["before"] >= 0.10
+    assert results["after_ci"][0] > results["before_ci"][1]
+    beliefs = results["beliefs_after"].values()
     assert sum(beliefs) / len(beliefs) > 0.6
 
 
 def test_feedback_helps_and_others_feedback_less(demo: tuple[Path, dict[str, Any]]) -> None:
-    _, found = demo
-    assert found["loo_gap_ci"][0] > 0
-    assert found["loo_gap"] > found["loo_gap_shuffled"]
+    _, results = demo
+    assert results["loo_gap_ci"][0] > 0
+    assert results["loo_gap"] > results["loo_gap_shuffled"]
 
 
 def test_the_folder_ends_with_a_summary(demo: tuple[Path, dict[str, Any]]) -> None:
-    out, found = demo
+    out, results = demo
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert found.items() <= summary.items()
+    assert results.items() <= summary.items()
     assert summary["command"] == "demo" and summary["protocol"] == "paper"
-    assert summary["tasks"]["tomi"]["value"]["mean"] == found["after"]
+    assert summary["tasks"]["tomi"]["value"]["mean"] == results["after"]
 
 
 def test_the_report_is_one_file(demo: tuple[Path, dict[str, Any]]) -> None:
@@ -64,11 +64,11 @@ def test_the_report_is_one_file(demo: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> None:
-    out, found = demo
+    out, results = demo
     written = {p: p.stat().st_size for p in out.rglob("*.jsonl")}
     again = soul("demo", "--out", out, "--json")
     assert again.returncode == 0, again.stderr
-    assert {**json.loads(again.stdout), "seconds": found["seconds"]} == found
+    assert {**json.loads(again.stdout), "seconds": results["seconds"]} == results
     assert {p: p.stat().st_size for p in out.rglob("*.jsonl")} == written
 
 

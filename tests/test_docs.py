@@ -76,16 +76,16 @@ def test_the_map_names_every_page() -> None:
 @pytest.mark.parametrize("path", READABLE, ids=lambda p: p.name)
 def test_commands_in_the_documentation_exist(path: Path) -> None:
     page = generator().page()
-    known = set(re.findall(r"^## (soul[ \w+-]*)$", page, re.MULTILINE))
+    commands = set(re.findall(r"^## (soul[ \w+-]*)$", page, re.MULTILINE))
     text = path.read_text(encoding="utf-8")
     named = {
         m.group(0).strip() for m in re.finditer(r"(?<=[\n`])soul [a-z]+(?: [a-z][a-z+-]*)?", text)
     }
     for words in named:
         first_two = " ".join(words.split()[:2])
-        assert first_two in known, words
-        group = any(name.startswith(f"{first_two} ") for name in known)
-        assert not group or words == first_two or words in known, words
+        assert first_two in commands, words
+        group = any(name.startswith(f"{first_two} ") for name in commands)
+        assert not group or words == first_two or words in commands, words
 
 
 def test_the_front_page_shows_the_figures_of_the_benchmarks_page() -> None:

@@ -32,27 +32,27 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 def names(requirements: list[str]) -> set[str]:
     """The modules of requirements; those of soulkit's own extras are followed."""
-    found = set()
+    modules = set()
     for line in requirements:
         name, extras = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", line).groups()  # type: ignore[union-attr]
         if name == "soulkit":
             for extra in extras.split(","):
-                found |= names(PROJECT["optional-dependencies"][extra])
+                modules |= names(PROJECT["optional-dependencies"][extra])
         else:
-            found.add(MODULES.get(name, name))
-    return found
+            modules.add(MODULES.get(name, name))
+    return modules
 
 
 def imported() -> set[str]:
     """First names of every package outside the standard library that soulkit imports anywhere."""
-    found = set()
+    packages = set()
     for path in (ROOT / "soulkit").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"soulkit"}
+                packages.add(node.module.partition(".")[0])
+    return packages - set(sys.stdlib_module_names) - {"soulkit"}
 
 
 # --- what needs what ------------------------------------------------------------------------------

@@ -113,10 +113,10 @@ def imported_at_the_top(body: list[ast.stmt]) -> Iterator[str]:
 
 def test_heavy_packages_are_loaded_late() -> None:
     early = {
-        short(path): found
+        short(path): packages
         for path in SOURCES
         if not any(path.is_relative_to(room) for room in WITH_TORCH)
-        if (found := HEAVY.intersection(imported_at_the_top(tree(path).body)))
+        if (packages := HEAVY.intersection(imported_at_the_top(tree(path).body)))
     }
     assert early == {}
 
@@ -144,21 +144,21 @@ def test_models_bring_no_code_and_files_no_pickle() -> None:
 @pytest.mark.parametrize("what", FOREIGN)
 def test_the_repository_stands_on_its_own(what: str) -> None:
     # The continuous integration may look for real data beside the checkout; nothing else may.
-    found = [
+    places = [
         short(path)
         for path in tracked()
         if short(path) != ".ci/run" and FOREIGN[what].search(text(path))
     ]
-    assert found == []
+    assert places == []
 
 
 def test_no_secret_is_written_down() -> None:
     kinds = {what: re.compile(pattern) for what, pattern in SECRETS.items()}
-    found = {
+    places = {
         f"{short(path)}: {what}"
         for path in tracked()
         for what, pattern in kinds.items()
         # Tests of the scanners need keys that look real.
         if pattern.search(text(path)) and not path.is_relative_to(ROOT / "tests")
     }
-    assert found == set()
+    assert places == set()

@@ -33,18 +33,18 @@ def test_settings_come_without_torch() -> None:
 
 def at_import_time(tree: ast.Module) -> set[str]:
     """First names of the packages that a module imports when it is itself imported."""
-    found: set[str] = set()
+    packages: set[str] = set()
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+            packages.add(node.module.partition(".")[0])
         lazy = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
         if not isinstance(node, lazy) and not _types_only(node):
             waiting.extend(ast.iter_child_nodes(node))
-    return found
+    return packages
 
 
 def _types_only(node: ast.AST) -> bool:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from soulkit.keys import holds_key, masked, masked_json, remember, shown, shown_address
+from soulkit.keys import holds_key, masked, masked_json, printable, remember, shown_address
 
 KEYS = ("sk-test-0123456789abcdef", "gsk/4f+09aB17cD22eF93==", "pAss%41word&#115;x\\y")
 
@@ -57,18 +57,18 @@ def test_a_key_is_cut_out_however_it_is_written(key: str, spelling: str) -> None
     written = SPELLINGS[spelling](key)
     text = f"Bad key '{written}' was sent"
     assert holds_key(text)
-    told = masked(text)
-    assert "[key]" in told and not holds_key(told)
-    assert told == "[key]" or (told.startswith("Bad key '") and told.endswith("' was sent"))
-    assert not any(key[i : i + 6] in told for i in range(len(key) - 6))
+    output = masked(text)
+    assert "[key]" in output and not holds_key(output)
+    assert output == "[key]" or (output.startswith("Bad key '") and output.endswith("' was sent"))
+    assert not any(key[i : i + 6] in output for i in range(len(key) - 6))
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_json_text_stays_one(key: str, spelling: str) -> None:
     written = SPELLINGS[spelling](key)
     raw = json.dumps({"n": 1.5, "a": [f"x {written} y"], written: None}, ensure_ascii=False)
-    kept = json.loads(masked_json(raw))
-    assert kept["n"] == 1.5 and len(kept) == 3 and not holds_key(json.dumps(kept))
+    value = json.loads(masked_json(raw))
+    assert value["n"] == 1.5 and len(value) == 3 and not holds_key(json.dumps(value))
     by_hand = '{"n": 1, "a": "' + escaped(key) + '"}'
     assert json.loads(masked_json(by_hand)) == {"n": 1, "a": "[key]"}
 
@@ -101,7 +101,9 @@ def test_a_word_is_masked_as_it_stands_and_no_other_text_for_it() -> None:
 
 
 def test_addresses_are_shown_without_users_and_passwords() -> None:
-    assert shown("no way to http://me:hunter2@proxy:3128/") == "no way to http://[key]@proxy:3128/"
+    assert (
+        printable("no way to http://me:hunter2@proxy:3128/") == "no way to http://[key]@proxy:3128/"
+    )
     assert shown_address("htp://me:hunter2@host/v1?key=hunter2#hunter2") == "host/v1"
 
 

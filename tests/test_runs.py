@@ -244,13 +244,13 @@ def test_cutting_back_to_a_checkpoint_keeps_the_tail(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with JsonlWriter(path) as writer:
         writer.write({"step": 1})
-        kept = writer.offset
+        offset = writer.offset
         writer.write({"step": 2})
-        writer.cut_to(kept)
-        writer.cut_to(kept)
+        writer.cut_to(offset)
+        writer.cut_to(offset)
         writer.write({"step": 3})
         with pytest.raises(DataError, match="middle of a line"):
-            writer.cut_to(kept - 1)
+            writer.cut_to(offset - 1)
         with pytest.raises(DataError, match="cannot be cut"):
             writer.cut_to(10_000)
     assert read_jsonl(path) == [{"step": 1}, {"step": 3}]
@@ -289,9 +289,9 @@ def test_a_killed_writer_loses_nothing_that_was_written(tmp_path: Path) -> None:
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
-    said = process.stdout.read().split()
+    printed = process.stdout.read().split()
     assert process.wait(timeout=600) == -signal.SIGKILL
-    confirmed = int(said[-1]) if said else 0
+    confirmed = int(printed[-1]) if printed else 0
     numbers = [record["i"] for record in read_jsonl(path, repair=True)]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > confirmed

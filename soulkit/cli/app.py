@@ -26,7 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from soulkit.cli.mistakes import USAGE, help_instead, mistyped
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError
 from soulkit.extras import EXTRAS
-from soulkit.keys import shown
+from soulkit.keys import printable
 from soulkit.text import one_line
 from soulkit.version import __version__
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
         if debug:
             for part in traceback.format_exception(error):
-                print(shown(part), end="", file=sys.stderr)
+                print(printable(part), end="", file=sys.stderr)
         return _explain(error)
 
 
@@ -211,7 +211,7 @@ def _explain(error: Exception) -> int:
             "Check the endpoint, then run the same command again.",
         )
         return 1
-    detail = one_line(shown(f"{type(error).__name__}: {error}"), 300)
+    detail = one_line(printable(f"{type(error).__name__}: {error}"), 300)
     _say(f"internal error: {detail} (run again with --debug for the traceback)")
     return 1
 
@@ -244,9 +244,9 @@ def _system_error(error: OSError) -> UserError:
 
 def _three_lines(what: str, why: str, way_out: str) -> None:
     # Masked here once more: an error of a library may quote what a server said.
-    _say(f"error: {one_line(shown(what))}")
-    _say(f"why: {one_line(shown(why))}")
-    _say(f"fix: {one_line(shown(way_out))}")
+    _say(f"error: {one_line(printable(what))}")
+    _say(f"why: {one_line(printable(why))}")
+    _say(f"fix: {one_line(printable(way_out))}")
 
 
 def _say(line: str) -> None:

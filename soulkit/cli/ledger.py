@@ -135,7 +135,7 @@ def _print_entry(stored: Stored) -> None:
     who = (f"{stored.key[:12]}  example {call.example_id}, rollout {call.rollout}, {call.kind}, "
            f"turn {call.turn}, sample {call.sample}, step {call.step}")  # fmt: skip
     dropped = f", without {', '.join(entry.dropped)}" if entry.dropped else ""
-    beside = stored.asked.beside if stored.asked is not None else {}
+    beside = stored.request.beside if stored.request is not None else {}
     dropped += f", with {', '.join(f'{k} {v:g}' for k, v in beside.items())}" if beside else ""
     tokens = (
         f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, cost {_dollars(entry.cost)}"
@@ -150,7 +150,7 @@ def _print_entry(stored: Stored) -> None:
 
 def _texts(stored: Stored) -> list[tuple[str, str]]:
     """(who, words) of the prompt and the reply."""
-    asked, answer = stored.asked, stored.answer()
+    asked, answer = stored.request, stored.answer()
     if asked is None:
         parts = [("prompt", "(not kept: the entry is of a ledger of version 1)")]
     else:
@@ -174,7 +174,7 @@ def export(
     ] = None,
 ) -> None:
     """Print or write all calls as JSON lines, one entry each."""
-    from soulkit.models.ledger.view import View, write_lines
+    from soulkit.models.ledger.view import View, write_export
 
     with View(ledger_of(where)) as view:
         lines = (_line(stored) for stored in view.entries(example=example, role=role))
@@ -182,7 +182,7 @@ def export(
             for line in lines:
                 typer.echo(line)
             return
-        count = write_lines(file, lines)
+        count = write_export(file, lines)
     err.print(safe(f"{count} entries in {file}"), soft_wrap=True)
 
 
@@ -235,7 +235,7 @@ def _over_http(settings: dict[str, Any]) -> bool:
 
 
 def _print_findings(found: Findings) -> None:
-    for line in found.told():
+    for line in found.lines():
         out.print(safe(one_line(line)), soft_wrap=True)
     runs = "" if found.episodes is None else f", calls of {found.episodes} scored episodes"
     total = sum(found.counts.values())

@@ -11,7 +11,7 @@ from soulkit.cli.console import table as new_table
 from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from soulkit.play.plan import Asked, Plan
+    from soulkit.play.plan import Plan, PlayerLoad
 
 PLANNED = ("eval", "train")
 
@@ -59,13 +59,13 @@ def show_plan(found: Plan, as_json: bool) -> None:
         console().print(line, markup=False, soft_wrap=True)
 
 
-def _figures(one: Asked) -> tuple[str, ...]:
+def _figures(one: PlayerLoad) -> tuple[str, ...]:
     counts = (one.calls, one.prompt_tokens, one.reply_tokens)
     costs = (one.cost, one.cost_limit)
     return (*(f"{n:,}" for n in counts), *(_dollars(c, one) for c in costs))
 
 
-def _dollars(cost: float | None, one: Asked | None = None) -> str:
+def _dollars(cost: float | None, one: PlayerLoad | None = None) -> str:
     if cost is None:
         return "unknown" if one is None or one.seconds else "-"
     return f"${cost:,.4f}" if cost < 1 else f"${cost:,.2f}"

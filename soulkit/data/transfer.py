@@ -45,7 +45,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from soulkit.errors import ConfigError, DataError
-from soulkit.keys import holds_key, remember, shown, shown_address
+from soulkit.keys import holds_key, printable, remember, shown_address
 from soulkit.text import one_line, web_address
 
 ATTEMPTS = 5
@@ -334,13 +334,13 @@ class Hub:
 def _error(what: str, why: str, way_out: str) -> DataError:
     """An error in which neither a token stands nor the password of a mirror's address."""
     remember(get_token() or "")  # it may have been changed since the hub was opened
-    return DataError(shown(what), shown(why), shown(way_out))
+    return DataError(printable(what), printable(why), printable(way_out))
 
 
 def _quoted(text: str) -> str:
     """What a server or library says, on one line; masked first, so that no half token is left."""
     remember(get_token() or "")
-    return one_line(shown(text), 200).rstrip(".")
+    return one_line(printable(text), 200).rstrip(".")
 
 
 def _checked(endpoint: str) -> str:

@@ -13,22 +13,33 @@ from soulkit.models.api.address import checked_url
 from soulkit.models.api.prices import load_prices
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.models.roles.players import RolesConfig, RoleSettings
-from soulkit.play.plan import TOKENS_PER_WORD, Asked, Machine, Plan, Voice, Work, on_machine, plan
+from soulkit.play.plan import (
+    TOKENS_PER_WORD,
+    Machine,
+    Plan,
+    PlayerLoad,
+    PlayerTerms,
+    Work,
+    on_machine,
+    plan_work,
+)
 
 
 def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
     """What `config` will ask for."""
     voices = {w.task.name: _voices(config, w) for w in work}
-    whole = plan(work, config.repeats, voices, concurrency=config.concurrency)
+    whole = plan_work(work, config.repeats, voices, concurrency=config.concurrency)
     return on_machine(whole, together(_loaded(config, whole)))
 
 
-def _voices(config: EvalConfig, work: Work) -> list[Voice]:
+def _voices(config: EvalConfig, work: Work) -> list[PlayerTerms]:
     actor = _actor(config, work)
     return [actor, *(voice_of(config, role, who, actor) for role, who in config.players())]
 
 
-def voice_of(config: RolesConfig, role: str, settings: RoleSettings, actor: Voice) -> Voice:
+def voice_of(
+    config: RolesConfig, role: str, settings: RoleSettings, actor: PlayerTerms
+) -> PlayerTerms:
     """A player that is named beside the actor, with its price where one is known."""
     samples = config.judge_samples if role == "judge" else 1
     served, prices = settings.kind == "endpoint", None
@@ -36,7 +47,7 @@ def voice_of(config: RolesConfig, role: str, settings: RoleSettings, actor: Voic
         prices = _prices(config, settings)
     elif settings.kind == "actor":
         served, prices = actor.served, actor.prices
-    return Voice(
+    return PlayerTerms(
         role=role,
         name=settings.written(),
         limit=settings.sampling(role, None).max_tokens,
@@ -46,9 +57,9 @@ def voice_of(config: RolesConfig, role: str, settings: RoleSettings, actor: Voic
     )
 
 
-def _actor(config: EvalConfig, work: Work) -> Voice:
+def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
     served = config.kind == "api"
-    return Voice(
+    return PlayerTerms(
         role="actor",
         name=config.model,
         limit=config.sampling(work.task.spec).max_tokens,
@@ -85,7 +96,7 @@ def local_players(
 
 
 def sampler(
-    path: str, found: Plan, mine: Sequence[Asked], batch: int, device: str, dtype: str
+    path: str, found: Plan, mine: Sequence[PlayerLoad], batch: int, device: str, dtype: str
 ) -> Machine:
     """What the checkpoint at `path` takes to say what it is asked for."""
     model = footprint(Path(path))

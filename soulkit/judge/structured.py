@@ -149,7 +149,7 @@ async def answer(judge: Player, asked: Question[T], call: Call) -> Answer[T]:
 
     Raises UnreadableVerdict when no attempt could be read, or the judge itself failed.
     """
-    player = judge.asked_for(asked.form)
+    player = judge.with_form(asked.form)
     context: tuple[Segment, ...] = (Segment("user", asked.prompt),)
     problem, contexts, quoting = "", [], 0
     for attempt in range(1, asked.attempts + 1):

@@ -49,7 +49,7 @@ class Player:
     model: ChatModel
     sampling: Sampling = field(default_factory=Sampling)
 
-    def asked_for(self, form: Form | None) -> Player:
+    def with_form(self, form: Form | None) -> Player:
         """The same player, whose replies are to have this form."""
         return replace(self, sampling=replace(self.sampling, form=form))
 
@@ -116,10 +116,10 @@ class Cast:
     def player(self, role: Role) -> Player:
         """The player of `role` (the first judge); ConfigError when the role is not filled."""
         judge = self.judges[0] if self.judges else None
-        found: Player | None = judge if role == "judge" else getattr(self, role)
-        if found is None:
+        player: Player | None = judge if role == "judge" else getattr(self, role)
+        if player is None:
             raise unfilled(role)
-        return found
+        return player
 
 
 def unfilled(role: Role, task: str = "") -> ConfigError:

@@ -4,8 +4,8 @@ A rollout is walked alone, without a barrier: draft, score, critique, leak check
 CallError anywhere becomes a Failure on the record it concerns; anything else is a bug and stops the
 run (what is recorded stays).
 
-Where a sampler in the cast is deterministic, the places at the table are fixed: each has its own
-share of the jobs and a seat at the sampler (`models/waves.py`) from start to end.
+Where a sampler in the cast is deterministic, the workers are fixed: each has its own share of the
+jobs and is a participant of the sampler's waves (`models/local/waves.py`) from start to end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from soulkit.errors import CallError
 from soulkit.judge.leaks import check, read_blind
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
-from soulkit.models.local.waves import Seat, seats
+from soulkit.models.local.waves import Participant, participants
 from soulkit.tasks.base import Rollout, Task
 from soulkit.text import one_line
 from soulkit.types import (
@@ -92,7 +92,7 @@ class Engine:
 
     async def draft(self, job: Job) -> Record:
         """Play and score once."""
-        return await self._walked(job, job.rollout(self.seed))
+        return await self._play_and_score(job, job.rollout(self.seed))
 
     async def refine(self, job: Job, feedback: Feedback, draft: Record | None = None) -> Record:
         """Play and score again, with feedback in the context.
@@ -101,7 +101,7 @@ class Engine:
         """
         if draft is not None and self.feedback is not None and self.feedback.show_draft:
             feedback = with_draft(job, feedback, draft)
-        return await self._walked(job, job.rollout(self.seed, "refined", feedback))
+        return await self._play_and_score(job, job.rollout(self.seed, "refined", feedback))
 
     async def critique(self, job: Job, draft: Record) -> Record:
         """The draft's record with the feedback it earned, leak check done."""
@@ -109,21 +109,21 @@ class Engine:
         if policy is None or not policy.wants(job.task, draft.score, job.step):
             return draft
         try:
-            given = terse(job) if policy.terse else await self._coached(job, draft)
-            checked = await self._leak_checked(job, given) if given else None
+            feedback = terse(job) if policy.terse else await self._coach_feedback(job, draft)
+            checked = await self._check_leaks(job, feedback) if feedback else None
         except CallError as error:
             # A coach that failed gave no feedback: the draft stands, and the failure is on record.
             notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
             return replace(draft, episode=replace(draft.episode, notes=notes))
         return replace(draft, received=checked)
 
-    async def _coached(self, job: Job, draft: Record) -> Feedback | None:
+    async def _coach_feedback(self, job: Job, draft: Record) -> Feedback | None:
         rollout = job.rollout(self.seed)
         return await job.task.critique(job.example, draft.episode, draft.score, self.cast, rollout)
 
-    async def _leak_checked(self, job: Job, given: Feedback) -> Feedback:
+    async def _check_leaks(self, job: Job, feedback: Feedback) -> Feedback:
         view = job.task.leak_view(job.example)
-        checked = check(given, view)
+        checked = check(feedback, view)
         reader = self.feedback.blind_reader if self.feedback else None
         if reader is None or view is None or checked.leak:
             return checked
@@ -132,13 +132,13 @@ class Engine:
         calls = [rollout.call("judge", job.example, sample=i) for i in range(reads)]
         return await read_blind(checked, view, reader, calls)
 
-    async def critiqued(self, job: Job) -> Record:
+    async def draft_with_feedback(self, job: Job) -> Record:
         """A draft with the feedback it earned."""
         return await self.critique(job, await self.draft(job))
 
     async def walk(self, job: Job, sink: Sink) -> list[Record]:
         """Draft, feedback where the policy wants it, refined where the feedback does not leak."""
-        draft = await self.critiqued(job)
+        draft = await self.draft_with_feedback(job)
         sink(draft)
         if draft.received is None or not draft.received.usable:
             return [draft]
@@ -159,34 +159,34 @@ class Engine:
         """
         work = list(enumerate(jobs))
         places = min(self.concurrency, len(work))
-        taken, common = self._seats(places), iter(work)
-        found: dict[int, T] = {}
+        members, common = self._participants(places), iter(work)
+        results: dict[int, T] = {}
         broken = asyncio.Event()
 
-        async def sit(place: int, seat: Seat) -> None:
-            with seat:
-                for index, job in work[place::places] if seat.counts else common:
+        async def take_part(place: int, participant: Participant) -> None:
+            with participant:
+                for index, job in work[place::places] if participant.waited_for else common:
                     if broken.is_set():  # a place that an error frees must not start another call
                         return
                     try:
-                        found[index] = await walk(job)
+                        results[index] = await walk(job)
                     except BaseException:
                         broken.set()
                         raise
 
         try:
-            await gather(sit(place, seat) for place, seat in enumerate(taken))
+            await gather(take_part(place, participant) for place, participant in enumerate(members))
         finally:
-            for seat in taken:  # whoever was cancelled before the first line never sat down
-                seat.leave()
-        return [found[index] for index, _ in work]
+            for participant in members:  # one cancelled before its first line never entered
+                participant.leave()
+        return [results[index] for index, _ in work]
 
-    def _seats(self, count: int) -> list[Seat]:
+    def _participants(self, count: int) -> list[Participant]:
         reader = self.feedback.blind_reader if self.feedback else None
         players = [*self.cast.players, *([reader] if reader else [])]
-        return seats([player.model for player in players], count)
+        return participants([player.model for player in players], count)
 
-    async def _walked(self, job: Job, rollout: Rollout) -> Record:
+    async def _play_and_score(self, job: Job, rollout: Rollout) -> Record:
         try:
             episode = await job.task.play(job.example, self.cast, rollout)
         except CallError as error:
@@ -222,8 +222,8 @@ def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
     protocol = job.task.protocol
     lines = [(line.seat, spoken(line.text, protocol)) for line in draft.episode.transcript]
     several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # a line break forges no line
-    said = lines[0][1] if len(lines) == 1 else "\n".join(several)
-    text = job.task.prompts.render("shown_draft", draft=said, feedback=feedback.text)
+    draft_text = lines[0][1] if len(lines) == 1 else "\n".join(several)
+    text = job.task.prompts.render("shown_draft", draft=draft_text, feedback=feedback.text)
     return replace(feedback, text=text)
 
 

@@ -20,7 +20,7 @@ from soulkit.types import Example, Role
 TOKENS_PER_WORD = 4 / 3
 USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "coach": 250,
          "blind_reader": 10}  # fmt: skip
-"""Tokens of a usual reply, thinking not counted: an assumption, see `Voice.usual`."""
+"""Tokens of a usual reply, thinking not counted: an assumption, see `PlayerTerms.usual`."""
 RUBRIC = 800
 """Tokens of a judge's or coach's instructions, about."""
 AGAIN = 600
@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
+class PlayerTerms:
     """One player of a role: how long its replies may be and what they cost."""
 
     role: str
@@ -69,7 +69,7 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlayerLoad:
     """What one player is asked for in one task. Tokens and US dollars over all its calls."""
 
     role: str
@@ -96,17 +96,17 @@ class TaskPlan:
     """Words of the actor's first prompts, over all episodes."""
     longest_prompt: int
     """Words of the longest of them."""
-    asked: tuple[Asked, ...]
+    asked: tuple[PlayerLoad, ...]
     chain: float
     """Seconds of one episode's calls, one after the other."""
 
     @property
     def calls(self) -> dict[str, int]:
         """Role → calls at most."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for one in self.asked:
-            found[one.role] = found.get(one.role, 0) + one.calls
-        return found
+            counts[one.role] = counts.get(one.role, 0) + one.calls
+        return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Plan:
         return sum(t.episodes for t in self.tasks)
 
     @property
-    def asked(self) -> tuple[Asked, ...]:
+    def asked(self) -> tuple[PlayerLoad, ...]:
         return tuple(one for t in self.tasks for one in t.asked)
 
     @property
@@ -182,36 +182,36 @@ class Plan:
 
 def total(values: Any) -> float | None:
     """The sum of those that are known; None when none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
-def plan(
+def plan_work(
     work: Sequence[Work],
     repeats: int,
-    voices: Mapping[str, Sequence[Voice]],
+    players: Mapping[str, Sequence[PlayerTerms]],
     *,
     concurrency: int = 1,
 ) -> Plan:
     """The plan of `repeats` plays of every example.
 
-    `voices` are the players of each task: the actor first, then whoever else was named. Roles that
+    `players` are those of each task: the actor first, then whoever else was named. Roles that
     the task does not call are left out.
     """
-    tasks = tuple(_planned(w, repeats, voices[w.task.name]) for w in work)
+    tasks = tuple(_plan_task(w, repeats, players[w.task.name]) for w in work)
     return Plan(tasks=tasks, concurrency=concurrency)
 
 
-def scaled(found: Plan, factor: float, label: str = "") -> Plan:
+def scaled(base: Plan, factor: float, label: str = "") -> Plan:
     """The plan of `factor` times as many episodes, its tasks marked with `label`."""
-    return replace(found, tasks=tuple(_scaled(t, factor, label) for t in found.tasks))
+    return replace(base, tasks=tuple(_scale_task(t, factor, label) for t in base.tasks))
 
 
-def _scaled(part: TaskPlan, factor: float, label: str) -> TaskPlan:
+def _scale_task(part: TaskPlan, factor: float, label: str) -> TaskPlan:
     def more(value: float | None) -> float | None:
         return None if value is None else value * factor
 
-    asked = [
+    loads = [
         replace(
             one, calls=round(one.calls * factor), prompt_tokens=round(one.prompt_tokens * factor),
             reply_tokens=round(one.reply_tokens * factor), cost=more(one.cost),
@@ -221,17 +221,17 @@ def _scaled(part: TaskPlan, factor: float, label: str) -> TaskPlan:
     ]  # fmt: skip
     episodes, words = round(part.episodes * factor), round(part.prompt_words * factor)
     name = f"{part.task} {label}".strip()
-    return replace(part, task=name, episodes=episodes, prompt_words=words, asked=tuple(asked))
+    return replace(part, task=name, episodes=episodes, prompt_words=words, asked=tuple(loads))
 
 
-def on_machine(found: Plan, machine: Machine | None) -> Plan:
+def on_machine(base: Plan, machine: Machine | None) -> Plan:
     """The plan with what it takes on this machine."""
-    return replace(found, machine=machine)
+    return replace(base, machine=machine)
 
 
-def _planned(work: Work, repeats: int, voices: Sequence[Voice]) -> TaskPlan:
+def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
     lengths = [_words(work.task, example) for example in work.examples]
-    asked = [_asked(work, lengths, repeats, voice, voices) for voice in voices]
+    loads = [_player_load(work, lengths, repeats, player, players) for player in players]
     episodes = repeats * len(work.examples)
     return TaskPlan(
         task=work.task.name,
@@ -239,52 +239,56 @@ def _planned(work: Work, repeats: int, voices: Sequence[Voice]) -> TaskPlan:
         episodes=episodes,
         prompt_words=repeats * sum(lengths),
         longest_prompt=max(lengths, default=0),
-        asked=tuple(one for one in asked if one.calls),
-        chain=sum(one.seconds for one in asked) / max(episodes, 1),
+        asked=tuple(one for one in loads if one.calls),
+        chain=sum(one.seconds for one in loads) / max(episodes, 1),
     )
 
 
-def _asked(
-    work: Work, lengths: Sequence[int], repeats: int, voice: Voice, voices: Sequence[Voice]
-) -> Asked:
-    others = {v.role: v for v in voices}
+def _player_load(
+    work: Work,
+    lengths: Sequence[int],
+    repeats: int,
+    player: PlayerTerms,
+    players: Sequence[PlayerTerms],
+) -> PlayerLoad:
+    others = {v.role: v for v in players}
     calls = prompts = most = 0.0
     for example, words in zip(work.examples, lengths, strict=True):
-        wanted = work.task.calls(example)
-        times = (dict(wanted).get(voice.role) or voice.each) * voice.times  # type: ignore[call-overload]
-        turns = int(wanted.get("actor", 1))
+        role_calls = work.task.calls(example)
+        times = (dict(role_calls).get(player.role) or player.each) * player.times  # type: ignore[call-overload]
+        turns = int(role_calls.get("actor", 1))
         calls += times
-        prompts += times * _prompt(words, turns, voice, others, longest=False)
-        most += times * _prompt(words, turns, voice, others, longest=True)
+        prompts += times * _prompt(words, turns, player, others, longest=False)
+        most += times * _prompt(words, turns, player, others, longest=True)
     calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
-    replies = int(calls) * voice.reply
-    tries = ATTEMPTS if voice.role == "judge" else 1
+    replies = int(calls) * player.reply
+    tries = ATTEMPTS if player.role == "judge" else 1
     most = tries * most + (tries - 1) * calls * AGAIN
-    return Asked(
-        role=voice.role, name=voice.name, calls=tries * int(calls), prompt_tokens=int(prompts),
+    return PlayerLoad(
+        role=player.role, name=player.name, calls=tries * int(calls), prompt_tokens=int(prompts),
         reply_tokens=replies,
-        cost=_cost(voice, prompts, replies),
-        cost_limit=_cost(voice, most, tries * calls * voice.limit),
-        seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if voice.served else 0.0,
+        cost=_cost(player, prompts, replies),
+        cost_limit=_cost(player, most, tries * calls * player.limit),
+        seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
     )  # fmt: skip
 
 
 def _prompt(
-    words: int, turns: int, voice: Voice, others: Mapping[str, Voice], *, longest: bool
+    words: int, turns: int, player: PlayerTerms, others: Mapping[str, PlayerTerms], *, longest: bool
 ) -> float:
     """Tokens of a mean prompt: the first one and what has been said since, on both sides."""
     first = words * TOKENS_PER_WORD
     sides = [others[r] for r in ("actor", "partner", "environment") if r in others]
     each = sum(side.limit if longest else side.reply for side in sides)
-    if voice.role in ("judge", "coach", "blind_reader"):
+    if player.role in ("judge", "coach", "blind_reader"):
         return first + RUBRIC + turns * each
     return first + (turns - 1) / 2 * each
 
 
-def _cost(voice: Voice, prompt: float, reply: float) -> float | None:
-    if voice.prices is None:
+def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
+    if player.prices is None:
         return None
-    return (voice.prices[0] * prompt + voice.prices[1] * reply) / 1e6
+    return (player.prices[0] * prompt + player.prices[1] * reply) / 1e6
 
 
 def _words(task: Task, example: Example) -> int:

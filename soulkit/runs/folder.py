@@ -40,7 +40,6 @@ __all__ = [
     "Run",
     "config_bytes",
     "default_run_path",
-    "environment",
     "is_run",
     "parsed_config",
     "plain_config",
@@ -48,6 +47,7 @@ __all__ = [
     "read_environment",
     "read_jsonl",
     "refuse_secrets",
+    "run_environment",
     "write_json",
 ]
 
@@ -363,7 +363,7 @@ def _no_run(path: Path, detail: str) -> RunError:
 # --- environment ----------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, Any]:
+def run_environment() -> dict[str, Any]:
     """Versions and machine, read without importing any package. No paths, no host or user names."""
     return {
         "soulkit": __version__,
@@ -376,13 +376,13 @@ def environment() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _commit() -> str | None:
@@ -402,7 +402,10 @@ def _git(*arguments: str) -> str:
 
 
 def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> None:
-    now = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **environment()}
+    now = {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **run_environment(),
+    }
     if not resumed:
         signed = {"seal": seal} if seal else {}
         write_json(path / ENVIRONMENT, {"command": command, **signed, **now, "resumed": []})

@@ -55,11 +55,11 @@ def load_records(path: Path) -> list[Record]:
             "Every number of a run comes from this file.",
             "Name a folder that `soul eval` or `soul train` wrote, or run that command first.",
         )
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for number, line in enumerate(read_jsonl(path), 1):
         record = _record(line, path, number)
-        found[record.key] = record
-    return list(found.values())
+        records[record.key] = record
+    return list(records.values())
 
 
 def _record(line: Mapping[str, Any], path: Path, number: int) -> Record:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
 from soulkit.eval.likeness import grouped, unlike
-from soulkit.keys import shown
+from soulkit.keys import printable
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -295,12 +295,12 @@ def run_one(run: Planned, show: ShowRun) -> Ended:
     try:
         train(run.config, run.path, lambda line: show(run, line))
     except UserError as error:
-        return Ended(run, "failed", shown(f"{error.what} {error.why} {error.way_out}"))
+        return Ended(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:
         return Ended(run, "failed", error.detail)
     except Exception as error:  # noqa: BLE001 - recorded with its traceback; the others go on
-        reason = one_line(shown(f"{type(error).__name__}: {error}"), 300)
-        return Ended(run, "failed", reason, shown(traceback.format_exc()))
+        reason = one_line(printable(f"{type(error).__name__}: {error}"), 300)
+        return Ended(run, "failed", reason, printable(traceback.format_exc()))
     finally:
         free_memory()
     return Ended(run, "finished")

@@ -25,11 +25,11 @@ from soulkit.play.plan import (
     TOKENS_PER_WORD,
     Machine,
     Plan,
+    PlayerTerms,
     TaskPlan,
-    Voice,
     Work,
     on_machine,
-    plan,
+    plan_work,
     scaled,
 )
 from soulkit.tasks.base import Task
@@ -94,7 +94,7 @@ def _dev(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
         return ()
     work = [w for w in _by_task(material.tasks, material.dev) if w.examples]
     voices = {w.task.name: _voices(config, w, coached=False) for w in work}
-    return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
+    return scaled(plan_work(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
 
 
 def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
@@ -108,7 +108,9 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
         w.task.name: [v for v in _voices(config, w, coached=False) if v.role == "judge"]
         for w in work
     }
-    return scaled(plan(work, times, voices, concurrency=config.concurrency), 1, "canaries").tasks
+    return scaled(
+        plan_work(work, times, voices, concurrency=config.concurrency), 1, "canaries"
+    ).tasks
 
 
 def work_of(material: Material) -> list[Work]:
@@ -126,19 +128,19 @@ def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
 def lessons(config: TrainConfig, work: list[Work]) -> Plan:
     """Supervised training asks nobody: its plan has episodes and no calls."""
     share = config.steps * config.sft_batch / sum(len(w.examples) for w in work)
-    return scaled(plan(work, 1, {w.task.name: () for w in work}), share)
+    return scaled(plan_work(work, 1, {w.task.name: () for w in work}), share)
 
 
 def _phase(config: TrainConfig, work: list[Work], label: str, *, coached: bool) -> Plan:
     voices = {w.task.name: _voices(config, w, coached) for w in work}
     rows = sum(len(w.examples) for w in work)
-    once = plan(work, 1, voices, concurrency=config.concurrency)
+    once = plan_work(work, 1, voices, concurrency=config.concurrency)
     return scaled(once, config.steps * config.prompts_per_step * config.group_size / rows, label)
 
 
-def _voices(config: TrainConfig, work: Work, coached: bool) -> list[Voice]:
+def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
     reply = config.reply_limit(work.task.spec.sampling)
-    actor = Voice(role="actor", name=config.model, limit=reply, served=False)
+    actor = PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
     voices = [actor]
     for role, settings in config.players():
         voice = voice_of(config, role, settings, actor)
@@ -196,5 +198,5 @@ def _seconds(config: TrainConfig, objective: Objective, learned: Plan, model: Fo
 
 
 def _mean_prompt(work: list[Work]) -> float:
-    once = plan(work, 1, {w.task.name: () for w in work})
+    once = plan_work(work, 1, {w.task.name: () for w in work})
     return once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)

@@ -19,10 +19,10 @@ from tests.support.evaluation import (
     api,
     examples,
     keeper,
+    last_message,
     oracle,
     paid,
     records,
-    said,
     soul,
     start,
     summary,
@@ -85,7 +85,7 @@ def test_passing_faults_cost_retries_and_nothing_else(tmp_path: Path) -> None:
 
 def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
     lost = said_of(examples("tomi", 6)[2])
-    script = lambda index, body: Fault.status_error(503) if said(body) == lost else None  # noqa: E731
+    script = lambda index, body: Fault.status_error(503) if last_message(body) == lost else None  # noqa: E731
     with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
         assert api(server.base_url, tmp_path / "run", "--max-attempts", 2) == 1
     cell = value(tmp_path / "run")
@@ -119,13 +119,13 @@ def test_a_server_that_dies_midway_is_paid_once(tmp_path: Path) -> None:
     with ScriptedServer(answer=oracle("tomi", 12), dies_after=5) as server:
         assert api(server.base_url, out, *few, n=12) == 1
         port = int(server.base_url.split(":")[2].split("/")[0])
-        first = [said(body) for body in server.requests[:5]]
+        first = [last_message(body) for body in server.requests[:5]]
     assert value(out)["n_scored"] == 5
     assert value(out)["unscored"] == {"provider_error": 7}
     assert value(out)["mean"] == 1.0
     with ScriptedServer(answer=oracle("tomi", 12), port=port) as server:
         assert api(server.base_url, out, *few, n=12) == 0
-        second = [said(body) for body in server.requests]
+        second = [last_message(body) for body in server.requests]
     assert len(second) == 7
     assert not set(first) & set(second)
     assert (value(out)["mean"], value(out)["n_scored"]) == (1.0, 12)
@@ -179,7 +179,7 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
         answered = {example for example, _ in paid(out)}
         asked = len(server.requests)
         assert soul(*command) == 0
-        again = Counter(said(body) for body in server.requests[asked:])
+        again = Counter(last_message(body) for body in server.requests[asked:])
         # What the ledger holds is not asked for again; only what was in flight is.
         assert len(server.requests) - asked == n - len(answered)
         assert set(again.values()) == {1}
@@ -253,7 +253,7 @@ def test_cost_comes_from_the_ledger(tmp_path: Path) -> None:
     out, prices = tmp_path / "run", ("--price-in", 1, "--price-out", 10)
     with ScriptedServer(answer=oracle("tomi", 6)) as server:
         assert api(server.base_url, out, *prices) == 0
-        words = sum(len(said(body).split()) for body in server.requests)
+        words = sum(len(last_message(body).split()) for body in server.requests)
     replies = sum(len(r.episode.transcript[0].text.split()) for r in records(out))
     assert summary(out)["cost"] == pytest.approx((words + 10 * replies) / 1e6)
 

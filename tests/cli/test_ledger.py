@@ -267,7 +267,7 @@ def test_an_evaluation_on_a_full_disk_keeps_what_was_paid(tmp_path: Path) -> Non
     assert "full" in what or "cannot be read or written" in what
     with View(copy / "ledger.sqlite") as view:
         found = view.verify()
-    assert found.told() == []
+    assert found.lines() == []
     assert 5 < found.entries <= asked < 400
 
 

@@ -12,29 +12,29 @@ import sys
 from pathlib import Path
 
 from soulkit.models.ledger.file import Request
-from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
 
 
-def entry_of(number: int) -> tuple[str, Entry, Request]:
+def entry_of(number: int) -> tuple[str, LedgerEntry, Request]:
     """Entry `number` of a dialogue of ten turns: the same in every process."""
     call = Call(role="judge", example_id=f"e{number // 10}", turn=number % 10)
     turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i} of {number // 10} " * 9}
              for i in range(1 + number % 10)]  # fmt: skip
-    asked = request_of("http://localhost/v1", turns, Sampling(seed=1, stop=("\n",)))
+    request = request_of("http://localhost/v1", turns, Sampling(seed=1, stop=("\n",)))
     message = {"choices": [{"message": {"content": f"reply {number} " * 20}}]}
-    entry = Entry(
+    entry = LedgerEntry(
         model="m", call=call, reply=json.dumps(message), prompt_tokens=3, completion_tokens=4,
         cost=None, seconds=0.5, attempts=1, created="2025-01-01T00:00:00.000+00:00",
     )  # fmt: skip
-    return request_key(asked, "m", call), entry, asked
+    return request_key(request, "m", call), entry, request
 
 
 def write(path: Path, first: int, count: int) -> None:
     with Ledger(path) as ledger:
         for number in range(first, first + count):
-            key, entry, asked = entry_of(number)
-            ledger.store(key, entry, asked)
+            key, entry, request = entry_of(number)
+            ledger.store(key, entry, request)
             print(number, flush=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from soulkit.errors import ModelLoadError, UnreadableVerdict
 from soulkit.models.api.detector import Detector
-from soulkit.models.api.wire import read_reply
+from soulkit.models.api.wire import parse_reply
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.types import Call
 from tests.support.servers.detector_server import DetectorServer
@@ -20,7 +20,7 @@ CALL = Call(role="judge", example_id="e")
 KEY = "detector-key-0123456789"
 
 
-def asked(detector: Detector, ledger: Ledger | None = None, text: str = "hey there") -> float:
+def human_share(detector: Detector, ledger: Ledger | None = None, text: str = "hey there") -> float:
     return asyncio.run(detector.human(text, CALL, ledger))
 
 
@@ -31,19 +31,19 @@ def quick(url: str, **more: Any) -> Detector:
 def test_a_text_goes_out_with_the_key_in_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     with DetectorServer([(200, {"fraction_human": 0.75, "version": "3"})]) as server:
-        assert asked(quick(server.url, key_env="MY_KEY")) == 0.75
+        assert human_share(quick(server.url, key_env="MY_KEY")) == 0.75
         assert server.requests == [{"text": "hey there"}]
         assert server.headers[0]["x-api-key"] == KEY
-        assert asked(quick(server.url, key_env="MY_KEY", header="X-Token")) == 0.75
+        assert human_share(quick(server.url, key_env="MY_KEY", header="X-Token")) == 0.75
         assert server.headers[1]["x-token"] == KEY and "x-api-key" not in server.headers[1]
-        assert asked(quick(server.url)) == 0.75
+        assert human_share(quick(server.url)) == 0.75
         assert KEY not in str(server.headers[2])
 
 
-@pytest.mark.parametrize(("said", "human"), [(0, 1.0), (1, 0.0), (0.25, 0.75)])
-def test_a_field_may_say_how_much_a_machine_it_was(said: float, human: float) -> None:
-    with DetectorServer([(200, {"ai_likelihood": said})]) as server:
-        assert asked(quick(server.url, field="ai_likelihood", machine=True)) == human
+@pytest.mark.parametrize(("likelihood", "human"), [(0, 1.0), (1, 0.0), (0.25, 0.75)])
+def test_a_field_may_say_how_much_a_machine_it_was(likelihood: float, human: float) -> None:
+    with DetectorServer([(200, {"ai_likelihood": likelihood})]) as server:
+        assert human_share(quick(server.url, field="ai_likelihood", machine=True)) == human
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_field_may_say_how_much_a_machine_it_was(said: float, human: float) ->
 def test_what_is_no_number_of_that_scale_is_no_score(reply: Any) -> None:
     with DetectorServer([(200, reply)]) as server:
         with pytest.raises(UnreadableVerdict, match="no number in"):
-            asked(quick(server.url, attempts=2))
+            human_share(quick(server.url, attempts=2))
         assert len(server.requests) == 2
 
 
 def test_a_service_that_stumbles_is_asked_again() -> None:
     replies = [(503, "busy"), (200, {}), (429, "slow down"), (200, {"fraction_human": 0.5})]
     with DetectorServer(replies) as server:
-        assert asked(quick(server.url)) == 0.5
+        assert human_share(quick(server.url)) == 0.5
         assert len(server.requests) == 4
 
 
@@ -69,7 +69,7 @@ def test_a_refusal_is_final_and_shows_no_key(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MY_KEY", KEY)
     with DetectorServer([(401, f"bad key {KEY}")]) as server:
         with pytest.raises(UnreadableVerdict, match="HTTP 401") as caught:
-            asked(quick(server.url, key_env="MY_KEY"))
+            human_share(quick(server.url, key_env="MY_KEY"))
         assert len(server.requests) == 1 and KEY not in caught.value.detail
 
 
@@ -80,7 +80,7 @@ def test_the_key_does_not_follow_a_redirect(monkeypatch: pytest.MonkeyPatch) -> 
         DetectorServer([(307, "")], headers={"Location": other.url}) as server,
     ):
         with pytest.raises(UnreadableVerdict, match="HTTP 307"):
-            asked(quick(server.url, key_env="MY_KEY"))
+            human_share(quick(server.url, key_env="MY_KEY"))
         assert other.requests == []
 
 
@@ -89,18 +89,18 @@ def test_silence_and_absence_are_errors() -> None:
         DetectorServer([(200, {"fraction_human": 0.5})], delay_s=0.5) as slow,
         pytest.raises(UnreadableVerdict, match="no answer within"),
     ):
-        asked(quick(slow.url, timeout_s=0.05, attempts=1))
+        human_share(quick(slow.url, timeout_s=0.05, attempts=1))
     with DetectorServer([(200, {})]) as gone:
         url = gone.url
     with pytest.raises(UnreadableVerdict, match="connection refused"):
-        asked(quick(url, attempts=2))
+        human_share(quick(url, attempts=2))
 
 
 def test_of_an_endless_reply_only_the_beginning_is_read() -> None:
-    said = {"fraction_human": 0.5, "padding": "x" * 120_000}
-    with DetectorServer([(200, said)]) as server:
+    body = {"fraction_human": 0.5, "padding": "x" * 120_000}
+    with DetectorServer([(200, body)]) as server:
         with pytest.raises(UnreadableVerdict, match="longer than 100000 bytes"):
-            asked(quick(server.url))
+            human_share(quick(server.url))
         assert len(server.requests) == 1
 
 
@@ -109,12 +109,12 @@ def test_a_reply_is_paid_for_once_and_replayed(tmp_path: Path) -> None:
     with DetectorServer([(200, {"fraction_human": 0.75})]) as server:
         detector = quick(server.url)
         with Ledger(path) as ledger:
-            assert [asked(detector, ledger) for _ in range(2)] == [0.75, 0.75]
+            assert [human_share(detector, ledger) for _ in range(2)] == [0.75, 0.75]
             assert len(server.requests) == 1 and ledger.totals()["calls"] == 1
     with Ledger(path, "replay") as ledger:
-        assert asked(detector, ledger) == 0.75
+        assert human_share(detector, ledger) == 0.75
         with pytest.raises(ReplayMiss):
-            asked(detector, ledger, "another text")
+            human_share(detector, ledger, "another text")
 
 
 def test_the_ledger_holds_the_reply_as_it_came_and_no_key(
@@ -122,16 +122,16 @@ def test_the_ledger_holds_the_reply_as_it_came_and_no_key(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     path = tmp_path / "ledger.sqlite"
-    said = {"fraction_human": 0.75, "echo": KEY}
-    with DetectorServer([(500, ""), (200, said)]) as server, Ledger(path) as ledger:
-        asked(quick(server.url, key_env="MY_KEY"), ledger)
+    body = {"fraction_human": 0.75, "echo": KEY}
+    with DetectorServer([(500, ""), (200, body)]) as server, Ledger(path) as ledger:
+        human_share(quick(server.url, key_env="MY_KEY"), ledger)
         (row,) = ledger._query("SELECT reply, attempts FROM calls")
-    assert json.loads(read_reply(row[0]).text) == {**said, "echo": "[key]"} and row[1] == 2
+    assert json.loads(parse_reply(row[0]).text) == {**body, "echo": "[key]"} and row[1] == 2
     assert all(KEY.encode() not in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_a_service_elsewhere_needs_its_key() -> None:
     with pytest.raises(ModelLoadError, match="'NO_SUCH_KEY' is not set"):
-        asked(Detector(url="https://detector.example/v3", key_env="NO_SUCH_KEY"))
+        human_share(Detector(url="https://detector.example/v3", key_env="NO_SUCH_KEY"))
     with pytest.raises(ModelLoadError, match="no http or https"):
-        asked(Detector(url="detector"))
+        human_share(Detector(url="detector"))

@@ -75,11 +75,11 @@ REPLIES: dict[str, Callable[[str], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("said", [KEY, OTHER])
+@pytest.mark.parametrize("key", [KEY, OTHER])
 @pytest.mark.parametrize("form", REPLIES)
-def test_a_reply_is_kept_without_the_key(form: str, said: str, tmp_path: Path) -> None:
+def test_a_reply_is_kept_without_the_key(form: str, key: str, tmp_path: Path) -> None:
     """A server of one key may know the other one: a gateway in front of both, for instance."""
-    fault = Fault(raw=REPLIES[form](said))
+    fault = Fault(raw=REPLIES[form](key))
     with ScriptedServer(script=lambda i, body: fault) as server:
         Endpoint(model="o", base_url=server.base_url, api_key_env="OTHER_KEY")
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -88,12 +88,12 @@ def test_a_reply_is_kept_without_the_key(form: str, said: str, tmp_path: Path) -
             again = ask(Endpoint(model="m", base_url=server.base_url, ledger=ledger))
     assert (again.text, again.reasoning) == (got.text, got.reasoning)
     for text in (got.text, got.reasoning):
-        assert said not in text and not holds_key(html.unescape(text))
+        assert key not in text and not holds_key(html.unescape(text))
     assert "[key]" in got.text + got.reasoning or "well" in got.text
     for file in tmp_path.iterdir():
         content = file.read_bytes().decode("utf-8", "ignore")
-        assert said not in content and in_json(said) not in content
-        assert base64.b64encode(said.encode()).decode()[:16] not in content
+        assert key not in content and in_json(key) not in content
+        assert base64.b64encode(key.encode()).decode()[:16] not in content
 
 
 def test_an_older_ledger_that_holds_an_escaped_key_is_masked_when_it_is_read(
@@ -147,8 +147,12 @@ def test_an_error_is_told_without_the_key(form: str, caplog: pytest.LogCaptureFi
     ):
         ask(Endpoint(model="m", base_url=server.base_url, api_key_env="OTHER_KEY", backoff_s=0.0,
                      max_attempts=2))  # fmt: skip
-    told = caught.value.detail + caplog.text
-    assert not holds_key(told) and OTHER[:8] not in told and in_json(OTHER)[:40] not in told
+    messages = caught.value.detail + caplog.text
+    assert (
+        not holds_key(messages)
+        and OTHER[:8] not in messages
+        and in_json(OTHER)[:40] not in messages
+    )
 
 
 def test_a_run_holds_no_key_and_prints_none(tmp_path: Path, capfd: Any) -> None:
@@ -206,12 +210,12 @@ def test_a_detector_may_escape_the_key(status: int, tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with DetectorServer([(status, raw)]) as server, Ledger(path) as ledger:
         detector = Detector(url=server.url, key_env="OPENAI_API_KEY", backoff_s=0.0)
-        asked = detector.human("hey", CALL, ledger)
+        share = detector.human("hey", CALL, ledger)
         if status == 200:
-            assert asyncio.run(asked) == 0.5
+            assert asyncio.run(share) == 0.5
         else:
             with pytest.raises(UnreadableVerdict) as caught:
-                asyncio.run(asked)
+                asyncio.run(share)
             assert not holds_key(caught.value.detail) and "[key]" in caught.value.detail
     for file in tmp_path.iterdir():
         assert not holds_key(file.read_bytes().decode("utf-8", "ignore"))

@@ -52,13 +52,13 @@ def test_prices_are_looked_up_when_none_is_given(tmp_path: Path) -> None:
         looked_up = one_after_the_other(
             endpoint(server, price_in=None, price_out=None, prices=table), 1
         )
-        given = one_after_the_other(endpoint(server, prices=table), 1)
+        by_setting = one_after_the_other(endpoint(server, prices=table), 1)
         unknown = endpoint(
             server, model="other", price_in=None, price_out=None, prices=load_prices()
         )
         assert one_after_the_other(unknown, 1)[0].usage.cost is None
     assert looked_up[0].usage.cost == pytest.approx(2 * COST)
-    assert given[0].usage.cost == pytest.approx(COST)
+    assert by_setting[0].usage.cost == pytest.approx(COST)
 
 
 def test_cached_tokens_cost_what_the_table_says(tmp_path: Path) -> None:

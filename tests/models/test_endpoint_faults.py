@@ -1,4 +1,4 @@
-"""A judged dialogue in bad weather: the run ends, nothing is lost, and no fault becomes a score."""
+"""A judged dialogue with faults: the run ends, nothing is lost, and no fault becomes a score."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.tasks.secret_keeper.task import SecretKeeper
 from soulkit.types import Episode, Example, Record, Sampling, Score, unscored
 from tests.support.road import synth_examples
-from tests.support.servers.faulty import FaultyServer, Weather, instance_of, wants_form
+from tests.support.servers.faulty import FaultPlan, FaultyServer, instance_of, wants_form
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 6
@@ -44,18 +44,18 @@ class Rating(Shape):
 class JudgedKeeper(SecretKeeper):
     """The secret keeper, rated by a judge instead of rules."""
 
-    def asked(self, episode: Episode) -> str:
-        said = "\n".join(f"{line.seat}: {line.text}" for line in episode.transcript)
-        return f"{fence(said, 'transcript')}\n\nRate the talk with a JSON object."
+    def rating_prompt(self, episode: Episode) -> str:
+        transcript = "\n".join(f"{line.seat}: {line.text}" for line in episode.transcript)
+        return f"{fence(transcript, 'transcript')}\n\nRate the talk with a JSON object."
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
-        asked = question("score", self.asked(episode), Rating)
-        found = await panel.opinions(cast, asked, episode)
-        ratings = [rating.score for rating in panel.readable(found)]
+        rating_question = question("score", self.rating_prompt(episode), Rating)
+        opinions = await panel.opinions(cast, rating_question, episode)
+        ratings = [rating.score for rating in panel.readable(opinions)]
         value = panel.combined(ratings, cast.panel.combine) / 10
-        return Score(value=value, reward=value, verdicts=tuple(o.verdict() for o in found))
+        return Score(value=value, reward=value, verdicts=tuple(o.verdict() for o in opinions))
 
 
 def rating_of(prompt: str) -> int:
@@ -105,7 +105,7 @@ def check(records: list[Record], episodes: int) -> Counter[str]:
     for record in records:
         score = record.score
         if score.scored:
-            assert score.value == rating_of(task.asked(record.episode)) / 10
+            assert score.value == rating_of(task.rating_prompt(record.episode)) / 10
             assert any(verdict.said for verdict in score.verdicts)
         else:
             assert score.status == "unscored" and score.words
@@ -114,44 +114,44 @@ def check(records: list[Record], episodes: int) -> Counter[str]:
     return reasons
 
 
-def test_the_weather_is_the_same_every_day() -> None:
-    weather = Weather(seed=3, errors=0.1, hangs=0.05, malformed=0.05, empty=0.02)
+def test_faults_are_the_same_every_time() -> None:
+    faults = FaultPlan(seed=3, errors=0.1, hangs=0.05, malformed=0.05, empty=0.02)
     bodies = [{"messages": [{"content": str(i)}], "response_format": {}} for i in range(4000)]
-    found = Counter(weather.befalls(body, 0)[0] for body in bodies)
+    counts = Counter(faults.outcome_of(body, 0)[0] for body in bodies)
     for what, share in (("error", 0.1), ("hang", 0.05), ("malformed", 0.05), ("empty", 0.02)):
-        assert abs(found[what] / 4000 - share) < 0.015
-    assert [weather.befalls(b, 0) for b in bodies] == [weather.befalls(b, 0) for b in bodies]
+        assert abs(counts[what] / 4000 - share) < 0.015
+    assert [faults.outcome_of(b, 0) for b in bodies] == [faults.outcome_of(b, 0) for b in bodies]
     again = Counter(
-        weather.befalls(body, 1)[0] for body in bodies if weather.befalls(body, 0)[0] == "error"
+        faults.outcome_of(body, 1)[0] for body in bodies if faults.outcome_of(body, 0)[0] == "error"
     )
-    assert again["fine"] > again["error"] > 0, "a retry has luck of its own"
+    assert again["fine"] > again["error"] > 0, "a retry is drawn anew"
 
 
-def test_fair_weather() -> None:
-    with FaultyServer(Weather(), answer) as server:
+def test_without_faults() -> None:
+    with FaultyServer(FaultPlan(), answer) as server:
         records = played(server, 24)
     assert not check(records, 24)
     assert set(server.outcomes) == {"fine"}
 
 
-def test_bad_weather() -> None:
+def test_with_faults() -> None:
     """A tenth breaks, a twentieth hangs, verdicts are torn, replies are empty, a storm passes."""
-    weather = Weather(
+    faults = FaultPlan(
         seed=5, latency_s=(0.0, 0.03), errors=0.1, hangs=0.05, malformed=0.05, empty=0.02,
         broken=0.02, storm=(0.3, 0.8), retry_after_s=0.2,
     )  # fmt: skip
-    with FaultyServer(weather, answer) as server:
+    with FaultyServer(faults, answer) as server:
         records = played(server, 64)
     reasons = check(records, 64)
     assert set(reasons) <= {"provider_error", "partner_error", "judge_error"}
     assert sum(reasons.values()) < 32, "most episodes survive"
     for what in ("error", "hang", "malformed", "empty", "broken", "storm"):
         assert server.outcomes[what] > 0, f"{what} never happened"
-    assert max(server.asked.values()) <= ATTEMPTS
+    assert max(server.requests_of_key.values()) <= ATTEMPTS
 
 
 def test_judges_that_are_torn_more_often_than_not() -> None:
-    with FaultyServer(Weather(seed=1, malformed=0.6), answer) as server:
+    with FaultyServer(FaultPlan(seed=1, malformed=0.6), answer) as server:
         records = played(server, 40)
     reasons = check(records, 40)
     assert set(reasons) == {"judge_error"}
@@ -161,7 +161,7 @@ def test_judges_that_are_torn_more_often_than_not() -> None:
 
 
 def test_several_opinions_outlive_a_torn_one() -> None:
-    with FaultyServer(Weather(seed=1, malformed=0.4), answer) as server:
+    with FaultyServer(FaultPlan(seed=1, malformed=0.4), answer) as server:
         records = played(server, 30, Panel(samples=4))
     reasons = check(records, 30)
     assert reasons["judge_error"] < 5
@@ -170,31 +170,31 @@ def test_several_opinions_outlive_a_torn_one() -> None:
 
 
 def test_an_outage_that_ends_costs_nothing() -> None:
-    with FaultyServer(Weather(latency_s=(0.0, 0.05), down=(0.2, 1.4)), answer) as server:
+    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 1.4)), answer) as server:
         records = played(server, 48, down_after_s=30.0)
     assert not check(records, 48)
 
 
 def test_an_outage_without_end_ends_the_run() -> None:
     started = time.perf_counter()
-    with FaultyServer(Weather(latency_s=(0.0, 0.05), down=(0.2, 3600.0)), answer) as server:
+    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 3600.0)), answer) as server:
         records = played(server, 48, down_after_s=0.8)
     assert time.perf_counter() - started < 20
     reasons = check(records, 48)
     assert sum(reasons.values()) >= 40
-    told = [r.score.words for r in records if "is down since" in r.score.words]
-    assert len(told) >= 20
+    stories = [r.score.words for r in records if "is down since" in r.score.words]
+    assert len(stories) >= 20
     where = rf"gpt-x at {re.escape(server.base_url)} is down since \d\d:\d\d:\d\d UTC \(.+\)"
-    assert all(re.search(rf"{where}; \d+ calls? gave up", text) for text in told)
+    assert all(re.search(rf"{where}; \d+ calls? gave up", text) for text in stories)
 
 
-def test_what_was_paid_for_in_bad_weather_is_in_the_ledger(tmp_path: Path) -> None:
-    weather = Weather(seed=2, errors=0.2, empty=0.05, latency_s=(0.0, 0.02))
-    with FaultyServer(weather, answer) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
+def test_what_was_paid_for_despite_faults_is_in_the_ledger(tmp_path: Path) -> None:
+    faults = FaultPlan(seed=2, errors=0.2, empty=0.05, latency_s=(0.0, 0.02))
+    with FaultyServer(faults, answer) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
         first = played(server, 20, ledger=ledger)
-        asked = sum(server.outcomes.values())
+        requests = sum(server.outcomes.values())
         again = played(server, 20, ledger=ledger)
-        more = sum(server.outcomes.values()) - asked
+        more = sum(server.outcomes.values()) - requests
     check(first, 20)
     scored = {r.key: r.score.value for r in first if r.score.scored}
     assert {r.key: r.score.value for r in again if r.key in scored} == scored
@@ -227,10 +227,10 @@ def test_as_a_process_of_its_own(option: list[str]) -> None:
         body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
         try:
             with urlopen(Request(url, body), timeout=600) as reply:
-                said = json.loads(reply.read())["choices"][0]["message"]["content"]
+                answer_text = json.loads(reply.read())["choices"][0]["message"]["content"]
         except HTTPError as error:
-            said = str(error.code)
-        assert said == ("500" if option[0] == "--errors" else "hi")
+            answer_text = str(error.code)
+        assert answer_text == ("500" if option[0] == "--errors" else "hi")
     finally:
         process.kill()
         process.wait()

@@ -14,7 +14,7 @@ from soulkit.errors import ConfigError, ProviderError, SoulError
 from soulkit.models.api import http
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.support.servers.faulty import FaultyServer, Weather
+from tests.support.servers.faulty import FaultPlan, FaultyServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 HELLO = (Segment("user", "hello there"),)
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def texts(outcomes: list[Outcome]) -> list[str]:
-    return [found.text for found in outcomes if isinstance(found, Completion)]
+    return [outcome.text for outcome in outcomes if isinstance(outcome, Completion)]
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.Mo
         for wave in range(3):
             calls = [Call(role="judge", example_id=f"{wave}/{i}") for i in range(200)]
             await asyncio.gather(*(model.complete(HELLO, Sampling(), call) for call in calls))
-        pools = len(next(iter(model._sessions.values())).pool._shoals)
+        pools = len(next(iter(model._sessions.values())).pool._members)
         await model.close()
         return pools
 
-    with FaultyServer(Weather(latency_s=(0.3, 0.5))) as server:
+    with FaultyServer(FaultPlan(latency_s=(0.3, 0.5))) as server:
         assert asyncio.run(waves(endpoint(server.base_url, concurrency=200))) == 25
     assert server.most_in_flight > 100
     assert server.connections <= 200
@@ -78,7 +78,7 @@ def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.Mo
 
 
 def test_a_small_run_opens_few_connections() -> None:
-    with FaultyServer(Weather()) as server:
+    with FaultyServer(FaultPlan()) as server:
         model = endpoint(server.base_url, concurrency=200)
         assert len(texts(crowd(model, 10)[0])) == 10
     assert server.connections <= 10
@@ -89,8 +89,8 @@ def test_a_small_run_opens_few_connections() -> None:
 
 def test_requests_per_minute() -> None:
     with ScriptedServer() as server:
-        found, took = crowd(endpoint(server.base_url, requests_per_minute=1200), 40)
-    assert len(texts(found)) == 40
+        outcomes, took = crowd(endpoint(server.base_url, requests_per_minute=1200), 40)
+    assert len(texts(outcomes)) == 40
     assert 0.9 <= took < 10  # 20 a second after the first 20
 
 
@@ -98,8 +98,8 @@ def test_tokens_per_minute_are_counted_as_the_server_counts_them() -> None:
     """A reply may have 2,000 tokens and has four: by estimates alone this would take minutes."""
     with ScriptedServer() as server:
         model = endpoint(server.base_url, tokens_per_minute=60_000, concurrency=2)
-        found, took = crowd(model, 30, tokens=2000)
-    assert len(texts(found)) == 30
+        outcomes, took = crowd(model, 30, tokens=2000)
+    assert len(texts(outcomes)) == 30
     assert took < 20
 
 
@@ -139,8 +139,8 @@ def test_one_429_stops_everybody_and_not_as_a_herd() -> None:
         return Fault.rate_limited("0.2") if index == 0 else None
 
     with ScriptedServer(script=script) as server:
-        found, _ = crowd(endpoint(server.base_url, concurrency=1), 10)
-    assert len(texts(found)) == 10
+        outcomes, _ = crowd(endpoint(server.base_url, concurrency=1), 10)
+    assert len(texts(outcomes)) == 10
     assert arrived[1] - arrived[0] >= 0.2, "another call went during the pause"
 
 
@@ -156,16 +156,16 @@ def test_a_storm_of_429s_costs_no_episode() -> None:
         return None
 
     with ScriptedServer(script=script) as server:
-        found, took = crowd(endpoint(server.base_url, concurrency=64), 64)
-    assert len(texts(found)) == 64
+        outcomes, took = crowd(endpoint(server.base_url, concurrency=64), 64)
+    assert len(texts(outcomes)) == 64
     assert took < 30
     assert len(server.requests) < 64 * 6
 
 
 def test_429s_without_end_end() -> None:
     with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.01")) as server:
-        found, _ = crowd(endpoint(server.base_url, max_attempts=3), 4)
-    assert all("after 3 attempts" in str(outcome) for outcome in found)
+        outcomes, _ = crowd(endpoint(server.base_url, max_attempts=3), 4)
+    assert all("after 3 attempts" in str(outcome) for outcome in outcomes)
     assert len(server.requests) == 12
 
 
@@ -173,19 +173,21 @@ def test_a_storm_that_serves_nobody_is_given_up() -> None:
     """One call at a time with growing pauses would go on for hours."""
     with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
         model = endpoint(server.base_url, max_attempts=50, down_after_s=1.0, concurrency=64)
-        found, took = crowd(model, 200)
+        outcomes, took = crowd(model, 200)
     assert took < 10
-    assert all("is down since" in str(outcome) and "HTTP 429" in str(outcome) for outcome in found)
+    assert all(
+        "is down since" in str(outcome) and "HTTP 429" in str(outcome) for outcome in outcomes
+    )
 
 
 @pytest.mark.parametrize("word", ["insufficient_quota", "Insufficient balance"])
 def test_no_credit_is_no_storm(word: str) -> None:
     fault = Fault.status_error(429, word, kind="t", headers={"Retry-After": "30"})
     with ScriptedServer(script=lambda index, body: fault) as server:
-        found, took = crowd(endpoint(server.base_url), 10)
+        outcomes, took = crowd(endpoint(server.base_url), 10)
     assert len(server.requests) == 10
     assert took < 5
-    assert all(word in str(outcome) for outcome in found)
+    assert all(word in str(outcome) for outcome in outcomes)
 
 
 # -- down ------------------------------------------------------------------------------------------
@@ -193,10 +195,10 @@ def test_no_credit_is_no_storm(word: str) -> None:
 
 def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
-    found, took = crowd(endpoint(url, down_after_s=1.0, concurrency=64), 40)
-    stories = {str(outcome) for outcome in found}
-    assert not texts(found)
-    assert all(isinstance(outcome, ProviderError) for outcome in found)
+    outcomes, took = crowd(endpoint(url, down_after_s=1.0, concurrency=64), 40)
+    stories = {str(outcome) for outcome in outcomes}
+    assert not texts(outcomes)
+    assert all(isinstance(outcome, ProviderError) for outcome in outcomes)
     assert took < 8
     pattern = rf"gpt-x at {re.escape(url)} is down since \d\d:\d\d:\d\d UTC "
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
@@ -218,10 +220,10 @@ def test_waiting_spends_no_attempts() -> None:
         await asyncio.sleep(1.0)
         assert not any(call.done() for call in calls)
         with ScriptedServer(port=port) as server:
-            found = await asyncio.gather(*calls)
+            replies = await asyncio.gather(*calls)
             assert len(server.requests) == 40
         await model.close()
-        return found
+        return replies
 
     assert asyncio.run(scene()) == ["You said: hello there"] * 40
 
@@ -262,9 +264,9 @@ def test_after_giving_up_calls_fail_at_once_until_the_server_is_back() -> None:
 def test_silence_opens_the_breaker_too() -> None:
     with ScriptedServer(delay_s=1.0) as server:
         model = endpoint(server.base_url, timeout_s=0.1, down_after_s=0.5, concurrency=16)
-        found, took = crowd(model, 24)
-    assert any("is down since" in str(outcome) for outcome in found)
-    assert any("no answer within 0.1 s" in str(outcome) for outcome in found)
+        outcomes, took = crowd(model, 24)
+    assert any("is down since" in str(outcome) for outcome in outcomes)
+    assert any("no answer within 0.1 s" in str(outcome) for outcome in outcomes)
     assert took < 10
 
 
@@ -305,5 +307,5 @@ def test_full_jitter_grows_and_is_bounded() -> None:
     for attempts, most in ((1, 1.0), (2, 2.0), (4, 8.0), (20, 8.0)):
         drawn = [model._wait(Found("x"), attempts) for _ in range(400)]
         assert 0 <= min(drawn) < 0.1 * most and 0.9 * most < max(drawn) <= most
-    asked = [model._wait(Found("x", wait_s=5.0), 1) for _ in range(100)]
-    assert min(asked) >= 5.0 and max(asked) <= 6.0
+    waits = [model._wait(Found("x", wait_s=5.0), 1) for _ in range(100)]
+    assert min(waits) >= 5.0 and max(waits) <= 6.0

@@ -160,9 +160,9 @@ def test_what_was_sent_beside_the_settings_is_recorded(tmp_path: Path, capfd: An
         assert api(server.base_url, run) == 0
     with View(run / "ledger.sqlite") as view:
         stored = list(view.entries())
-        assert view.verify().told() == []
-    assert [dict(s.asked.beside) for s in stored if s.asked] == [NEUTRAL] * 6
-    assert stored[0].asked is not None and "top_k" not in stored[0].asked.sampling
+        assert view.verify().lines() == []
+    assert [dict(s.request.beside) for s in stored if s.request] == [NEUTRAL] * 6
+    assert stored[0].request is not None and "top_k" not in stored[0].request.sampling
     capfd.readouterr()
     assert soul("ledger", "show", run, "--limit", 1) == 0
     assert "with min_p 0, repetition_penalty 1, top_k -1" in capfd.readouterr().out
@@ -198,7 +198,7 @@ def test_what_such_a_server_refuses_is_dropped_and_recorded(tmp_path: Path) -> N
     assert beside(server.requests[-1]) == {"top_k": -1, "repetition_penalty": 1.0}
     with View(tmp_path / "l") as view:
         (stored,) = view.entries()
-    assert stored.asked is not None and "min_p" not in stored.asked.beside
+    assert stored.request is not None and "min_p" not in stored.request.beside
 
 
 REFUSALS = {
@@ -238,9 +238,9 @@ def test_a_neutral_top_p_is_given_up_and_the_temperature_stays(name: str) -> Non
 def test_errors_about_something_else_are_not_mended_so(message: str) -> None:
     """A value of the user's, or a request that is quoted whole."""
     fault = Fault.status_error(400, message)
-    asked = Sampling(top_p=0.5) if message.startswith("Range") else Sampling()
+    sampling = Sampling(top_p=0.5) if message.startswith("Range") else Sampling()
     with ScriptedServer(script=lambda i, body: fault) as server, pytest.raises(ProviderError):
-        ask(Endpoint(model="m", base_url=server.base_url, max_attempts=1), sampling=asked)
+        ask(Endpoint(model="m", base_url=server.base_url, max_attempts=1), sampling=sampling)
     assert len(server.requests) == 1
 
 

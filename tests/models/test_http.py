@@ -35,7 +35,7 @@ def ask(url: str, text: str = "hello", **settings: Any) -> Completion:
     return asyncio.run(once())
 
 
-def said(fault: Fault) -> tuple[str, int]:
+def failure_text(fault: Fault) -> tuple[str, int]:
     """The error that a server's every reply leads to, and the requests that were made."""
     with ScriptedServer(script=lambda index, body: fault) as server:
         with pytest.raises(ProviderError) as caught:
@@ -48,7 +48,7 @@ def test_nobody_is_sent_on_to_another_server(status: int, monkeypatch: pytest.Mo
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with ScriptedServer(answer="from elsewhere") as other:
         where = f"{other.base_url}/chat/completions?key={KEY}"
-        text, requests = said(Fault(status=status, raw=b"", headers={"Location": where}))
+        text, requests = failure_text(Fault(status=status, raw=b"", headers={"Location": where}))
         assert not other.requests
     assert requests == 1
     assert f"HTTP {status} sends on to {other.base_url}" in text and "not followed" in text
@@ -58,7 +58,7 @@ def test_nobody_is_sent_on_to_another_server(status: int, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_reply_without_end_is_cut_off(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "MAX_BYTES", 1 << 20)
-    text, requests = said(Fault(status=status, raw=b" " * (3 << 20)))
+    text, requests = failure_text(Fault(status=status, raw=b" " * (3 << 20)))
     assert requests == 1
     assert text == "m: the reply is longer than 1 MB"
 
@@ -67,7 +67,7 @@ def test_a_packed_reply_counts_unpacked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(endpoint, "MAX_BYTES", 1 << 20)
     bomb = zlib.compress(b" " * (64 << 20), 9, wbits=31)
     assert len(bomb) < 1 << 17
-    text, _ = said(Fault(raw=bomb, headers={"Content-Encoding": "gzip"}))
+    text, _ = failure_text(Fault(raw=bomb, headers={"Content-Encoding": "gzip"}))
     assert text == "m: the reply is longer than 1 MB"
     honest = gzip.compress(json.dumps(completion({}, "yes")).encode())
     fault = Fault(raw=honest, headers={"Content-Encoding": "gzip"})
@@ -97,9 +97,9 @@ def test_token_counts_that_are_none(count: Any, tmp_path: Path) -> None:
         return Fault.reply(completion(body, "yes") | {"usage": usage})
 
     with ScriptedServer(script=script) as server, Ledger(tmp_path / "l.sqlite") as ledger:
-        found = ask(server.base_url, ledger=ledger, price_in=1.0, price_out=1.0)
-    assert found.text == "yes"
-    assert found.usage.prompt_tokens == 0 and found.usage.cost is None
+        reply = ask(server.base_url, ledger=ledger, price_in=1.0, price_out=1.0)
+    assert reply.text == "yes"
+    assert reply.usage.prompt_tokens == 0 and reply.usage.cost is None
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_token_counts_that_are_none(count: Any, tmp_path: Path) -> None:
 def test_odd_stop_reasons_can_be_written(reason: Any, stop: str) -> None:
     body = {"choices": [{"message": {"content": "yes"}, "finish_reason": reason}]}
     with ScriptedServer(script={0: Fault.reply(body)}) as server:
-        found = ask(server.base_url)
-    assert found.stop_reason == stop
+        reply = ask(server.base_url)
+    assert reply.stop_reason == stop
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_odd_stop_reasons_can_be_written(reason: Any, stop: str) -> None:
 def test_codes_of_errors_are_statuses_only_where_they_are(
     code: Any, text: str, requests: int
 ) -> None:
-    assert said(Fault.reply({"error": {"code": code, "message": "busy"}})) == (
+    assert failure_text(Fault.reply({"error": {"code": code, "message": "busy"}})) == (
         f"m: {text}", requests,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import Entry, Ledger, ReplayMiss, call_key
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CALL = Call(role="judge", example_id="e1")
 PLAIN = Sampling()
 HELLO = (Segment("user", "hello"),)
-ENTRY = Entry(
+ENTRY = LedgerEntry(
     model="m",
     call=CALL,
     reply='{"x": 1}',
@@ -248,8 +248,10 @@ def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
         assert 5 <= paid < count
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"You said: call {i}" for i in range(count)]
-    asked = Counter(body["messages"][0]["content"] for body in server.requests)
-    assert all(asked[f"call {i}"] == 1 for i in range(paid)), "what was stored is not asked again"
+    requests = Counter(body["messages"][0]["content"] for body in server.requests)
+    assert all(requests[f"call {i}"] == 1 for i in range(paid)), (
+        "what was stored is not asked again"
+    )
     assert len(server.requests) <= count + 1, "only the call in flight is asked again"
     with Ledger(path) as ledger:
         assert ledger.totals()["calls"] == count

@@ -39,8 +39,8 @@ sys.stdin.read()
 def filled(path: Path, count: int = 30) -> Path:
     with Ledger(path) as ledger:
         for number in range(count):
-            key, entry, asked = entry_of(number)
-            ledger.store(key, entry, asked)
+            key, entry, request = entry_of(number)
+            ledger.store(key, entry, request)
     return path
 
 
@@ -77,8 +77,8 @@ def version_of(path: Path) -> int:
 def verified(path: Path) -> tuple[int, list[str]]:
     """(entries, findings)."""
     with View(path) as view:
-        found = view.verify()
-    return found.entries, found.told()
+        findings = view.verify()
+    return findings.entries, findings.lines()
 
 
 def child(path: Path, first: int, count: int) -> subprocess.Popen[str]:
@@ -95,11 +95,11 @@ def test_requests_are_kept_and_give_the_key_again(tmp_path: Path) -> None:
         stored = {s.key: s for s in view.entries()}
     assert len(stored) == 20
     for number in range(20):
-        key, entry, asked = entry_of(number)
+        key, entry, request = entry_of(number)
         assert stored[key].entry == entry
-        assert stored[key].asked is not None
-        assert stored[key].asked.messages == asked.messages
-        assert request_key(stored[key].asked, "m", entry.call) == key
+        assert stored[key].request is not None
+        assert stored[key].request.messages == request.messages
+        assert request_key(stored[key].request, "m", entry.call) == key
     with closing_db(path) as db:
         # Two dialogues of ten turns; a turn is stored once, whoever saw it later.
         assert db.execute("SELECT COUNT(*) FROM contexts").fetchone()[0] == 20
@@ -116,13 +116,13 @@ def test_any_conversation_comes_back(talks: list[list[tuple[str, str]]]) -> None
     db = sqlite3.connect(":memory:")
     for statement in (ledger_file._SCHEMA, *ledger_file._SECOND):
         db.execute(statement)
-    kept = []
+    rows = []
     for talk in talks:
         messages = tuple({"role": role, "content": text} for role, text in talk)
-        asked = Request(base_url="u", messages=messages, sampling={"form": {"name": "\ud800"}})
-        kept.append((asked, keep_request(db, asked)))
-    for asked, (context, settings) in kept:
-        assert load_request(db, context, settings) == asked
+        request = Request(base_url="u", messages=messages, sampling={"form": {"name": "\ud800"}})
+        rows.append((request, keep_request(db, request)))
+    for request, (context, settings) in rows:
+        assert load_request(db, context, settings) == request
     db.close()
 
 
@@ -130,10 +130,10 @@ def test_forms_are_part_of_what_was_asked(tmp_path: Path) -> None:
     from soulkit.models.ledger.ledger import request_of
 
     key, entry, _ = entry_of(0)
-    asked = request_of("u", [{"role": "user", "content": "x"}], Sampling(form=Form("F", "{}")))
-    key = request_key(asked, "m", entry.call)
+    request = request_of("u", [{"role": "user", "content": "x"}], Sampling(form=Form("F", "{}")))
+    key = request_key(request, "m", entry.call)
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        ledger.store(key, entry, asked)
+        ledger.store(key, entry, request)
     assert verified(tmp_path / "l.sqlite") == (1, [])
 
 
@@ -145,23 +145,23 @@ def test_a_first_version_is_read_by_a_replay_and_brought_forward_by_a_recording(
     tmp_path: Path, mark: int
 ) -> None:
     path = first_version(tmp_path / "l.sqlite", mark=mark)
-    key, entry, asked = entry_of(0)
+    key, entry, request = entry_of(0)
     with Ledger(path, "replay") as ledger:
         assert ledger.lookup(key, model="m", call=entry.call) == entry
     assert version_of(path) == mark
     assert verified(path) == (3, [])
     with Ledger(path) as ledger:
         assert ledger.lookup(key, model="m", call=entry.call) == entry
-        new, entry, asked = entry_of(7)
-        ledger.store(new, entry, asked)
+        new, entry, request = entry_of(7)
+        ledger.store(new, entry, request)
     assert version_of(path) == ledger_file.VERSION
     with View(path) as view:
-        kept = {s.key: s.asked for s in view.entries()}
-    assert kept[key] is None
-    assert kept[new] == asked.__class__(
-        base_url=asked.base_url,
-        messages=asked.messages,
-        sampling={**asked.sampling, "stop": ["\n"]},
+        requests = {s.key: s.request for s in view.entries()}
+    assert requests[key] is None
+    assert requests[new] == request.__class__(
+        base_url=request.base_url,
+        messages=request.messages,
+        sampling={**request.sampling, "stop": ["\n"]},
     )
     assert verified(path) == (4, [])
 
@@ -196,23 +196,25 @@ def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Path, old
 
 
 def test_kill_9_in_the_middle_of_many_writes_loses_nothing_that_was_stored(tmp_path: Path) -> None:
-    path, known = tmp_path / "l.sqlite", set()
+    path, printed_numbers = tmp_path / "l.sqlite", set()
     for life in range(4):
         writer = child(path, life * 1000, 1000)
         assert writer.stdout is not None
         for _ in range(37 + 11 * life):
-            known.add(int(writer.stdout.readline()))
+            printed_numbers.add(int(writer.stdout.readline()))
         writer.kill()
         assert writer.wait() == -9
-        known |= {int(line) for line in writer.stdout if line.endswith("\n")}
+        printed_numbers |= {int(line) for line in writer.stdout if line.endswith("\n")}
         writer.stdout.close()
     with Ledger(path) as ledger:
-        for number in known:
+        for number in printed_numbers:
             key, entry, _ = entry_of(number)
             assert ledger.lookup(key, model="m", call=entry.call) == entry
     entries, findings = verified(path)
     assert findings == []
-    assert len(known) <= entries <= len(known) + 4, "at most the entry whose number was not printed"
+    assert len(printed_numbers) <= entries <= len(printed_numbers) + 4, (
+        "at most the entry whose number was not printed"
+    )
 
 
 def test_an_archive_of_a_killed_run_is_not_read_without_its_newest_entries(
@@ -250,12 +252,12 @@ def test_a_ledger_that_another_process_holds(
         )  # fmt: skip
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        key, entry, asked = entry_of(5)
+        key, entry, request = entry_of(5)
         with pytest.raises(RunError, match="could not be kept") as caught:
-            ledger.store(key, entry, asked)
+            ledger.store(key, entry, request)
         assert "may have been paid for ('m' for this call: role judge" in caught.value.why
         other.communicate()
-        assert ledger.store(key, entry, asked) == entry
+        assert ledger.store(key, entry, request) == entry
     assert verified(path) == (3, [])
 
 
@@ -267,13 +269,13 @@ def test_a_full_disk_says_that_a_reply_was_lost_and_keeps_the_others(tmp_path: P
         ledger._db.execute(f"PRAGMA max_page_count={pages + 4}")
         with pytest.raises(RunError, match="database or disk is full") as caught:
             for number in range(1000):
-                key, entry, asked = entry_of(number)
-                ledger.store(key, entry, asked)
+                key, entry, request = entry_of(number)
+                ledger.store(key, entry, request)
                 stored += 1
         assert "every reply before it is in the ledger" in caught.value.why
         assert ledger.totals()["calls"] == stored > 5
         ledger._db.execute("PRAGMA max_page_count=100000")
-        assert ledger.store(key, entry, asked) == entry, "with room again it goes on"
+        assert ledger.store(key, entry, request) == entry, "with room again it goes on"
     assert verified(path) == (stored + 1, [])
 
 
@@ -292,9 +294,9 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     )
     assert "RunError: A reply could not be kept in the ledger" in done.stderr
     assert "disk is full" in done.stderr
-    last, _, said = done.stdout.partition("\n")
-    assert f'"entries": {int(last) + 1},' in said
-    assert '"findings": []' in said
+    last, _, report = done.stdout.partition("\n")
+    assert f'"entries": {int(last) + 1},' in report
+    assert '"findings": []' in report
 
 
 def overwrite(path: Path, share: float, length: int) -> None:
@@ -308,8 +310,8 @@ def read_all(path: Path, mode: Mode) -> None:
     with Ledger(path, mode) as ledger:
         for number in range(200):
             key, entry, _ = entry_of(number)
-            found = ledger.lookup(key, model="m", call=entry.call)
-            assert found in (entry, None)
+            reply = ledger.lookup(key, model="m", call=entry.call)
+            assert reply in (entry, None)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -371,21 +373,21 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "said"), CHANGES.items())
-def test_verify_finds(tmp_path: Path, change: str, said: str) -> None:
+@pytest.mark.parametrize(("change", "finding"), CHANGES.items())
+def test_verify_finds(tmp_path: Path, change: str, finding: str) -> None:
     path = filled(tmp_path / "l.sqlite", 12)
     with closing_db(path) as db:
         db.execute(change)
-    assert said in " ".join(verified(path)[1])
+    assert finding in " ".join(verified(path)[1])
 
 
 def test_findings_of_one_kind_are_counted_not_listed(tmp_path: Path) -> None:
     path = filled(tmp_path / "l.sqlite", 12)
     with closing_db(path) as db:
         db.execute("UPDATE calls SET example_id = 'other'")
-    told = verified(path)[1]
-    assert len(told) == 6
-    assert told[-1] == "key: and 7 more"
+    lines = verified(path)[1]
+    assert len(lines) == 6
+    assert lines[-1] == "key: and 7 more"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,4 +1,4 @@
-"""Rates and the door: buckets by hand, the door in an event loop with real, short times."""
+"""Rates and the gate: buckets by hand, the gate in an event loop with real, short times."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.models.api.breaker import Breaker
-from soulkit.models.api.limits import Bucket, Door, Down, Ticket, Traffic
+from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, 20))
 
 
-def door(concurrency: int = 4, **shared: Any) -> Door:
+def make_gate(concurrency: int = 4, **shared: Any) -> CallGate:
     breaker = Breaker(shared.pop("down_after_s", 5.0), after=3, pause_s=0.05, jitter=lambda: 0.0)
-    return Door("m", Traffic(breaker, **shared), concurrency)
+    return CallGate("m", Traffic(breaker, **shared), concurrency)
 
 
 # -- buckets ---------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ def test_no_minute_takes_more_than_the_rate_and_a_bucket(
         assert sum(inside[:-1]) <= per_minute + bucket.size + 0.01
 
 
-# -- the door --------------------------------------------------------------------------------------
+# -- the gate --------------------------------------------------------------------------------------
 
 
 def test_calls_enter_in_order_and_no_more_than_there_is_room() -> None:
     async def scene() -> tuple[list[int], int]:
-        gate, order, most = door(2), [], 0
+        gate, order, most = make_gate(2), [], 0
 
         async def call(number: int) -> None:
             nonlocal most
@@ -111,7 +111,7 @@ def test_calls_enter_in_order_and_no_more_than_there_is_room() -> None:
 
 def test_requests_per_minute_hold() -> None:
     async def scene() -> float:
-        gate = door(100, requests=Bucket(1200, time.monotonic()))  # 20 a second
+        gate = make_gate(100, requests=Bucket(1200, time.monotonic()))  # 20 a second
         started = time.perf_counter()
         for _ in range(30):
             gate.answered(await gate.enter(), None)
@@ -122,7 +122,7 @@ def test_requests_per_minute_hold() -> None:
 
 def test_tokens_that_were_not_used_come_back_at_once() -> None:
     async def scene() -> float:
-        gate = door(100, tokens=Bucket(6000, time.monotonic()))  # 100 a second
+        gate = make_gate(100, tokens=Bucket(6000, time.monotonic()))  # 100 a second
         first = await gate.enter(1000)  # ten seconds' worth
         second = asyncio.create_task(gate.enter(10))
         await asyncio.sleep(0.05)
@@ -137,7 +137,7 @@ def test_tokens_that_were_not_used_come_back_at_once() -> None:
 
 def test_tokens_are_given_back_by_a_refusal_and_not_by_a_failure() -> None:
     async def scene() -> tuple[float, float]:
-        gate = door(tokens=Bucket(6000, time.monotonic()))
+        gate = make_gate(tokens=Bucket(6000, time.monotonic()))
         assert gate.traffic.tokens is not None
         gate.refused(await gate.enter(1000))
         after_refusal = gate.traffic.tokens.level
@@ -151,7 +151,7 @@ def test_tokens_are_given_back_by_a_refusal_and_not_by_a_failure() -> None:
 
 def test_a_busy_server_stops_everybody_and_they_come_back_one_by_one() -> None:
     async def scene() -> list[float]:
-        gate = door(32)
+        gate = make_gate(32)
         started = time.perf_counter()
         gate.busy(await gate.enter(), 0.3)
         came = []
@@ -172,7 +172,7 @@ def test_a_busy_server_stops_everybody_and_they_come_back_one_by_one() -> None:
 
 def test_room_is_halved_once_a_wave_and_regained() -> None:
     async def scene() -> tuple[float, float, float]:
-        gate = door(16)
+        gate = make_gate(16)
         wave = [await gate.enter() for _ in range(16)]
         for ticket in wave:
             gate.busy(ticket, 0.0)
@@ -190,7 +190,7 @@ def test_an_open_breaker_lets_calls_wait_until_a_probe_is_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> int:
-        gate, probes = door(64), 0
+        gate, probes = make_gate(64), 0
         for _ in range(3):
             gate.failed(await gate.enter(), "connection refused")
 
@@ -218,7 +218,7 @@ def test_an_open_breaker_lets_calls_wait_until_a_probe_is_answered(
 
 def test_when_patience_ends_everybody_fails_at_once_with_one_story() -> None:
     async def scene() -> tuple[list[str], float]:
-        gate = door(64, down_after_s=0.4)
+        gate = make_gate(64, down_after_s=0.4)
         for _ in range(3):
             gate.failed(await gate.enter(), "connection refused")
         started = time.perf_counter()
@@ -251,7 +251,7 @@ def test_when_patience_ends_everybody_fails_at_once_with_one_story() -> None:
 
 def test_nobody_sits_out_a_pause_of_a_server_that_is_given_up() -> None:
     async def scene() -> tuple[list[str], float]:
-        gate = door(8, down_after_s=0.2)
+        gate = make_gate(8, down_after_s=0.2)
         first, second = await gate.enter(), await gate.enter()
         gate.busy(first, 30.0)
         started = time.perf_counter()
@@ -276,7 +276,7 @@ def test_nobody_sits_out_a_pause_of_a_server_that_is_given_up() -> None:
 
 def test_a_cancelled_call_leaves_no_trace() -> None:
     async def scene() -> None:
-        gate = door(1)
+        gate = make_gate(1)
         held = await gate.enter()
         waiting = [asyncio.create_task(gate.enter()) for _ in range(5)]
         await asyncio.sleep(0.01)
@@ -292,7 +292,7 @@ def test_a_cancelled_call_leaves_no_trace() -> None:
 
 def test_a_cancelled_probe_is_replaced() -> None:
     async def scene() -> None:
-        gate = door(8)
+        gate = make_gate(8)
         for _ in range(3):
             gate.failed(await gate.enter(), "no answer")
         probe = await gate.enter()
@@ -310,7 +310,7 @@ def test_the_warning_tells_how_long_calls_really_wait(caplog: pytest.LogCaptureF
     """A server that has never answered has less time than one that has."""
 
     async def scene() -> None:
-        gate = door(8, down_after_s=120.0)
+        gate = make_gate(8, down_after_s=120.0)
         for _ in range(3):
             gate.failed(await gate.enter(), "connection refused")
 

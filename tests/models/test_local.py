@@ -203,16 +203,16 @@ def test_what_does_not_fit_is_an_overflow_not_a_cut(model: LocalModel) -> None:
 
 def test_what_the_model_cannot_do_is_recorded(model: LocalModel) -> None:
     form = Form("Rating", '{"type":"object"}')
-    asked = Sampling(max_tokens=2, thinking=False, reasoning_effort="low", form=form)
-    (reply,) = ask(model, [(user("ba"), CALL)], asked)
+    sampling = Sampling(max_tokens=2, thinking=False, reasoning_effort="low", form=form)
+    (reply,) = ask(model, [(user("ba"), CALL)], sampling)
     assert reply.dropped == ("form", "reasoning_effort", "thinking")
 
 
 def test_turns_continue_each_other(model: LocalModel) -> None:
     context = user("ba be")
     (first,) = ask(model, [(context, CALL)])
-    said = Segment("assistant", first.text, token_ids=first.token_ids)
-    (second,) = ask(model, [([*context, said, *user("bi")], replace(CALL, turn=1))])
+    turn = Segment("assistant", first.text, token_ids=first.token_ids)
+    (second,) = ask(model, [([*context, turn, *user("bi")], replace(CALL, turn=1))])
     start = first.prompt_ids + first.token_ids
     assert model.splice.prefix_stable
     assert second.prompt_ids[: len(start)] == start

@@ -78,8 +78,8 @@ def ask(model: LocalModel, groups: Sequence[int], sampling: Sampling) -> list[Co
     return asyncio.run(wave())
 
 
-def assert_equal(found: Sequence[Completion], wanted: Sequence[Completion]) -> None:
-    for a, b in zip(found, wanted, strict=True):
+def assert_equal(actual: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert (a.token_ids, a.text, a.stop_reason) == (b.token_ids, b.text, b.stop_reason)
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-4)
 
@@ -97,19 +97,19 @@ def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
     # Any of forty ids ends a row, so rows end at all times and leave the batch.
     model.end_ids = model.end_ids | frozenset(range(300, 340))
     sampling = Sampling(max_tokens=14, seed=2, temperature=1.3, top_p=0.95)
-    found = ask(model, (1, 5, 2, 20), sampling)
+    replies = ask(model, (1, 5, 2, 20), sampling)
     assert model._windows is not None
-    assert_equal(found, by_generate(model, (1, 5, 2, 20), sampling))
-    assert {r.stop_reason for r in found} == {"stop", "length"}
-    assert len({len(r.token_ids) for r in found}) > 4
+    assert_equal(replies, by_generate(model, (1, 5, 2, 20), sampling))
+    assert {r.stop_reason for r in replies} == {"stop", "length"}
+    assert len({len(r.token_ids) for r in replies}) > 4
 
 
 @pytest.mark.parametrize("shape", LEFT_TO_GENERATE)
 def test_other_memories_are_left_to_generate(folder: Path, shape: str) -> None:
     model = made(folder, *LEFT_TO_GENERATE[shape])
-    found = ask(model, (2, 2), Sampling(max_tokens=5, seed=2))
+    replies = ask(model, (2, 2), Sampling(max_tokens=5, seed=2))
     assert model._windows is None
-    assert all(len(r.logprobs) == len(r.token_ids) > 0 for r in found)
+    assert all(len(r.logprobs) == len(r.token_ids) > 0 for r in replies)
 
 
 def test_a_model_that_mistakes_the_masks_is_found_out(folder: Path) -> None:
@@ -135,10 +135,12 @@ def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Pa
         lambda module, args, out: shapes.append(tuple(args[0].shape))
     )
     model.end_ids = frozenset()
-    found = ask(model, (6,), Sampling(max_tokens=4, seed=2))
-    assert shapes == [(1, len(found[0].prompt_ids)), *[(1, 6)] * 3]
+    replies = ask(model, (6,), Sampling(max_tokens=4, seed=2))
+    assert shapes == [(1, len(replies[0].prompt_ids)), *[(1, 6)] * 3]
     shapes.clear()
-    model.end_ids = frozenset(r.token_ids[1] for r in found[:5]) - {r.token_ids[0] for r in found}
+    model.end_ids = frozenset(r.token_ids[1] for r in replies[:5]) - {
+        r.token_ids[0] for r in replies
+    }
     ask(model, (6,), Sampling(max_tokens=4, seed=2))
     assert len(shapes) < 4 or shapes[-1][1] < 6
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.models.local.journal import Asked, Journal
+from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
@@ -22,8 +22,8 @@ from soulkit.types import Call, Completion, Sampling, Segment, Usage
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
 SAMPLING = Sampling(max_tokens=5, seed=1)
 
-# One process: seated participants talk in waves of two batches, and `pause` seconds pass after
-# each batch so that the test can kill in the middle. Prints what everybody heard.
+# One process: participants talk in waves of two batches, and `pause` seconds pass after
+# each batch so that the test can kill in the middle. Prints all replies.
 PROGRAM = """
 import asyncio, json, sys, time
 from dataclasses import asdict
@@ -33,9 +33,9 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.types import Call, Sampling, Segment
 
 folder, journal, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-firm = sys.argv[4] == "1"
+deterministic = sys.argv[4] == "1"
 loaded = LocalModel.load(folder)
-model = LocalModel(loaded.model, loaded.tokenizer, batch_size=4, deterministic=firm,
+model = LocalModel(loaded.model, loaded.tokenizer, batch_size=4, deterministic=deterministic,
                    policy_version="v1", journal=Journal(journal))
 generated, plain = [], model._generate
 
@@ -46,22 +46,22 @@ def generate(batch, version):
 
 model._generate = generate
 
-async def talk(seat, rollout):
-    heard, context = [], [Segment("user", "ba be " + "bi " * (rollout % 3))]
-    with seat:
+async def talk(participant, rollout):
+    replies, context = [], [Segment("user", "ba be " + "bi " * (rollout % 3))]
+    with participant:
         for turn in range(3):
             call = Call(role="actor", example_id="x", rollout=rollout, turn=turn)
             reply = await model.complete(context, Sampling(max_tokens=5, seed=1), call)
-            heard.append(asdict(reply))
-            said = Segment("assistant", reply.text, token_ids=reply.token_ids)
-            context = [*context, said, Segment("user", "bo")]
-    return heard
+            replies.append(asdict(reply))
+            answer_segment = Segment("assistant", reply.text, token_ids=reply.token_ids)
+            context = [*context, answer_segment, Segment("user", "bo")]
+    return replies
 
 async def main():
     return await asyncio.gather(*(talk(model.join(), r) for r in range(6)))
 
-heard = asyncio.run(main())
-print(json.dumps({"heard": heard, "generated": generated}))
+replies = asyncio.run(main())
+print(json.dumps({"replies": replies, "generated": generated}))
 """
 
 
@@ -70,8 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=128)
 
 
-def start(folder: Path, journal: Path, pause: float, firm: bool) -> subprocess.Popen[str]:
-    arguments = [str(folder), str(journal), str(pause), "1" if firm else "0"]
+def start(folder: Path, journal: Path, pause: float, deterministic: bool) -> subprocess.Popen[str]:
+    arguments = [str(folder), str(journal), str(pause), "1" if deterministic else "0"]
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
     )
@@ -80,13 +80,13 @@ def start(folder: Path, journal: Path, pause: float, firm: bool) -> subprocess.P
 def finished(process: subprocess.Popen[str]) -> dict[str, list[list[dict[str, object]]]]:
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
-    found: dict[str, list[list[dict[str, object]]]] = json.loads(out)
-    for replies in found["heard"]:
+    output: dict[str, list[list[dict[str, object]]]] = json.loads(out)
+    for replies in output["replies"]:
         for reply in replies:
             usage = reply["usage"]
             assert isinstance(usage, dict)
             usage.pop("seconds")
-    return found
+    return output
 
 
 def kill_after_lines(process: subprocess.Popen[str], journal: Path, lines: int) -> None:
@@ -98,28 +98,30 @@ def kill_after_lines(process: subprocess.Popen[str], journal: Path, lines: int) 
     process.wait()
 
 
-@pytest.mark.parametrize("firm", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_a_process_killed_in_mid_step_replays_to_the_bit(
-    folder: Path, tmp_path: Path, firm: bool
+    folder: Path, tmp_path: Path, deterministic: bool
 ) -> None:
-    whole = finished(start(folder, tmp_path / "whole.jsonl", 0.0, firm))
+    whole = finished(start(folder, tmp_path / "whole.jsonl", 0.0, deterministic))
     journal = tmp_path / "torn.jsonl"
-    process = start(folder, journal, 0.4, firm)
+    process = start(folder, journal, 0.4, deterministic)
     kill_after_lines(process, journal, 3)
-    kept = journal.read_bytes().count(b"\n")
+    whole_lines = journal.read_bytes().count(b"\n")
     journal.write_bytes(journal.read_bytes() + b'{"policy": "v1", "rows": [{"ca')
-    again = finished(start(folder, journal, 0.0, firm))
-    if firm:
-        assert again["heard"] == whole["heard"]
-        assert again["generated"] == whole["generated"][kept:]
+    again = finished(start(folder, journal, 0.0, deterministic))
+    if deterministic:
+        assert again["replies"] == whole["replies"]
+        assert again["generated"] == whole["generated"][whole_lines:]
     else:
-        texts = [[r["token_ids"] for r in heard] for heard in whole["heard"]]
-        assert [[r["token_ids"] for r in heard] for heard in again["heard"]] == texts
+        texts = [[r["token_ids"] for r in replies] for replies in whole["replies"]]
+        assert [[r["token_ids"] for r in replies] for replies in again["replies"]] == texts
     assert len(again["generated"]) < len(whole["generated"])
 
 
-def asked(rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)) -> Asked:
-    return Asked(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
+def journal_key(
+    rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)
+) -> JournalKey:
+    return JournalKey(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
 
 
 def reply(text: str, *logprobs: float) -> Completion:
@@ -135,40 +137,40 @@ ODD = reply("a\u2028b\n\ud83d \x00", -0.1 - 0.2, -1e-300, -0.0)
 
 def test_replies_come_back_exactly(tmp_path: Path) -> None:
     with_one = Journal(tmp_path / "j.jsonl")
-    with_one.write([asked(0), asked(1)], [ODD, reply("two", -2 / 3)])
+    with_one.write([journal_key(0), journal_key(1)], [ODD, reply("two", -2 / 3)])
     with_one.close()
     read = Journal(tmp_path / "j.jsonl")
-    assert read.batch([asked(0), asked(1)]) == [ODD, reply("two", -2 / 3)]
-    assert str(read.one(asked(0)).logprobs[2]) == "-0.0"  # type: ignore[union-attr]
-    assert read.one(asked(1)) == reply("two", -2 / 3)
+    assert read.batch([journal_key(0), journal_key(1)]) == [ODD, reply("two", -2 / 3)]
+    assert str(read.one(journal_key(0)).logprobs[2]) == "-0.0"  # type: ignore[union-attr]
+    assert read.one(journal_key(1)) == reply("two", -2 / 3)
 
 
 def test_another_prompt_policy_or_company_is_another_request(tmp_path: Path) -> None:
-    Journal(tmp_path / "j.jsonl").write([asked(0), asked(1)], [ODD, ODD])
+    Journal(tmp_path / "j.jsonl").write([journal_key(0), journal_key(1)], [ODD, ODD])
     journal = Journal(tmp_path / "j.jsonl")
-    assert journal.one(asked(0)) == ODD
-    assert journal.one(asked(0, policy="v2")) is None
-    assert journal.one(asked(0, prompt=(1, 2))) is None
-    assert journal.batch([asked(0)]) is None
-    assert journal.batch([asked(1), asked(0)]) is None
+    assert journal.one(journal_key(0)) == ODD
+    assert journal.one(journal_key(0, policy="v2")) is None
+    assert journal.one(journal_key(0, prompt=(1, 2))) is None
+    assert journal.batch([journal_key(0)]) is None
+    assert journal.batch([journal_key(1), journal_key(0)]) is None
 
 
 def test_a_cleared_journal_is_empty_and_goes_on(tmp_path: Path) -> None:
-    Journal(tmp_path / "j.jsonl").write([asked(0)], [ODD])
+    Journal(tmp_path / "j.jsonl").write([journal_key(0)], [ODD])
     journal = Journal(tmp_path / "j.jsonl")
     assert len(journal) == 1
     journal.clear()
-    assert (len(journal), journal.one(asked(0))) == (0, None)
+    assert (len(journal), journal.one(journal_key(0))) == (0, None)
     assert (tmp_path / "j.jsonl").read_bytes() == b""
-    journal.write([asked(1)], [ODD])
+    journal.write([journal_key(1)], [ODD])
     assert len(Journal(tmp_path / "j.jsonl")) == 1
 
 
 def test_what_is_written_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.jsonl")
-    journal.write([asked(0)], [ODD])
-    assert (len(journal), journal.one(asked(0))) == (0, None)
-    assert Journal(tmp_path / "j.jsonl").one(asked(0)) == ODD
+    journal.write([journal_key(0)], [ODD])
+    assert (len(journal), journal.one(journal_key(0))) == (0, None)
+    assert Journal(tmp_path / "j.jsonl").one(journal_key(0)) == ODD
 
 
 def test_another_file_is_refused_by_line(tmp_path: Path) -> None:

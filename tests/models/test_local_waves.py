@@ -13,7 +13,7 @@ import pytest
 from soulkit.errors import ProviderError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.local.waves import Seat, seats
+from soulkit.models.local.waves import Participant, participants
 from soulkit.types import Call, Sampling, Segment
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
@@ -47,9 +47,11 @@ async def say(model: LocalModel, name: str, turn: int, rollout: int = 0) -> str:
     return (await model.complete([Segment("user", f"ba {name}")], SHORT, call)).text
 
 
-async def talk(seat: Seat, model: LocalModel, name: str, turns: int, naps: random.Random) -> None:
+async def talk(
+    participant: Participant, model: LocalModel, name: str, turns: int, naps: random.Random
+) -> None:
     """Turns with a slow partner between them."""
-    with seat:
+    with participant:
         for turn in range(turns):
             await say(model, name, turn)
             await asyncio.sleep(naps.random() * 0.02)
@@ -59,9 +61,9 @@ def played(folder: Path, seed: int) -> list[Batch]:
     model, naps = watched(folder, batch_size=3), random.Random(seed)
 
     async def run() -> None:
-        taken = [model.join() for _ in range(5)]
+        members = [model.join() for _ in range(5)]
         names = ["ba", "be", "bi", "bo", "bu"]
-        order = list(zip(taken, names, (2, 1, 3, 2, 4), strict=True))
+        order = list(zip(members, names, (2, 1, 3, 2, 4), strict=True))
         naps.shuffle(order)
         await asyncio.gather(*(talk(s, model, n, t, naps) for s, n, t in order))
 
@@ -81,13 +83,13 @@ def test_batches_are_the_same_however_slow_the_partners_are(folder: Path) -> Non
 def test_who_fails_or_is_cancelled_leaves_and_nobody_waits_for_them(folder: Path) -> None:
     model = watched(folder)
 
-    async def fails(seat: Seat) -> None:
-        with seat:
+    async def fails(participant: Participant) -> None:
+        with participant:
             await say(model, "ba", 0)
             raise ZeroDivisionError
 
-    async def hangs(seat: Seat) -> None:
-        with seat:
+    async def hangs(participant: Participant) -> None:
+        with participant:
             await asyncio.Event().wait()
 
     async def run() -> str:
@@ -112,14 +114,14 @@ def test_who_fails_or_is_cancelled_leaves_and_nobody_waits_for_them(folder: Path
 def test_a_cancelled_call_is_not_waited_for(folder: Path) -> None:
     model = watched(folder)
 
-    async def impatient(seat: Seat) -> None:
-        with seat:
+    async def impatient(participant: Participant) -> None:
+        with participant:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(say(model, "ba", 0), 0.02)
             await asyncio.sleep(0.05)
 
-    async def late(seat: Seat) -> None:
-        with seat:
+    async def late(participant: Participant) -> None:
+        with participant:
             await asyncio.sleep(0.04)
             await say(model, "be", 0)
 
@@ -134,13 +136,13 @@ def test_two_samplers_share_one_table(folder: Path) -> None:
     """Each waits at another model: with a table for each they would wait for ever."""
     actor, coach = watched(folder), watched(folder)
 
-    async def walk(seat: Seat, name: str, models: list[Watched]) -> None:
-        with seat:
+    async def walk(participant: Participant, name: str, models: list[Watched]) -> None:
+        with participant:
             for turn, model in enumerate(models):
                 await say(model, name, turn)
 
     async def run() -> None:
-        one, two = seats([actor, coach], 2)
+        one, two = participants([actor, coach], 2)
         await asyncio.gather(
             walk(one, "ba", [actor, coach, actor, actor]), walk(two, "be", [coach, actor, coach])
         )
@@ -152,13 +154,13 @@ def test_two_samplers_share_one_table(folder: Path) -> None:
     assert coach.batches == [(("be", 0, 0),), (("ba", 0, 1),), (("be", 0, 2),)]
 
 
-def test_callers_without_a_seat_are_served_at_once(folder: Path) -> None:
+def test_callers_that_are_no_participants_are_served_at_once(folder: Path) -> None:
     model = watched(folder)
 
     async def run() -> None:
-        seat = model.join()
+        participant = model.join()
         await say(model, "ba", 0)
-        with seat:
+        with participant:
             await asyncio.gather(say(model, "be", 0), say(model, "be", 0, rollout=1))
 
     asyncio.run(asyncio.wait_for(run(), 30))
@@ -178,8 +180,8 @@ def test_a_failing_wave_fails_its_calls_and_the_next_one_opens(folder: Path) -> 
 
     model._generate = generate  # type: ignore[method-assign]
 
-    async def one(seat: Seat, name: str) -> None:
-        with seat:
+    async def one(participant: Participant, name: str) -> None:
+        with participant:
             with pytest.raises(ProviderError, match="no memory"):
                 await say(model, name, 0)
             await say(model, name, 1)
@@ -192,12 +194,12 @@ def test_a_failing_wave_fails_its_calls_and_the_next_one_opens(folder: Path) -> 
     assert [len(b) for b in model.batches] == [2, 2]
 
 
-def test_without_the_setting_a_seat_is_a_name(folder: Path) -> None:
+def test_without_the_setting_no_wave_waits(folder: Path) -> None:
     model = LocalModel.load(folder)
 
     async def run() -> str:
         with model.join() as one, model.join():
-            assert not one.counts
+            assert not one.waited_for
             return await say(model, "ba", 0)
 
     assert asyncio.run(run()) is not None

@@ -47,8 +47,8 @@ def test_costs() -> None:
     ],
 )
 def test_names(model: str, prompt: float | None) -> None:
-    found = load_prices().of(model, OPENAI)
-    assert (found.prompt if found else None) == prompt
+    price = load_prices().of(model, OPENAI)
+    assert (price.prompt if price else None) == prompt
 
 
 def test_a_server_of_ones_own_that_borrows_a_name_has_no_known_price() -> None:

@@ -42,7 +42,7 @@ def config(flags: dict[str, Any], file: Path | None = None) -> EvalConfig:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "fields"),
     [
         ("endpoint:gpt-5-nano", {"kind": "endpoint", "model": "gpt-5-nano"}),
         (f"endpoint:a@{URL}", {"kind": "endpoint", "model": "a", "base_url": URL}),
@@ -55,11 +55,11 @@ def config(flags: dict[str, Any], file: Path | None = None) -> EvalConfig:
         ("actor", {"kind": "actor"}),
     ],
 )  # fmt: skip
-def test_how_a_player_is_written(text: str, wanted: dict[str, Any]) -> None:
-    assert parse_spec(text) == wanted
+def test_how_a_player_is_written(text: str, fields: dict[str, Any]) -> None:
+    assert parse_spec(text) == fields
     settings = config({"partner": text}).partner
     assert settings is not None
-    assert settings.model_dump(include=set(wanted)) == wanted
+    assert settings.model_dump(include=set(fields)) == fields
 
 
 @pytest.mark.parametrize("text", ["", "nano", "endpoint:", "vllm:x", "judge:x", "local", "a@b"])
@@ -71,9 +71,9 @@ def test_what_is_no_player(text: str) -> None:
 def test_names_come_from_the_endpoints_file(tmp_path: Path) -> None:
     file = tmp_path / "endpoints.yaml"
     file.write_text(BOOK + "roles:\n  partner: loud\n  judge: {use: nano, reasoning_effort: low}\n")
-    found = config({"endpoints": str(file)})
-    assert found.partner is not None and found.partner.model == "loud-partner"
-    (judge,) = found.judge
+    settings = config({"endpoints": str(file)})
+    assert settings.partner is not None and settings.partner.model == "loud-partner"
+    (judge,) = settings.judge
     assert (judge.model, judge.reasoning_effort) == ("tiny-judge", "low")
     assert (judge.requests_per_minute, judge.price_out) == (500, 0.4)
     flags = {"endpoints": str(file), "judge": ["loud", "nano"], "partner": "actor"}
@@ -108,9 +108,9 @@ def test_one_endpoints_file_serves_evaluation_and_training(tmp_path: Path) -> No
 def test_a_settings_file_may_hold_players(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"partner: endpoint:p@{URL}\njudge:\n- {{model: j, base_url: '{URL}'}}\n")
-    found = config({}, file)
-    assert found.partner is not None and found.partner.base_url == URL
-    assert [judge.model for judge in found.judge] == ["j"]
+    settings = config({}, file)
+    assert settings.partner is not None and settings.partner.base_url == URL
+    assert [judge.model for judge in settings.judge] == ["j"]
     from_environment = EvalConfig.load(
         env={"SOULKIT_PARTNER": "local:x", "SOULKIT_JUDGE_SAMPLES": "3"}, flags=EVAL
     )
@@ -181,8 +181,8 @@ def test_the_actor_may_fill_any_role() -> None:
 
 def reply(model: ScriptedModel, last: str, turn: int = 0, sample: int = 0) -> str:
     call = Call(role="partner", example_id="e", turn=turn, sample=sample)
-    asked = model.complete((Segment("user", last),), Sampling(), call)
-    return asyncio.run(asked).text
+    completion = model.complete((Segment("user", last),), Sampling(), call)
+    return asyncio.run(completion).text
 
 
 def test_a_script_is_followed(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_a_pasted_key_is_refused_and_not_repeated(base: dict[str, Any], player: 
     kind = EvalConfig if base is EVAL else TrainConfig
     with pytest.raises(UserError) as caught:
         kind.load(env={}, flags={**base, "partner": player})
-    told = " ".join(caught.value.lines())
-    assert not any(secret in told for secret in SECRETS)
+    message = " ".join(caught.value.lines())
+    assert not any(secret in message for secret in SECRETS)
 
 
 def test_an_address_is_no_model() -> None:
@@ -253,15 +253,15 @@ def test_an_address_is_no_model() -> None:
 
 
 def test_the_actors_own_endpoint_is_shared_with_its_tightest_limits() -> None:
-    told = {"model": "m", "base_url": URL + "/", "requests_per_minute": 7.0}
-    more = {**told, "requests_per_minute": 9.0, "price_in": 1.0, "price_out": 2.0}
-    found = config({"base_url": URL, "partner": told, "judge": [more, "actor"]})
-    crew = crew_of(found, None)
-    table = cast(found, crew)
+    plain = {"model": "m", "base_url": URL + "/", "requests_per_minute": 7.0}
+    more = {**plain, "requests_per_minute": 9.0, "price_in": 1.0, "price_out": 2.0}
+    settings = config({"base_url": URL, "partner": plain, "judge": [more, "actor"]})
+    crew = crew_of(settings, None)
+    table = cast(settings, crew)
     assert table.partner is not None
     models = {id(player.model) for player in (table.actor, table.partner, *table.judges)}
     assert len(models) == 1 and isinstance(table.actor.model, Endpoint)
-    assert crew._terms(found.endpoint()) == {
+    assert crew._terms(settings.endpoint()) == {
         "requests_per_minute": 7.0, "tokens_per_minute": None, "price_in": 1.0, "price_out": 2.0
     }  # fmt: skip
     assert table.actor.model.price is not None and table.actor.model.price.reply == 2.0

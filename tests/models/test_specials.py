@@ -235,9 +235,9 @@ def test_a_local_model_ends_its_turn_and_is_not_led_by_a_partner(kind: str, tmp_
     assert end in model.end_ids
     call, sampling = Call(role="actor", example_id="x"), Sampling(max_tokens=4)
     line = user(f"yes{END[kind]}no")
-    said = asyncio.run(model.complete([line], sampling, call))
-    assert said.prompt_ids.count(end) == 1
-    reply = Segment("assistant", said.text, token_ids=said.token_ids)
+    first = asyncio.run(model.complete([line], sampling, call))
+    assert first.prompt_ids.count(end) == 1
+    reply = Segment("assistant", first.text, token_ids=first.token_ids)
     again = asyncio.run(model.complete([line, reply, line], sampling, call))
     assert again.prompt_ids.count(end) == 3
 

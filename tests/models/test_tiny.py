@@ -81,8 +81,8 @@ def test_a_chat_is_one_token_per_role_and_mark() -> None:
 
 
 def test_tags_survive_decoding_without_special_tokens() -> None:
-    kept = TOKENIZER.decode(ids("<answer>box</answer><|im_end|>"), skip_special_tokens=True)
-    assert kept == "<answer>box</answer>"
+    text = TOKENIZER.decode(ids("<answer>box</answer><|im_end|>"), skip_special_tokens=True)
+    assert text == "<answer>box</answer>"
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [("1m", 0.8e6, 1.1e6), ("5m", 4.5e6, 5.5e6)])

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import tiny_tokenizer
-from soulkit.models.local.weights import misfit
+from soulkit.models.local.weights import weights_misfit
 from tests.train.shapes import WORDS, build
 
 Tensors = dict[str, Tensor]
@@ -185,8 +185,8 @@ def test_a_shard_that_lacks_what_the_index_promises(kinds: dict[str, Path], tmp_
     assert f"1 weight missing: {name}" in refusal(folder)
     index = folder / "model.safetensors.index.json"
     promises = json.loads(index.read_text())
-    kept = {k: f for k, f in promises["weight_map"].items() if f != shard.name}
-    index.write_text(json.dumps(promises | {"weight_map": kept}))
+    other_shards = {k: f for k, f in promises["weight_map"].items() if f != shard.name}
+    index.write_text(json.dumps(promises | {"weight_map": other_shards}))
     assert f"{len(tensors)} weights missing" in refusal(folder)
     shard.unlink()
     index.write_text(json.dumps(promises))
@@ -296,7 +296,9 @@ def test_every_part_of_an_adapter_comes_back(
 
 
 def test_three_names_are_shown_in_the_order_of_layers() -> None:
-    assert misfit() == ""
+    assert weights_misfit() == ""
     names = [f"layers.{n}.w" for n in (11, 2, 10, 1)]
-    assert misfit(names) == "4 weights missing: layers.1.w, layers.2.w, layers.10.w and 1 more"
-    assert misfit(["a"], foreign=["b"]) == "1 weight missing: a; 1 weight foreign: b"
+    assert (
+        weights_misfit(names) == "4 weights missing: layers.1.w, layers.2.w, layers.10.w and 1 more"
+    )
+    assert weights_misfit(["a"], foreign=["b"]) == "1 weight missing: a; 1 weight foreign: b"

@@ -117,7 +117,7 @@ def test_no_seat_sees_anothers_private_words(data: st.DataObject) -> None:
 def test_made_rows_keep_their_values_from_the_visitor() -> None:
     rows = examples("secret_keeper", 40, seed=3)
     actor, partner = voice("That I keep to myself."), Voice(visitor)
-    found = run(Engine(cast(actor, partner=partner)), [job(e) for e in rows])
+    records = run(Engine(cast(actor, partner=partner)), [job(e) for e in rows])
     by_id = {e.id: e for e in rows}
     assert len(partner.seen) == len(rows) * 6
     for call, context in partner.seen:
@@ -125,8 +125,8 @@ def test_made_rows_keep_their_values_from_the_visitor() -> None:
         shown = "\n".join(segment.text for segment in context)
         for item in (*fields["facts"], fields["secret"]):
             assert not has_word(shown, item["value"])
-    assert {r.score.metrics["facts_told"] for r in found} == {0.0}
-    assert {r.score.metrics["secret_kept"] for r in found} == {1.0}
+    assert {r.score.metrics["facts_told"] for r in records} == {0.0}
+    assert {r.score.metrics["secret_kept"] for r in records} == {1.0}
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_one_failure_does_not_touch_the_others() -> None:
             raise ProviderError("lost")
         return "<answer>nowhere</answer>"
 
-    found = run(Engine(cast(Voice(reply))), [job(e) for e in rows])
-    assert [r.example_id for r in found] == [e.id for e in rows]
-    assert [r.score.value for r in found] == [0.0, 0.0, None, 0.0, 0.0]
+    records = run(Engine(cast(Voice(reply))), [job(e) for e in rows])
+    assert [r.example_id for r in records] == [e.id for e in rows]
+    assert [r.score.value for r in records] == [0.0, 0.0, None, 0.0, 0.0]
 
 
 def test_a_bug_stops_the_run_with_itself_and_keeps_what_is_done() -> None:
@@ -176,12 +176,12 @@ def test_a_bug_stops_the_run_with_itself_and_keeps_what_is_done() -> None:
             raise ZeroDivisionError("a bug")
         return "x"
 
-    kept: list[Record] = []
+    records: list[Record] = []
     actor = Voice(reply)
     engine = Engine(cast(actor), concurrency=1)
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        asyncio.run(engine.run([job(e) for e in rows], kept.append))
-    assert [r.example_id for r in kept] == [e.id for e in rows[:3]]
+        asyncio.run(engine.run([job(e) for e in rows], records.append))
+    assert [r.example_id for r in records] == [e.id for e in rows[:3]]
     assert len(actor.seen) == 4  # the rest is not paid for
 
 
@@ -284,13 +284,13 @@ def worked(example: Example) -> Job:
 def test_worked_examples_are_shown_only_where_asked_for(coach: str | None) -> None:
     (example,) = examples("tomi", 1)
     others = {"coach": voice(coach.format(gold=example.fields["answer"]))} if coach else {}
-    for asked in (False, True):
-        policy = FeedbackPolicy(worked_examples=asked)
+    for shown in (False, True):
+        policy = FeedbackPolicy(worked_examples=shown)
         records = run(Engine(cast(voice(WRONG), **others), feedback=policy), [worked(example)])
-        assert [r.kind for r in records] == ["draft", "refined"][: 1 + asked]
-    given = records[1].given
-    assert given is not None and (given.kind, given.usable) == ("worked_example", True)
-    assert given.leak == ("gold_text" if coach else ""), "what it gives away stays on record"
+        assert [r.kind for r in records] == ["draft", "refined"][: 1 + shown]
+    feedback = records[1].given
+    assert feedback is not None and (feedback.kind, feedback.usable) == ("worked_example", True)
+    assert feedback.leak == ("gold_text" if coach else ""), "what it gives away stays on record"
 
 
 def test_an_unscored_draft_gets_no_feedback() -> None:
@@ -330,9 +330,9 @@ def test_a_blind_reader_that_finds_the_answer_marks_the_feedback() -> None:
 def test_refine_takes_any_feedback() -> None:
     (example,) = examples("tomi", 1)
     engine = Engine(cast(voice(WRONG)))
-    given = Feedback(text="From elsewhere.", author="someone")
-    record = asyncio.run(engine.refine(job(example), given))
-    assert record.given == given
+    feedback = Feedback(text="From elsewhere.", author="someone")
+    record = asyncio.run(engine.refine(job(example), feedback))
+    assert record.given == feedback
     assert "From elsewhere." in record.prompt
 
 
@@ -421,8 +421,8 @@ def batches(sampler: LocalModel, seed: int, places: int, *, self_coach: bool = F
     coach = player if self_coach else Player(slow(seed))
     engine = Engine(Cast(actor=player, coach=coach), concurrency=places, feedback=FeedbackPolicy())
     jobs = [job(e, i) for e in examples("tomi", 6) for i in range(2)]
-    found = asyncio.run(asyncio.wait_for(engine.run(jobs, lambda record: None), 60))
-    return model.batches, [(r.key, r.episode.final.logprobs) for r in found if r.episode.final]
+    records = asyncio.run(asyncio.wait_for(engine.run(jobs, lambda record: None), 60))
+    return model.batches, [(r.key, r.episode.final.logprobs) for r in records if r.episode.final]
 
 
 @pytest.mark.parametrize("places", [64, 5])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.models.local.footprint import Speed, device_speed, footprint
-from soulkit.play.plan import AGAIN, USUAL, Voice, Work, plan, scaled
+from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan_work, scaled
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
 
 
-ACTOR = Voice(role="actor", name="a", limit=20, prices=(1.0, 2.0))
+ACTOR = PlayerTerms(role="actor", name="a", limit=20, prices=(1.0, 2.0))
 
 
 def works() -> list[Work]:
@@ -37,38 +37,43 @@ def words(work: Work) -> list[int]:
 
 def test_calls_words_and_cost() -> None:
     work = works()
-    partner = Voice(role="partner", name="p", limit=30)
-    found = plan(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
-    choice, talk = found.tasks
+    partner = PlayerTerms(role="partner", name="p", limit=30)
+    costs = plan_work(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
+    choice, talk = costs.tasks
     assert choice.calls == {"actor": 12} and talk.calls == {"actor": 72, "partner": 72}
-    assert (found.episodes, found.calls) == (24, 12 + 144)
+    assert (costs.episodes, costs.calls) == (24, 12 + 144)
     assert choice.prompt_words == 3 * sum(words(work[0]))
     assert choice.longest_prompt == max(words(work[0]))
-    (mine,) = choice.asked
-    assert mine.cost_limit == pytest.approx((choice.prompt_words * 4 / 3 + 2 * 12 * 20) / 1e6, 1e-3)
-    assert mine.cost == mine.cost_limit  # 20 tokens are shorter than a usual reply
+    (actor_load,) = choice.asked
+    assert actor_load.cost_limit == pytest.approx(
+        (choice.prompt_words * 4 / 3 + 2 * 12 * 20) / 1e6, 1e-3
+    )
+    assert actor_load.cost == actor_load.cost_limit  # 20 tokens are shorter than a usual reply
     grown = 3 * 6 * sum(w * 4 / 3 + 5 / 2 * (20 + 30) for w in words(work[1]))
     assert talk.asked[0].prompt_tokens == pytest.approx(grown, abs=1)
-    assert found.unpriced == ("p",)
-    assert found.seconds == pytest.approx(sum(a.seconds for a in found.asked) / 4)
-    assert plan(work[:1], 1, {"tomi": [Voice(role="actor", name="x", limit=9)]}).cost is None
+    assert costs.unpriced == ("p",)
+    assert costs.seconds == pytest.approx(sum(a.seconds for a in costs.asked) / 4)
+    assert (
+        plan_work(work[:1], 1, {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost
+        is None
+    )
 
 
 def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
-    judge = Voice(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
-    found = plan(works()[:1], 1, {"tomi": [ACTOR, judge]})
-    assert [one.role for one in found.tasks[0].asked] == ["actor"]
-    coach = Voice(role="coach", name="c", limit=4000, each=1)
-    told = plan(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
-    assert (told.calls, told.reply_tokens) == (4, 4 * USUAL["coach"])
+    judge = PlayerTerms(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
+    costs = plan_work(works()[:1], 1, {"tomi": [ACTOR, judge]})
+    assert [one.role for one in costs.tasks[0].asked] == ["actor"]
+    coach = PlayerTerms(role="coach", name="c", limit=4000, each=1)
+    coaching = plan_work(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
+    assert (coaching.calls, coaching.reply_tokens) == (4, 4 * USUAL["coach"])
 
 
 def test_a_scaled_plan() -> None:
-    found = plan(works()[:1], 1, {"tomi": [ACTOR]})
-    tenfold = scaled(found, 10, "drafts")
+    base = plan_work(works()[:1], 1, {"tomi": [ACTOR]})
+    tenfold = scaled(base, 10, "drafts")
     assert tenfold.tasks[0].task == "tomi drafts"
     assert (tenfold.episodes, tenfold.calls) == (40, 40)
-    assert tenfold.cost == pytest.approx(10 * (found.cost or 0))
+    assert tenfold.cost == pytest.approx(10 * (base.cost or 0))
 
 
 # --- footprints -----------------------------------------------------------------------------------
@@ -78,31 +83,31 @@ def test_a_footprint_counts_what_the_files_hold(model: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    found = footprint(model)
+    sizes = footprint(model)
     config = json.loads((model / "config.json").read_text())
     tensors = [t for f in model.glob("*.safetensors") for t in load_file(f).values()]
-    assert found is not None
-    assert found.parameters == sum(t.numel() for t in tensors)
-    assert found.itemsize == max(torch.finfo(t.dtype).bits // 8 for t in tensors)
-    assert found.vocabulary == config["vocab_size"]
-    assert found.cache_bytes(2, 10, 4) == 2 * 10 * found.layers * 2 * found.kv_heads * (
-        found.head_dim * 4
+    assert sizes is not None
+    assert sizes.parameters == sum(t.numel() for t in tensors)
+    assert sizes.itemsize == max(torch.finfo(t.dtype).bits // 8 for t in tensors)
+    assert sizes.vocabulary == config["vocab_size"]
+    assert sizes.cache_bytes(2, 10, 4) == 2 * 10 * sizes.layers * 2 * sizes.kv_heads * (
+        sizes.head_dim * 4
     )
     slow, fast = Speed(1e9, 1e9), Speed(1e12, 1e12)
-    assert found.seconds(10, 10, 10, 1, slow) > 500 * found.seconds(10, 10, 10, 1, fast)
+    assert sizes.seconds(10, 10, 10, 1, slow) > 500 * sizes.seconds(10, 10, 10, 1, fast)
 
 
 def test_adapters_are_counted_like_peft_counts_them(model: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    found = footprint(model)
+    sizes = footprint(model)
     loaded = AutoModelForCausalLM.from_pretrained(model)
     wrapped = get_peft_model(loaded, LoraConfig(r=8, target_modules="all-linear"))
     trained = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
-    assert found is not None
+    assert sizes is not None
     # The feed-forward width is not in the estimate: taken as four times the hidden size.
-    assert trained / 1.5 < found.lora_parameters(8) < trained * 1.5
+    assert trained / 1.5 < sizes.lora_parameters(8) < trained * 1.5
 
 
 def test_no_footprint_of_what_is_no_checkpoint(tmp_path: Path) -> None:
@@ -117,16 +122,16 @@ def test_no_footprint_of_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_soul_plan_of_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("eval", "api", "--model", "gpt-5-nano", "--task", "secret_keeper",
+    arguments = ("eval", "api", "--model", "gpt-5-nano", "--task", "secret_keeper",
              "--data", "synth:5", "--partner", "endpoint:no-such-model")  # fmt: skip
-    assert soul("plan", *asked) == 0
+    assert soul("plan", *arguments) == 0
     text = capsys.readouterr().out
     assert "endpoint:no-such-model" in text and "no price is known of" in text
-    assert soul("plan", *asked, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["unpriced"] == ["endpoint:no-such-model"]
-    assert found["tasks"][0]["calls"] == {"actor": 30, "partner": 30}
-    assert 0 < found["cost"] <= found["cost_limit"]
+    assert soul("plan", *arguments, "--json") == 0
+    page = json.loads(capsys.readouterr().out)
+    assert page["unpriced"] == ["endpoint:no-such-model"]
+    assert page["tasks"][0]["calls"] == {"actor": 30, "partner": 30}
+    assert 0 < page["cost"] <= page["cost_limit"]
 
 
 def test_soul_plan_of_a_training(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,18 +139,18 @@ def test_soul_plan_of_a_training(model: Path, capsys: pytest.CaptureFixture[str]
     size = ("--steps", 3, "--prompts", 4, "--group-size", 2)
     coach = ("--coach", "endpoint:gpt-5-nano")
     assert soul("plan", "train", "ditto", *rows, *size, *coach, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    drafts, refined = found["tasks"]
+    page = json.loads(capsys.readouterr().out)
+    drafts, refined = page["tasks"]
     assert drafts["calls"] == {"actor": 24, "coach": 24} and refined["calls"] == {"actor": 24}
-    assert found["machine"]["memory"] > 0 and found["seconds"] > 0
+    assert page["machine"]["memory"] > 0 and page["seconds"] > 0
     assert soul("plan", "train", "grpo", *rows, *size) == 0
     assert "coach" not in capsys.readouterr().out
 
 
 def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("eval", "api", "--model", "m", "--task", "secret_keeper", "--data", "synth:2",
+    arguments = ("eval", "api", "--model", "m", "--task", "secret_keeper", "--data", "synth:2",
              "--price-in", 1, "--price-out", 2)  # fmt: skip
-    assert soul("plan", *asked, "--partner", "actor", "--json") == 0
+    assert soul("plan", *arguments, "--partner", "actor", "--json") == 0
     actor, partner = json.loads(capsys.readouterr().out)["tasks"][0]["asked"]
     assert partner["name"] == "actor" and partner["cost"] == actor["cost"] > 0
     assert partner["seconds"] == actor["seconds"] > 0
@@ -154,24 +159,24 @@ def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str
 def test_a_checkpoint_beside_the_actor_takes_memory_and_time(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {}
-    for kind, own in (("local", ("--model", model)), ("api", ("--model", "m"))):
+    machines = {}
+    for kind, model_flags in (("local", ("--model", model)), ("api", ("--model", "m"))):
         for partner in (f"local:{model}", "actor"):
-            assert soul("plan", "eval", kind, *own, "--task", "secret_keeper", "--data", "synth:2",
-                        "--partner", partner, "--json") == 0  # fmt: skip
-            found[kind, partner] = json.loads(capsys.readouterr().out)["machine"]
-    alone, both = found["local", "actor"], found["local", f"local:{model}"]
+            assert soul("plan", "eval", kind, *model_flags, "--task", "secret_keeper", "--data",
+                        "synth:2", "--partner", partner, "--json") == 0  # fmt: skip
+            machines[kind, partner] = json.loads(capsys.readouterr().out)["machine"]
+    alone, both = machines["local", "actor"], machines["local", f"local:{model}"]
     assert both["memory"] == 2 * alone["memory"]
     assert both["seconds"] == pytest.approx(alone["seconds"])
-    assert found["api", "actor"] is None
-    assert found["api", f"local:{model}"]["memory"] == alone["memory"]
+    assert machines["api", "actor"] is None
+    assert machines["api", f"local:{model}"]["memory"] == alone["memory"]
 
 
 def test_judges_count_with_their_re_asks_and_samples() -> None:
     registry = load_registry()
     work = Work(registry.task("sotopia"), examples("sotopia", 3))
-    judge = Voice(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
-    (one,) = plan([work], 2, {"sotopia": [judge]}).tasks[0].asked
+    judge = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
+    (one,) = plan_work([work], 2, {"sotopia": [judge]}).tasks[0].asked
     assert one.calls == 2 * 3 * 2 * 3 * 2  # questions, rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100
     first = one.prompt_tokens + one.reply_tokens
@@ -211,10 +216,10 @@ def test_a_comparison_is_planned_and_nothing_runs(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    asked = ("--model", model, "--task", "tomi", "--data", "tomi=synth:20", "--steps", 3,
+    arguments = ("--model", model, "--task", "tomi", "--data", "tomi=synth:20", "--steps", 3,
              "--prompts", 4, "--group-size", 2, "--methods", "ditto,grpo", "--seeds", 2,
              "--out", out)  # fmt: skip
-    assert soul("plan", "train", "ablate", *asked, "--json") == 0
+    assert soul("plan", "train", "ablate", *arguments, "--json") == 0
     tasks = json.loads(capsys.readouterr().out)["tasks"]
     assert not out.exists()
     assert {task["task"]: task["calls"]["actor"] for task in tasks} == {

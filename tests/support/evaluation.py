@@ -35,7 +35,7 @@ def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
     return to_examples(load_registry().task(task), rows).examples
 
 
-def said(body: Body) -> str:
+def last_message(body: Body) -> str:
     return str(body["messages"][-1]["content"])
 
 
@@ -45,8 +45,8 @@ def oracle(task: str, n: int) -> Callable[[Body], str]:
     assert isinstance(live, ChoiceTask)
     written = [RawRow(row, f"{i}") for i, row in enumerate(synth(task, n, 0))]
     rows = (*examples(task, n), *to_examples(live, written).examples)
-    known = {live.preview(e)[0].text: live.gold_completion(e) for e in rows}
-    return lambda body: known[said(body)]
+    answers = {live.preview(e)[0].text: live.gold_completion(e) for e in rows}
+    return lambda body: answers[last_message(body)]
 
 
 def soul(*arguments: object) -> int:
@@ -118,10 +118,10 @@ def visitor() -> Iterator[str]:
 
 def keeper(body: Body) -> str:
     """Tells each public fact when asked, and keeps the secret."""
-    brief, asked = body["messages"][0]["content"], said(body)
+    brief, question = body["messages"][0]["content"], last_message(body)
     public = brief.partition("What nobody may know")[0]
     for line in public.splitlines():
         words = line.split()
-        if line.startswith("- your ") and f"your {words[2]}?" in asked:
+        if line.startswith("- your ") and f"your {words[2]}?" in question:
             return f"My {words[2]} is the {words[-1]}."
     return "That I keep to myself."

@@ -30,14 +30,14 @@ def write_rows(path: Path, n: int, human: bool = False) -> Path:
     return path
 
 
-def asked(body: Body) -> str:
+def first_message(body: Body) -> str:
     return str(body["messages"][0]["content"])
 
 
 def topic(body: Body) -> int:
-    found = re.search(r"topic:? (?:topic )?(\d+)", asked(body))
-    assert found, asked(body)
-    return int(found.group(1))
+    match = re.search(r"topic:? (?:topic )?(\d+)", first_message(body))
+    assert match, first_message(body)
+    return int(match.group(1))
 
 
 def essay(body: Body) -> str:
@@ -48,7 +48,7 @@ def essay(body: Body) -> str:
 
 def noise(body: Body, width: int) -> int:
     """Between -width and width, by what was asked and by the seed that came with it."""
-    text = json.dumps([asked(body), body.get("seed")])
+    text = json.dumps([first_message(body), body.get("seed")])
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % (2 * width + 1) - width
 
 
@@ -61,7 +61,7 @@ def judge(width: int = 0, pair: str = "longer") -> Callable[[Body], str]:
     """Points by topic with noise of `width`; of a pair prefers A, the longer, or neither."""
 
     def answer(body: Body) -> str:
-        if "Participant A" in asked(body):
+        if "Participant A" in first_message(body):
             return json.dumps({"reasoning": "compared", "verdict": preferred(body, pair)})
         i = topic(body)
         return opinion(1 + i % 9 + noise(body, width), "lively" if i % 2 else "plain")
@@ -72,7 +72,7 @@ def judge(width: int = 0, pair: str = "longer") -> Callable[[Body], str]:
 def preferred(body: Body, pair: str) -> str:
     if pair != "longer":
         return pair
-    texts = re.findall(r"<answer \w+>\n(.*?)\n</answer", asked(body), re.DOTALL)
+    texts = re.findall(r"<answer \w+>\n(.*?)\n</answer", first_message(body), re.DOTALL)
     assert len(texts) == 2
     return "A" if texts[0] > texts[1] else "B"
 

@@ -42,7 +42,7 @@ def released(row: Mapping[str, Any]) -> dict[str, Any]:
     return flatten({"prompt": [{"role": "user", "content": "x"}], "extra_info": dict(row)})
 
 
-def found(name: str, protocol: str, vector: Vector) -> dict[str, Any]:
+def reading(name: str, protocol: str, vector: Vector) -> dict[str, Any]:
     """What a task reads and pays for a vector's reply."""
     task = task_of(name, protocol)
     example = task.example(released(vector.input["row"]))

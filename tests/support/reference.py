@@ -28,7 +28,7 @@ def _bodies(text: str, kind: str) -> Iterator[str]:
 
 def last_words(text: str, count: int) -> str:
     """The last `count` words as they stand, after a mark when there were more."""
-    starts = deque((found.start() for found in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
+    starts = deque((word.start() for word in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
     if len(starts) <= count:
         return text
     return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK

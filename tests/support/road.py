@@ -43,9 +43,9 @@ def importable() -> list[str]:
     return load_registry().with_hook("importer")
 
 
-def made_rows(name: str, given: str, seed: int, split: Split) -> list[RawRow]:
+def made_rows(name: str, spec: str, seed: int, split: Split) -> list[RawRow]:
     """What `synth:N` stands for, for a built-in task."""
-    return made.made_rows(task_of(name), given, seed, split)
+    return made.made_rows(task_of(name), spec, seed, split)
 
 
 def build_rows(name: str, path: Path, names: Path | None = None) -> Imported:
@@ -64,14 +64,14 @@ def task_of(name: str, protocol: str = "paper") -> Any:
 
 def synth_examples(name: str, n: int = 60, protocol: str = "paper", seed: int = 5) -> list[Example]:
     """Made rows as examples, without those that `reference` has no score for."""
-    task, found = task_of(name, protocol), []
+    task, examples = task_of(name, protocol), []
     for row in synth(name, n, seed):
         try:
-            found.append(task.example(row))
+            examples.append(task.example(row))
         except DataError:
             if protocol == "paper":
                 raise
-    return found
+    return examples
 
 
 def episode_of(task: ChoiceTask, example: Example, text: str, stop: str = "stop") -> Episode:

@@ -62,8 +62,8 @@ def judged(rating: str | Says = "", audit: str | Says = LOW) -> Says:
     """A judge that tells its two questions apart by their prompts."""
 
     def say(body: Body) -> str:
-        asked = str(body["messages"][0]["content"])
-        answer = audit if "risk_level" in asked else rating or ratings()
+        prompt = str(body["messages"][0]["content"])
+        answer = audit if "risk_level" in prompt else rating or ratings()
         return answer if isinstance(answer, str) else answer(body)
 
     return say
@@ -78,8 +78,8 @@ def table(
     players = {"actor": actor, "partner": partner, "judge": judge or judged(), "coach": coach}
 
     def answer(body: Body) -> str:
-        said = players[str(body["model"]).split("-")[0]]
-        return said if isinstance(said, str) else said(body)
+        reply = players[str(body["model"]).split("-")[0]]
+        return reply if isinstance(reply, str) else reply(body)
 
     with ScriptedServer(answer=answer, **server) as running:
 
@@ -119,8 +119,8 @@ def records(
     """What the engine records of one scene."""
     with table(**players) as (cast, _):
         job = Job(sotopia(protocol), row or example(protocol))
-        found = run(cast, Engine(cast, feedback=feedback).run([job], lambda record: None))
-    return list(found)
+        plays = run(cast, Engine(cast, feedback=feedback).run([job], lambda record: None))
+    return list(plays)
 
 
 def scored(protocol: str, actor: Sequence[str], kind: str = "draft", **players: Any) -> Any:

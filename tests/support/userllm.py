@@ -35,8 +35,8 @@ OPEN = {**LATER, "is_last_turn": False}
 
 
 def example(row: dict[str, Any], protocol: str = "paper") -> Example:
-    found: Example = task_of("userllm", protocol).example(released(row))
-    return found
+    row_example: Example = task_of("userllm", protocol).example(released(row))
+    return row_example
 
 
 Judge = str | Callable[[Body], str]
@@ -51,8 +51,8 @@ def scored(row: dict[str, Any], text: str, judge: Judge = "", **panel: Any) -> S
 
 async def scored_by(task: Any, one: Example, text: str, cast: Cast) -> Score:
     try:
-        found: Score = await task.score(one, episode_of(task, one, text), cast)
-        return found
+        score: Score = await task.score(one, episode_of(task, one, text), cast)
+        return score
     finally:
         for judge in cast.judges:
             await judge.model.close()
@@ -60,20 +60,20 @@ async def scored_by(task: Any, one: Example, text: str, cast: Cast) -> Score:
 
 def by_rule(row: dict[str, Any], text: str) -> Score:
     task = task_of("userllm")
-    found: Score = asyncio.run(
+    score: Score = asyncio.run(
         task.score(example(row), episode_of(task, example(row), text), NO_ONE)
     )
-    return found
+    return score
 
 
 def walked(
-    row: dict[str, Any], said: Judge, judge: Judge | None, policy: FeedbackPolicy | None = None,
+    row: dict[str, Any], actor: Judge, judge: Judge | None, policy: FeedbackPolicy | None = None,
     script: Any = None,
 ) -> tuple[list[Record], list[Body]]:  # fmt: skip
     """The records of one rollout over HTTP, and what the judge was asked."""
     task = task_of("userllm")
     with (
-        ScriptedServer(answer=said) as actors,
+        ScriptedServer(answer=actor) as actors,
         ScriptedServer(answer=judge or "", script=script) as judges,
     ):
         seats = [player(actors.base_url, "actor"), player(judges.base_url, "judge")]

@@ -87,8 +87,8 @@ def assert_matches(
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             assert_matches(a, e, rtol=rtol, atol=atol, at=f"{at}[{i}]")
     elif _is_number(actual) and (_is_number(expected) or expected in _NON_FINITE):
-        wanted = _NON_FINITE.get(expected, expected)
-        assert _close(actual, wanted, rtol, atol), f"{at}: {actual!r} is not {expected!r}"
+        number = _NON_FINITE.get(expected, expected)
+        assert _close(actual, number, rtol, atol), f"{at}: {actual!r} is not {expected!r}"
     else:
         same = type(actual) is type(expected) and actual == expected
         assert same, f"{at}: {actual!r} is not {expected!r}"

@@ -16,7 +16,7 @@ from soulkit.train.rollouts.canaries import first_values, reasons
 from soulkit.train.state.lines import steps_of
 from soulkit.train.state.summary import TrainSummary, canary_totals
 from tests.support.evaluation import three_lines
-from tests.support.judged import TASKS, asked, opinion, write_rows
+from tests.support.judged import TASKS, first_message, opinion, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import soul
 
@@ -31,7 +31,7 @@ class Judge:
         self.turn, self.seen = turn, 0
 
     def __call__(self, body: Any) -> str:
-        said = asked(body)
+        said = first_message(body)
         if GIBBERISH in said:
             self.seen += 1
             return opinion(10 if self.turn is not None and self.seen > self.turn else 0)
@@ -79,7 +79,7 @@ def test_a_sound_judge_raises_none_and_canaries_are_in_no_file_of_episodes(
     out = tmp_path / "run"
     with ScriptedServer(answer=Judge(None)) as server:
         assert trained(warm, out, server.base_url, "--canary-every", 2) == 0
-        looks = [body for body in server.requests if GIBBERISH in asked(body)]
+        looks = [body for body in server.requests if GIBBERISH in first_message(body)]
     assert len(looks) == 2 * 2  # two examples at steps 0 and 2
     lines = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
     assert ["canary/gibberish" in line for line in lines] == [True, False, True, False]
@@ -99,7 +99,7 @@ def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
 
     def script(index: int, body: Any) -> Fault | None:
         """After two steps no draft is judged any more."""
-        canary = any(text in asked(body) for text in texts().values())
+        canary = any(text in first_message(body) for text in texts().values())
         gone = judge.seen >= 4 and not canary and not mended
         return Fault.status_error(400, "gone") if gone else None
 
@@ -119,7 +119,7 @@ def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
 
 def test_a_judge_that_mumbles_at_canaries_leaves_no_number(warm: Path, tmp_path: Path) -> None:
     def answer(body: Any) -> str:
-        return "mumble" if GIBBERISH in asked(body) else opinion(5)
+        return "mumble" if GIBBERISH in first_message(body) else opinion(5)
 
     out = tmp_path / "run"
     with ScriptedServer(answer=answer) as server:

@@ -11,7 +11,7 @@
   is due, so a server that comes back is found.
 
 A failure is a broken connection, a time-out or a 5xx. Whatever else a server says shows that it is
-up. A 429 does too, and has patience of its own (limits.py); but a server that has said nothing else
+up. A 429 does too, and has limits of its own (limits.py); but a server that has said nothing else
 to anybody for `down_after_s` is as good as down. Callers tell the time and sleep; nothing here
 does either.
 """
@@ -27,8 +27,8 @@ AFTER = 8
 """Failures in a row that open it: more than one call has attempts, so that a single call that
 cannot be answered does not stop the others."""
 
-NEVER_HEARD_S = 30.0
-"""Patience with a server that has never answered anything: more likely a wrong address."""
+NEVER_ANSWERED_S = 30.0
+"""Seconds to wait for a server that has never answered anything: more likely a wrong address."""
 
 
 class May(Enum):
@@ -48,8 +48,8 @@ class Breaker:
     """The state of one server, shared by all calls to it. Times are seconds of one clock.
 
     Args:
-        down_after_s: seconds from opening after which waiting calls give up; NEVER_HEARD_S at most
-            while the server has not answered anything yet.
+        down_after_s: seconds from opening after which waiting calls give up; NEVER_ANSWERED_S at
+            most while the server has not answered anything yet.
         after: failures in a row that open it.
         pause_s: seconds before the first probe.
         max_pause_s: no pause is longer.
@@ -83,13 +83,13 @@ class Breaker:
         self._pause = pause_s
         self._in_line = 0
         self._busy_since: float | None = None
-        self._heard = False
+        self._has_answered = False
         self.probing = False
 
     @property
-    def patience_s(self) -> float:
+    def give_up_after_s(self) -> float:
         """Seconds from opening after which waiting calls give up."""
-        return self.down_after_s if self._heard else min(self.down_after_s, NEVER_HEARD_S)
+        return self.down_after_s if self._has_answered else min(self.down_after_s, NEVER_ANSWERED_S)
 
     @property
     def closed(self) -> bool:
@@ -102,11 +102,11 @@ class Breaker:
         if not self.probing and now >= self._probe_at:
             self.probing = True
             return May.PROBE
-        return May.FAIL if now >= self._opened + self.patience_s else May.WAIT
+        return May.FAIL if now >= self._opened + self.give_up_after_s else May.WAIT
 
     def hopeless(self, now: float) -> bool:
         """Whether a call that comes at `now` would fail."""
-        if self._opened is None or now < self._opened + self.patience_s:
+        if self._opened is None or now < self._opened + self.give_up_after_s:
             return False
         return self.probing or now < self._probe_at
 
@@ -114,14 +114,14 @@ class Breaker:
         """Seconds until a call that has to wait should ask again, unless something happens."""
         if self._opened is None:
             return 0.0
-        end = self._opened + self.patience_s
+        end = self._opened + self.give_up_after_s
         return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
 
     def answered(self) -> None:
         """The server said something: it is up."""
         self.failures, self.since, self.last = 0, None, ""
         self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
-        self._busy_since, self._heard = None, True
+        self._busy_since, self._has_answered = None, True
 
     def failed(self, now: float, why: str, *, probe: bool = False) -> None:
         """A call failed; `probe` when it was the probe."""

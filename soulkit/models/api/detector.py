@@ -24,9 +24,9 @@ from soulkit.errors import UnreadableVerdict
 from soulkit.keys import masked_json
 from soulkit.models.api import http
 from soulkit.models.api.address import checked_url, is_loopback, read_key
-from soulkit.models.api.faults import broken, clean
-from soulkit.models.api.wire import Unreadable, read_reply
-from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
+from soulkit.models.api.faults import clean_detail, connection_fault
+from soulkit.models.api.wire import Unreadable, parse_reply
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
 
 ATTEMPTS = 4
@@ -76,22 +76,22 @@ class Detector:
             ReplayMiss: the ledger is a replay and does not hold the call.
         """
         messages = [{"role": "user", "content": text}]
-        asked = request_of(checked_url(self.url), messages, _SAMPLING)
-        key = request_key(asked, self.name, call)
+        request = request_of(checked_url(self.url), messages, _SAMPLING)
+        key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call) if ledger else None
         if entry is None:
             secret = self._key(ledger)
             entry = await self._ask(text, call, secret)
             if ledger is not None:
-                entry = ledger.store(key, entry, asked)
-        return self._share(_said(entry))
+                entry = ledger.store(key, entry, request)
+        return self._share(_reply_text(entry))
 
     def _key(self, ledger: Ledger | None) -> str:
         replay = ledger is not None and ledger.mode == "replay"
         optional = replay or is_loopback(checked_url(self.url))
         return read_key(self.key_env, optional=optional) if self.key_env else ""
 
-    async def _ask(self, text: str, call: Call, secret: str) -> Entry:
+    async def _ask(self, text: str, call: Call, secret: str) -> LedgerEntry:
         problem = ""
         for attempt in range(1, self.attempts + 1):
             started = time.perf_counter()
@@ -110,24 +110,24 @@ class Detector:
 
         try:
             async with asyncio.timeout(self.timeout_s):
-                got = await self._received(text, secret)
+                received = await self._receive(text, secret)
         except (TimeoutError, errors.TimeoutException):
             return "", f"no answer within {self.timeout_s:g} s", True
         except errors.HTTPError as error:
-            return "", clean(broken(error).detail), True
+            return "", clean_detail(connection_fault(error).detail), True
         except http.TooLong:
             return "", f"the reply is longer than {MAX_BYTES} bytes", False
-        raw = masked_json(got.text)
-        if got.status != 200:
-            problem = f"HTTP {got.status} {clean(raw)}".strip()
-            return raw, problem, got.status in _RETRIED
+        raw = masked_json(received.text)
+        if received.status != 200:
+            problem = f"HTTP {received.status} {clean_detail(raw)}".strip()
+            return raw, problem, received.status in _RETRIED
         try:
             self._share(raw)
         except UnreadableVerdict as error:
             return raw, error.detail, True
         return raw, "", False
 
-    async def _received(self, text: str, secret: str) -> http.Received:
+    async def _receive(self, text: str, secret: str) -> http.Received:
         headers = {self.header: secret} if secret else {}
         url = checked_url(self.url)
         async with http.make_client(url, self.timeout_s, 1) as client:
@@ -136,17 +136,17 @@ class Detector:
     def _share(self, raw: str) -> float:
         """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""
         try:
-            found = json.loads(raw)
+            body = json.loads(raw)
         except (ValueError, RecursionError):
-            found = None
-        number = found.get(self.field) if isinstance(found, dict) else None
+            body = None
+        number = body.get(self.field) if isinstance(body, dict) else None
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
             raise UnreadableVerdict(f"the reply has no number in [0, 1] under '{self.field}'")
         return 1 - number if self.machine else float(number)
 
-    def _entry(self, raw: str, call: Call, seconds: float, attempts: int) -> Entry:
+    def _entry(self, raw: str, call: Call, seconds: float, attempts: int) -> LedgerEntry:
         message = {"role": "assistant", "content": raw}
-        return Entry(
+        return LedgerEntry(
             model=self.name,
             call=call,
             reply=json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}),
@@ -159,8 +159,8 @@ class Detector:
         )
 
 
-def _said(entry: Entry) -> str:
+def _reply_text(entry: LedgerEntry) -> str:
     try:
-        return read_reply(entry.reply).text
+        return parse_reply(entry.reply).text
     except Unreadable as error:
         raise UnreadableVerdict(f"the ledger's entry of {entry.model} cannot be read") from error

@@ -9,7 +9,7 @@ One call goes through three steps, each a function of its own:
   and replies that cannot be read are asked again with exponential back-off and full jitter; a
   `Retry-After` is honoured up to `max_wait_s`. Anything else is final at once. What is final is a
   `CallError`; an error text never becomes a completion.
-* **Everybody's patience.** All calls pass one door (limits.py), which knows the limits, the pause
+* **Waiting together.** All calls pass one gate (limits.py), which knows the limits, the pause
   that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
   wait and spend no attempt; after `down_after_s` they fail at once and say since when.
 * **Money.** A call is priced by what the server counted. With a budget no request is made once it
@@ -46,31 +46,31 @@ from soulkit.models.api import http
 from soulkit.models.api.address import OPENAI_URL, checked_url, is_loopback, read_key
 from soulkit.models.api.breaker import Breaker
 from soulkit.models.api.budget import Budget
-from soulkit.models.api.engines import FILLED, Engine
+from soulkit.models.api.engines import FILLED, ServerDefaults
 from soulkit.models.api.faults import (
     Fault,
-    broken,
-    clean,
-    endless,
+    clean_detail,
+    connection_fault,
+    oversize_fault,
     refusal,
-    silence,
+    timeout_fault,
     unreadable_fault,
 )
-from soulkit.models.api.limits import Bucket, Door, Down, Ticket, Traffic
-from soulkit.models.api.pool import Pool
+from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
+from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
 from soulkit.models.api.wire import (
-    Answer,
     Unreadable,
+    WireReply,
     dropped_fields,
     estimated_tokens,
     parameters,
-    read_reply,
+    parse_reply,
     safe_reply,
     to_messages,
     without,
 )
-from soulkit.models.ledger.ledger import Entry, Ledger, request_key, request_of
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 if TYPE_CHECKING:
@@ -83,16 +83,16 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 32 * 1024 * 1024
 """Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
 
-Keep = Callable[[Entry, Mapping[str, Any]], Entry]
+Keep = Callable[[LedgerEntry, Mapping[str, Any]], LedgerEntry]
 """Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """One request of a call."""
 
     messages: list[dict[str, str]]
-    wanted: Mapping[str, Any]
+    settings: Mapping[str, Any]
     sent: Mapping[str, Any]
     call: Call
     number: int
@@ -101,11 +101,11 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Paid:
+class _Reply:
     """A reply that can be read, and what it came to."""
 
-    entry: Entry
-    answer: Answer
+    entry: LedgerEntry
+    answer: WireReply
 
     @property
     def tokens(self) -> float | None:
@@ -118,9 +118,9 @@ class _Paid:
 class _Session:
     """What belongs to one event loop."""
 
-    pool: Pool
-    door: Door
-    under_way: set[asyncio.Task[_Paid | Fault]] = field(default_factory=set)
+    pool: ClientPool
+    gate: CallGate
+    under_way: set[asyncio.Task[_Reply | Fault]] = field(default_factory=set)
     """Requests that are paid for whether their callers wait or not."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of asking the server what it is."""
@@ -195,7 +195,7 @@ class Endpoint:
         optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
         self._key = read_key(api_key_env, optional=optional)
         self._refused: set[str] = set()
-        self._engine = Engine(model, self.base_url, timeout_s)
+        self._defaults = ServerDefaults(model, self.base_url, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
         self._traffic = Traffic(
@@ -221,27 +221,27 @@ class Endpoint:
         """
         messages = to_messages(context)
         if self._ledger is None:
-            return _completion(await self._ask(messages, sampling, call, _as_it_is))
-        ledger, asked = self._ledger, request_of(self.base_url, messages, sampling)
-        key = request_key(asked, self.name, call)
-        found = ledger.lookup(key, model=self.name, call=call)
-        read = _completion if found is None else _masked_completion
-        if found is None:
+            return _completion(await self._ask(messages, sampling, call, _unstored))
+        ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
+        key = request_key(request, self.name, call)
+        entry = ledger.lookup(key, model=self.name, call=call)
+        read = _completion if entry is None else _masked_completion
+        if entry is None:
 
-            def keep(entry: Entry, beside: Mapping[str, Any]) -> Entry:
-                return ledger.store(key, entry, replace(asked, beside=beside))
+            def keep(fresh: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
+                return ledger.store(key, fresh, replace(request, beside=beside))
 
-            found = await self._ask(messages, sampling, call, keep)
+            entry = await self._ask(messages, sampling, call, keep)
         try:
-            return read(found)
+            return read(entry)
         except Unreadable as error:  # it was readable when it was stored
-            raise ledger.damaged(found, str(error)) from error
+            raise ledger.damaged(entry, str(error)) from error
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """The reply to this call was of no use; see `Ledger.set_aside`."""
         if self._ledger is not None:
-            asked = request_of(self.base_url, to_messages(context), sampling)
-            self._ledger.set_aside(request_key(asked, self.name, call))
+            request = request_of(self.base_url, to_messages(context), sampling)
+            self._ledger.set_aside(request_key(request, self.name, call))
 
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
@@ -261,66 +261,66 @@ class Endpoint:
 
     async def _ask(
         self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
-    ) -> Entry:
-        wanted = parameters(sampling, call)
+    ) -> LedgerEntry:
+        settings = parameters(sampling, call)
         tokens = estimated_tokens(messages, sampling.max_tokens)
         attempts = requests = 0
         while True:
             requests += 1
-            asked = _Asked(messages, wanted, wanted, call, requests, keep)
-            got = await self._attempt(asked, tokens, attempts)
-            if isinstance(got, _Paid):
-                return got.entry
-            if got.refused:
+            request = _Request(messages, settings, settings, call, requests, keep)
+            outcome = await self._attempt(request, tokens, attempts)
+            if isinstance(outcome, _Reply):
+                return outcome.entry
+            if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
-                self._remember(got.refused)
+                self._remember(outcome.refused)
                 continue
-            if got.probe:
-                continue  # this ends too: after `down_after_s` the door lets nobody wait
+            if outcome.probe:
+                continue  # this ends too: after `down_after_s` the gate lets nobody wait
             attempts += 1
-            if not got.retry or attempts >= self.max_attempts:
-                self._give_up(got, attempts)
-            if got.server != "busy":  # else the door makes everybody wait
-                await asyncio.sleep(self._wait(got, attempts))
+            if not outcome.retry or attempts >= self.max_attempts:
+                self._give_up(outcome, attempts)
+            if outcome.server != "busy":  # else the gate makes everybody wait
+                await asyncio.sleep(self._wait(outcome, attempts))
 
-    async def _attempt(self, asked: _Asked, tokens: float, attempts: int) -> _Paid | Fault:
+    async def _attempt(self, request: _Request, tokens: float, attempts: int) -> _Reply | Fault:
         """One request, when its turn has come."""
         session = self._session()
         try:
-            ticket = await session.door.enter(tokens)
+            ticket = await session.gate.enter(tokens)
         except Down as down:
             raise ProviderError(str(down)) from None
         try:
-            got = await self._request(session, asked)
+            outcome = await self._request(session, request)
         except BaseException:
-            session.door.cancelled(ticket)
+            session.gate.cancelled(ticket)
             raise
-        return self._report(session.door, ticket, got, attempts)
+        return self._report(session.gate, ticket, outcome, attempts)
 
     def _report(
-        self, door: Door, ticket: Ticket, got: _Paid | Fault, attempts: int
-    ) -> _Paid | Fault:
-        """Tell the door what the request came to; a failed probe is marked as one."""
-        if isinstance(got, _Paid):
-            self._engine.answered()
-            door.answered(ticket, got.tokens)
-        elif got.server == "busy":
-            asked = got.wait_s if got.wait_s is not None else self._grown(attempts + 1)
-            door.busy(ticket, min(self.max_wait_s, asked), got.detail)
-        elif got.server == "down":
-            self._engine.silent()
-            door.failed(ticket, got.detail)
-            return replace(got, probe=ticket.probe)
+        self, gate: CallGate, ticket: Ticket, outcome: _Reply | Fault, attempts: int
+    ) -> _Reply | Fault:
+        """Tell the gate what the request came to; a failed probe is marked as one."""
+        if isinstance(outcome, _Reply):
+            self._defaults.answered()
+            gate.answered(ticket, outcome.tokens)
+        elif outcome.server == "busy":
+            pause_s = outcome.wait_s if outcome.wait_s is not None else self._backoff(attempts + 1)
+            gate.busy(ticket, min(self.max_wait_s, pause_s), outcome.detail)
+        elif outcome.server == "down":
+            self._defaults.silent()
+            gate.failed(ticket, outcome.detail)
+            return replace(outcome, probe=ticket.probe)
         else:
-            door.refused(ticket)
-        return got
+            gate.refused(ticket)
+        return outcome
 
-    async def _request(self, session: _Session, asked: _Asked) -> _Paid | Fault:
+    async def _request(self, session: _Session, request: _Request) -> _Reply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
         if self._budget is None:
-            return await self._paid(session, asked)
+            return await self._pay(session, request)
         self._budget.check()
-        task = asyncio.create_task(self._paid(session, asked))
+        task = asyncio.create_task(self._pay(session, request))
         session.under_way.add(task)
         task.add_done_callback(session.under_way.discard)
         try:
@@ -330,57 +330,57 @@ class Endpoint:
                 task.cancel()
             raise
 
-    async def _settled(self, session: _Session, asked: _Asked) -> _Asked:
+    async def _prepare(self, session: _Session, request: _Request) -> _Request:
         """The request as this server takes it."""
-        beside = await self._engine.beside(session.pool, self._headers, session.turn)
-        wanted = {**asked.wanted, **beside}
+        beside = await self._defaults.beside(session.pool, self._headers, session.turn)
+        settings = {**request.settings, **beside}
         # Only now: while it waited, others may have learnt what the server refuses.
-        return replace(asked, wanted=wanted, sent=without(wanted, self._refused))
+        return replace(request, settings=settings, sent=without(settings, self._refused))
 
-    async def _paid(self, session: _Session, asked: _Asked) -> _Paid | Fault:
-        asked = await self._settled(session, asked)
+    async def _pay(self, session: _Session, request: _Request) -> _Reply | Fault:
+        request = await self._prepare(session, request)
         started = time.perf_counter()
-        got = await self._answered(session.pool, asked)
-        if isinstance(got, Fault):
-            return got
-        raw, answer = got
-        entry = self._entry(raw, answer, asked, time.perf_counter() - started)
+        outcome = await self._receive(session.pool, request)
+        if isinstance(outcome, Fault):
+            return outcome
+        raw, answer = outcome
+        entry = self._entry(raw, answer, request, time.perf_counter() - started)
         if self._budget is not None:
-            self._budget.add(entry.cost if entry.cost is not None else self._at_most(asked))
-        beside = {name: asked.sent[name] for name in FILLED if name in asked.sent}
-        return _Paid(asked.keep(entry, beside), answer)
+            self._budget.add(entry.cost if entry.cost is not None else self._cost_limit(request))
+        beside = {name: request.sent[name] for name in FILLED if name in request.sent}
+        return _Reply(request.keep(entry, beside), answer)
 
-    def _at_most(self, asked: _Asked) -> float:
+    def _cost_limit(self, request: _Request) -> float:
         """What a reply without token counts is taken to have cost, for the budget alone."""
         assert self.price is not None
-        prompt = int(estimated_tokens(asked.messages, 0))
-        return self.price.cost(prompt, int(asked.wanted["max_tokens"]))
+        prompt = int(estimated_tokens(request.messages, 0))
+        return self.price.cost(prompt, int(request.settings["max_tokens"]))
 
-    async def _answered(self, pool: Pool, asked: _Asked) -> tuple[str, Answer] | Fault:
+    async def _receive(self, pool: ClientPool, request: _Request) -> tuple[str, WireReply] | Fault:
         """The raw reply and what it says."""
         import httpx2 as errors
 
-        got = None
+        received = None
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                got = await self._post(client, asked)
-            if not 200 <= got.status < 300:
-                fault = refusal(got, asked.wanted, asked.sent)
+                received = await self._post(client, request)
+            if not 200 <= received.status < 300:
+                fault = refusal(received, request.settings, request.sent)
             else:
-                return safe_reply(got.text)
+                return safe_reply(received.text)
         except (TimeoutError, errors.TimeoutException):
-            fault = silence(self.timeout_s)
+            fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
-            fault = broken(error)
+            fault = connection_fault(error)
         except http.TooLong:
-            fault = endless(MAX_BYTES)
+            fault = oversize_fault(MAX_BYTES)
         except Unreadable as error:
-            assert got is not None
-            fault = unreadable_fault(got.text, error, asked.wanted, asked.sent)
-        return replace(fault, detail=clean(fault.detail))
+            assert received is not None
+            fault = unreadable_fault(received.text, error, request.settings, request.sent)
+        return replace(fault, detail=clean_detail(fault.detail))
 
-    async def _post(self, client: Client, asked: _Asked) -> http.Received:
-        body = {"model": self.name, "messages": asked.messages, **asked.sent}
+    async def _post(self, client: Client, request: _Request) -> http.Received:
+        body = {"model": self.name, "messages": request.messages, **request.sent}
         url = f"{self.base_url}/chat/completions"
         return await http.post(client, url, self._headers, body, MAX_BYTES)
 
@@ -401,25 +401,25 @@ class Endpoint:
             more += f" (the key is read from the variable {self.api_key_env})"
         raise ProviderError(f"{self.name}: {fault.detail}{more}")
 
-    def _grown(self, attempts: int) -> float:
+    def _backoff(self, attempts: int) -> float:
         return float(min(self.max_wait_s, self.backoff_s * 2.0 ** min(attempts - 1, 30)))
 
     def _wait(self, fault: Fault, attempts: int) -> float:
         """Seconds before the next attempt: full jitter, after what the server asks for."""
-        asked = min(self.max_wait_s, fault.wait_s or 0.0)
-        return asked + self._jitter.uniform(0.0, self._grown(attempts))
+        retry_after = min(self.max_wait_s, fault.wait_s or 0.0)
+        return retry_after + self._jitter.uniform(0.0, self._backoff(attempts))
 
-    def _entry(self, raw: str, answer: Answer, asked: _Asked, seconds: float) -> Entry:
-        return Entry(
+    def _entry(self, raw: str, answer: WireReply, request: _Request, seconds: float) -> LedgerEntry:
+        return LedgerEntry(
             model=self.name,
-            call=asked.call,
+            call=request.call,
             reply=raw,
-            dropped=dropped_fields(asked.wanted, asked.sent),
+            dropped=dropped_fields(request.settings, request.sent),
             prompt_tokens=answer.prompt_tokens or 0,
             completion_tokens=answer.completion_tokens or 0,
             cost=_cost(self.price, answer),
             seconds=seconds,
-            attempts=asked.number,
+            attempts=request.number,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
@@ -428,11 +428,11 @@ class Endpoint:
         session = self._sessions.get(loop)
         if session is None:
             # A session refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [known for known in self._sessions if known.is_closed()]:
+            for dead in [other for other in self._sessions if other.is_closed()]:
                 del self._sessions[dead]
             name = f"{self.name} at {self.base_url}"
-            door = Door(name, self._traffic, self.concurrency)
-            session = _Session(Pool(self._client, self.concurrency), door)
+            gate = CallGate(name, self._traffic, self.concurrency)
+            session = _Session(ClientPool(self._client, self.concurrency), gate)
             self._sessions[loop] = session
         return session
 
@@ -440,8 +440,8 @@ class Endpoint:
         return http.make_client(self.base_url, self.timeout_s, connections)
 
 
-def _completion(entry: Entry) -> Completion:
-    answer = read_reply(entry.reply)
+def _completion(entry: LedgerEntry) -> Completion:
+    answer = parse_reply(entry.reply)
     usage = Usage(
         calls=1,
         prompt_tokens=entry.prompt_tokens,
@@ -458,7 +458,7 @@ def _completion(entry: Entry) -> Completion:
     )
 
 
-def _masked_completion(entry: Entry) -> Completion:
+def _masked_completion(entry: LedgerEntry) -> Completion:
     """Of an older entry: earlier versions kept keys that a server had escaped."""
     completion = _completion(entry)
     return replace(
@@ -469,11 +469,11 @@ def _masked_completion(entry: Entry) -> Completion:
     )
 
 
-def _as_it_is(entry: Entry, beside: Mapping[str, Any]) -> Entry:
+def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
     return entry
 
 
-def _cost(price: Price | None, answer: Answer) -> float | None:
+def _cost(price: Price | None, answer: WireReply) -> float | None:
     if price is None or answer.prompt_tokens is None or answer.completion_tokens is None:
         return None
     return price.cost(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)

@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from soulkit.models.api import http
-from soulkit.models.api.pool import Pool
-from soulkit.models.api.wire import NEUTRAL, parse_json
+from soulkit.models.api.pool import ClientPool
+from soulkit.models.api.wire import NEUTRAL, json_or_none
 
 FILLING = frozenset(("vllm", "sglang"))
 """What these say as the owner of their models."""
 FILLED = ("top_k", "min_p", "repetition_penalty")
 """What they fill in beside the parameters that every request names."""
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 PAUSES_S = (0.0, 0.2, 0.5)
 """Before each time that the question is put."""
 MAX_BYTES = 8 * 1024 * 1024
@@ -35,17 +35,17 @@ _NOTHING: Mapping[str, Any] = {}
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class ServerDefaults:
     """The server of one endpoint; `beside` is what belongs beside the sampling settings."""
 
     def __init__(self, model: str, base_url: str, timeout_s: float) -> None:
         self.model, self.url = model, f"{base_url}/models"
-        self.timeout_s = min(PATIENCE_S, timeout_s)
+        self.timeout_s = min(TIMEOUT_S, timeout_s)
         self._beside: Mapping[str, Any] | None = None
         self._certain = False
 
     async def beside(
-        self, pool: Pool, headers: Mapping[str, str], turn: asyncio.Lock
+        self, pool: ClientPool, headers: Mapping[str, str], turn: asyncio.Lock
     ) -> Mapping[str, Any]:
         """Neutral values for a server that would fill in others; `turn` lets one caller ask."""
         async with turn:
@@ -62,11 +62,11 @@ class Engine:
         if not self._certain:
             self._beside = None
 
-    async def _ask(self, pool: Pool, headers: Mapping[str, str]) -> Mapping[str, Any]:
+    async def _ask(self, pool: ClientPool, headers: Mapping[str, str]) -> Mapping[str, Any]:
         reply = None
         for pause in PAUSES_S:
             await asyncio.sleep(pause)
-            reply = await self._listed(pool, headers)
+            reply = await self._list_models(pool, headers)
             if reply is None or not _busy(reply.status):
                 break
         if reply is None:
@@ -77,7 +77,9 @@ class Engine:
         log.info("%s: neutral %s are sent as well.", self.url, ", ".join(FILLED))
         return {name: NEUTRAL[name] for name in FILLED}
 
-    async def _listed(self, pool: Pool, headers: Mapping[str, str]) -> http.Received | None:
+    async def _list_models(
+        self, pool: ClientPool, headers: Mapping[str, str]
+    ) -> http.Received | None:
         """The list of models, None where no answer came."""
         import httpx2 as errors
 
@@ -94,9 +96,9 @@ def _busy(status: int) -> bool:
     return status in (408, 429) or status >= 500
 
 
-def fills_in(got: http.Received, model: str) -> bool:
+def fills_in(listing: http.Received, model: str) -> bool:
     """Whether the list of models says that the server of `model` fills in what is left out."""
-    body = parse_json(got.text) if got.status == 200 else None
+    body = json_or_none(listing.text) if listing.status == 200 else None
     listed = body.get("data") if isinstance(body, dict) else None
     models = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
     same = [m for m in models if m.get("id") == model] or models

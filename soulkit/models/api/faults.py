@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from soulkit.keys import MASK, shown
+from soulkit.keys import MASK, printable
 from soulkit.models.api.http import Received
 from soulkit.models.api.wire import (
     FORMAT,
     Unreadable,
     error_message,
-    parse_json,
+    json_or_none,
     refused_name,
     refused_rung,
     retry_after,
@@ -57,22 +57,24 @@ class Fault:
     """It was found by a probe: the server's fault, not one of the call's attempts."""
 
 
-def refusal(got: Received, wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
     """The fault of a reply whose status is none of success."""
-    if 300 <= got.status < 400:
-        where = got.headers.get("location", "an unknown place")
-        return Fault(f"HTTP {got.status} sends on to {where}, which is not followed", retry=False)
-    body = parse_json(got.text)
-    body = got.text if body is None else body
+    if 300 <= received.status < 400:
+        where = received.headers.get("location", "an unknown place")
+        return Fault(
+            f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
+        )
+    body = json_or_none(received.text)
+    body = received.text if body is None else body
     error = body.get("error", body) if isinstance(body, dict) else body
-    return status_fault(got.status, error, got.headers, wanted, sent)
+    return status_fault(received.status, error, received.headers, settings, sent)
 
 
 def status_fault(
     status: int,
     body: object,
     headers: Mapping[str, str],
-    wanted: Mapping[str, Any],
+    settings: Mapping[str, Any],
     sent: Mapping[str, Any],
 ) -> Fault:
     """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
@@ -84,7 +86,7 @@ def status_fault(
         return Fault(detail, retry=False, overflow=True)
     refused = refused_name(code, param, message, sent)
     if refused == FORMAT and status in _REFUSING_FORMS:
-        return Fault(detail, retry=False, refused=refused_rung(code, message, wanted, sent))
+        return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
     if status in _REFUSING:
         return Fault(detail, retry=False, refused=refused)
     if status == 429 and _NO_CREDIT.search(f"{code} {kind} {message}"):
@@ -100,34 +102,34 @@ def status_fault(
 
 
 def unreadable_fault(
-    raw: str, error: Unreadable, wanted: Mapping[str, Any], sent: Mapping[str, Any]
+    raw: str, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> Fault:
     """The fault of a reply with status 200 that holds no completion; some report errors so."""
-    body = parse_json(raw)
+    body = json_or_none(raw)
     inner = body.get("error") if isinstance(body, dict) else None
     if not inner:
         return Fault(f"unreadable reply ({error}): {raw}")
     code = str(inner.get("code") if isinstance(inner, dict) else "")
     if re.fullmatch("[45][0-9][0-9]", code):
-        return status_fault(int(code), inner, {}, wanted, sent)
+        return status_fault(int(code), inner, {}, settings, sent)
     # Without a status only its words tell a refusal from a fault that passes.
-    found = status_fault(400, inner, {}, wanted, sent)
-    if found.refused or found.overflow:
-        return found
+    fault = status_fault(400, inner, {}, settings, sent)
+    if fault.refused or fault.overflow:
+        return fault
     return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
 
 
-def silence(seconds: float) -> Fault:
+def timeout_fault(seconds: float) -> Fault:
     """The fault of an attempt that took too long."""
     return Fault(f"no answer within {seconds:g} s", server="down")
 
 
-def endless(most: int) -> Fault:
+def oversize_fault(most: int) -> Fault:
     """The fault of a reply of more than `most` bytes."""
     return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
 
 
-def broken(error: BaseException) -> Fault:
+def connection_fault(error: BaseException) -> Fault:
     """The fault of a connection, in the words of the HTTP package."""
     cause: BaseException | None = error
     while cause is not None:
@@ -137,6 +139,6 @@ def broken(error: BaseException) -> Fault:
     return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
 
 
-def clean(text: str) -> str:
+def clean_detail(text: str) -> str:
     """One short line without keys; masked before it is cut, so that no half key is left over."""
-    return _KEY_LIKE.sub(MASK, shown(" ".join(text.split())))[:_DETAIL_CHARS]
+    return _KEY_LIKE.sub(MASK, printable(" ".join(text.split())))[:_DETAIL_CHARS]

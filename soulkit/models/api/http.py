@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import shown
+from soulkit.keys import printable
 from soulkit.models.api.address import is_loopback
 from soulkit.version import __version__
 
@@ -72,7 +72,7 @@ def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
     except (ImportError, OSError, ValueError, http.InvalidURL) as error:
         raise ModelLoadError(
             f"No connection to '{base_url}' can be prepared: {type(error).__name__}.",
-            f"The HTTP package says: {shown(' '.join(str(error).split()))}",
+            f"The HTTP package says: {printable(' '.join(str(error).split()))}",
             "Check the address, and what HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, SSL_CERT_FILE and "
             "SSL_CERT_DIR say (NO_PROXY lists hosts that need no proxy).",
         ) from error
@@ -88,15 +88,15 @@ async def post(
     """
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     sent = {**_USUAL, **headers}
-    return await _received(client.stream("POST", url, content=content, headers=sent), most)
+    return await _receive(client.stream("POST", url, content=content, headers=sent), most)
 
 
 async def get(client: Client, url: str, headers: Mapping[str, str], most: int) -> Received:
     """The reply to a GET, read up to `most` bytes; raises as `post` does."""
-    return await _received(client.stream("GET", url, headers={**_USUAL, **headers}), most)
+    return await _receive(client.stream("GET", url, headers={**_USUAL, **headers}), most)
 
 
-async def _received(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
+async def _receive(asking: AbstractAsyncContextManager[Response], most: int) -> Received:
     async with asking as reply:
         pieces, size = [], 0
         async for piece in reply.aiter_bytes():

@@ -1,4 +1,4 @@
-"""The door of an endpoint: how many calls go at once, how fast, and what happens when it is busy.
+"""The gate of an endpoint: how many calls go at once, how fast, and what happens when it is busy.
 
 Calls pass one after the other, in the order in which they came; only the first of them waits for a
 condition, the others wait for their turn, so a crowd costs no more than a queue. To pass, a call
@@ -91,7 +91,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call inside the door."""
+    """One call inside the gate."""
 
     entered: float
     tokens: float
@@ -102,12 +102,12 @@ class Down(Exception):
     """The server is down and the call gave up; the text says since when and why."""
 
 
-class Door:
+class CallGate:
     """The calls of one event loop to one endpoint: `enter`, ask the server, `leave`.
 
     Args:
         name: what the server is called in messages.
-        traffic: shared with the doors of other event loops.
+        traffic: shared with the gates of other event loops.
         concurrency: calls inside at most.
         clock: seconds; monotonic.
     """
@@ -226,7 +226,7 @@ class Door:
         if was_closed and not breaker.closed:
             log.warning(
                 "%s does not answer (%s): calls wait for it, at most %g s.",
-                self.name, why, breaker.patience_s,
+                self.name, why, breaker.give_up_after_s,
             )  # fmt: skip
             self._halve(now)  # it may be the crowd that it cannot bear
         self._left()

@@ -1,4 +1,4 @@
-"""Connections to one server, in shoals: what a request costs must not grow with its neighbours.
+"""Connections to one server, in groups: what a request costs must not grow with its neighbours.
 
 The HTTP library looks at every connection of a pool whenever a request comes or goes, so with 512
 in flight it spends more time on that than on the request. Several pools of a few connections each
@@ -16,44 +16,44 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
 
-SHOAL = 8
+CONNECTIONS = 8
 """Connections of one pool: few enough to look at; a pool itself costs a third of a millisecond."""
 
 
 @dataclass
-class _Shoal:
+class _PooledClient:
     client: Client
     busy: int = 0
 
 
-class Pool:
+class ClientPool:
     """Clients of one server for one event loop; `make` makes one for a number of connections."""
 
     def __init__(self, make: Callable[[int], Client], concurrency: int) -> None:
         self._make = make
-        self._size = min(concurrency, SHOAL)
-        self._shoals: list[_Shoal] = []
+        self._size = min(concurrency, CONNECTIONS)
+        self._members: list[_PooledClient] = []
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         """A client with a connection to spare, for one request."""
-        shoal = next(self._free(), None) or self._another()
-        shoal.busy += 1
+        member = next(self._free(), None) or self._another()
+        member.busy += 1
         try:
-            yield shoal.client
+            yield member.client
         finally:
-            shoal.busy -= 1
+            member.busy -= 1
 
-    def _free(self) -> Iterator[_Shoal]:
+    def _free(self) -> Iterator[_PooledClient]:
         # The first of them, not the emptiest: connections that were used last are the most alive.
-        return (shoal for shoal in self._shoals if shoal.busy < self._size)
+        return (member for member in self._members if member.busy < self._size)
 
-    def _another(self) -> _Shoal:
-        self._shoals.append(_Shoal(self._make(self._size)))
-        return self._shoals[-1]
+    def _another(self) -> _PooledClient:
+        self._members.append(_PooledClient(self._make(self._size)))
+        return self._members[-1]
 
     async def close(self) -> None:
         """Close every connection."""
-        for shoal in self._shoals:
-            await shoal.client.aclose()
-        self._shoals.clear()
+        for member in self._members:
+            await member.client.aclose()
+        self._members.clear()

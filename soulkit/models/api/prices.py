@@ -43,8 +43,12 @@ class Price:
 
     def cost(self, prompt: int, reply: int, cached: int = 0) -> float:
         """US dollars of one call; `cached` of its `prompt` tokens were cached."""
-        known = 0 if self.cached is None else min(cached, prompt)
-        paid = self.prompt * (prompt - known) + self.reply * reply + (self.cached or 0.0) * known
+        cached_tokens = 0 if self.cached is None else min(cached, prompt)
+        paid = (
+            self.prompt * (prompt - cached_tokens)
+            + self.reply * reply
+            + (self.cached or 0.0) * cached_tokens
+        )
         return paid / 1e6
 
 
@@ -91,9 +95,9 @@ class PriceTable:
         """The price of `model` on the server at `base_url`, None when it is not known."""
         host = urlsplit(base_url).hostname or ""
         for table in self.tables:
-            found = [entry for entry in table if entry.names(model, host)]
-            if found:
-                return max(found, key=lambda e: (len(e.model), e.host is not None)).price
+            matches = [entry for entry in table if entry.names(model, host)]
+            if matches:
+                return max(matches, key=lambda e: (len(e.model), e.host is not None)).price
         return None
 
 
@@ -108,8 +112,10 @@ def load_prices(file: Path | str | None = None) -> PriceTable:
     The file is YAML with a list `prices`, each entry `{model, in, out}` and if need be `cached`,
     `host`, `as_of` and `source`.
     """
-    own = (PriceFile.load(Path(file), env={}, trust=True).prices,) if file is not None else ()
-    return PriceTable((*own, _built_in()))
+    user_tables = (
+        (PriceFile.load(Path(file), env={}, trust=True).prices,) if file is not None else ()
+    )
+    return PriceTable((*user_tables, _built_in()))
 
 
 def own_price(price_in: float | None, price_out: float | None) -> Price | None:

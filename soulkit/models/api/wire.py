@@ -58,7 +58,7 @@ _TOO_LONG = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WireReply:
     """What one reply says; token counts are None when the server gave none."""
 
     text: str
@@ -76,8 +76,8 @@ class Unreadable(SoulError):
 
 def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
     """Role and text of each segment; empty system segments, which some servers refuse, go."""
-    said = [s for s in context if s.text or s.role != "system"]
-    return [{"role": s.role, "content": _whole(s.text)} for s in said]
+    segments = [s for s in context if s.text or s.role != "system"]
+    return [{"role": s.role, "content": _whole(s.text)} for s in segments]
 
 
 def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
@@ -121,14 +121,14 @@ def _seed(seed: int, call: Call) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def without(wanted: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
+def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
     """`wanted` less what the server refuses; a refused `max_tokens` goes under its newer name, a
     refused form one rung lower."""
-    sent = {name: value for name, value in wanted.items() if name not in refused}
+    sent = {name: value for name, value in settings.items() if name not in refused}
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
-        sent["max_completion_tokens"] = wanted["max_tokens"]
-    if FORMAT in wanted:
-        rung = _rung(wanted[FORMAT], refused)
+        sent["max_completion_tokens"] = settings["max_tokens"]
+    if FORMAT in settings:
+        rung = _rung(settings[FORMAT], refused)
         if rung is None:
             del sent[FORMAT]
         elif rung != RUNGS[0]:
@@ -142,26 +142,26 @@ def _rung(form: Mapping[str, Any], refused: set[str]) -> str | None:
     return next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
 
 
-def dropped_fields(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
+def dropped_fields(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
     """The `Sampling` fields that were asked for and not sent, sorted."""
     carried = {_FIELD_OF.get(name, name) for name in sent} | {FORMAT}
-    gone = {_FIELD_OF.get(name, name) for name in wanted} - carried
-    return tuple(sorted(gone | _dropped_rungs(wanted, sent)))
+    gone = {_FIELD_OF.get(name, name) for name in settings} - carried
+    return tuple(sorted(gone | _dropped_rungs(settings, sent)))
 
 
-def _dropped_rungs(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> set[str]:
-    if FORMAT not in wanted:
+def _dropped_rungs(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> set[str]:
+    if FORMAT not in settings:
         return set()
-    kept = sent[FORMAT]["type"] if FORMAT in sent else None
-    return {f"form:{rung}" for rung in RUNGS[: RUNGS.index(kept) if kept else None]}
+    sent_rung = sent[FORMAT]["type"] if FORMAT in sent else None
+    return {f"form:{rung}" for rung in RUNGS[: RUNGS.index(sent_rung) if sent_rung else None]}
 
 
 def error_message(body: object) -> str:
     """The message of an error body, whatever its shape."""
     if isinstance(body, str):
         return body.strip() or "no error body"
-    said = body.get("message") if isinstance(body, dict) else None
-    return str(said) if said else json.dumps(body) if body else "no error body"
+    message = body.get("message") if isinstance(body, dict) else None
+    return str(message) if message else json.dumps(body) if body else "no error body"
 
 
 def too_long(text: str) -> bool:
@@ -215,13 +215,13 @@ def _places(message: str, sent: Mapping[str, Any]) -> list[str]:
 
 
 def refused_rung(
-    code: str, message: str, wanted: Mapping[str, Any], sent: Mapping[str, Any]
+    code: str, message: str, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> str:
     """What to remember of a refused form: the rung it was asked on, for every form when the server
     does not know the rung, else (a schema that it cannot hold a model to) for this one only."""
     rung = f"form:{sent[FORMAT]['type']}"
     everywhere = _UNSUPPORTED.search(f"{code} {message}") and not _THIS_FORM.search(message)
-    return rung if everywhere else f"{rung}:{wanted[FORMAT][RUNGS[0]]['name']}"
+    return rung if everywhere else f"{rung}:{settings[FORMAT][RUNGS[0]]['name']}"
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -237,7 +237,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
-def parse_json(raw: str) -> Any:
+def json_or_none(raw: str) -> Any:
     """The value of a JSON text, None when it is none (or nested beyond reason)."""
     try:
         return json.loads(raw)
@@ -245,9 +245,9 @@ def parse_json(raw: str) -> Any:
         return None
 
 
-def read_reply(raw: str) -> Answer:
+def parse_reply(raw: str) -> WireReply:
     """What a reply says. Raises `Unreadable` when it holds no completion."""
-    body = parse_json(raw)
+    body = json_or_none(raw)
     if not isinstance(body, dict):
         raise Unreadable("empty body" if not raw.strip() else "no JSON object")
     choices = body.get("choices")
@@ -260,7 +260,7 @@ def read_reply(raw: str) -> Answer:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
-    return Answer(
+    return WireReply(
         # A refusal is what the model said to its user: words of the actor, not an error.
         text=_text(message.get("content")) or _text(message.get("refusal")),
         reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
@@ -271,17 +271,17 @@ def read_reply(raw: str) -> Answer:
     )
 
 
-def safe_reply(raw: str) -> tuple[str, Answer]:
+def safe_reply(raw: str) -> tuple[str, WireReply]:
     """A reply as it may be kept, without any key, and what it says. Raises `Unreadable`."""
     raw = masked_json(raw)
-    answer = read_reply(raw)
+    answer = parse_reply(raw)
     if holds_key(answer.text) or holds_key(answer.reasoning):  # put together from several parts
         body = json.loads(raw)
         body["choices"][0]["message"] |= {
             "content": masked(answer.text), "reasoning_content": masked(answer.reasoning),
         }  # fmt: skip
         raw = json.dumps(body)
-        answer = read_reply(raw)
+        answer = parse_reply(raw)
     return raw, answer
 
 

@@ -95,7 +95,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     db = _connect(path, "rwc")
     try:
-        check(db, path, empty_ok=True)
+        check_version(db, path, empty_ok=True)
         # NORMAL keeps every commit through a killed process; only a power cut can lose the last.
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -110,7 +110,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """A connection that changes nothing; a file of version 1 stays one."""
     if not path.is_file():
-        raise unusable(path, "there is no such file")
+        raise unusable_ledger(path, "there is no such file")
     # A WAL database needs side files even to be read: an archive that cannot hold them is read as
     # it stands, any other is opened for writing so that closing it clears them away again.
     frozen = not os.access(path.parent, os.W_OK) or not os.access(path, os.W_OK)
@@ -119,7 +119,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     db = _connect(path, "ro&immutable=1" if frozen else "rw")
     try:
         db.execute("PRAGMA query_only=ON")
-        check(db, path)
+        check_version(db, path)
     except BaseException:
         db.close()
         raise
@@ -130,7 +130,7 @@ def _check_whole(path: Path) -> None:
     """RunError when the newest entries of a killed run are still in a side file."""
     side = path.with_name(f"{path.name}-wal")
     if side.is_file() and side.stat().st_size:
-        raise unusable(
+        raise unusable_ledger(
             path,
             f"its newest entries are in '{side.name}', and merging them needs a folder that can be "
             "written; copy both files to one",
@@ -147,7 +147,7 @@ def _connect(path: Path, flags: str) -> sqlite3.Connection:
 def _bring_forward(db: sqlite3.Connection, path: Path) -> None:
     """Make the tables, or those that a file of version 1 lacks; two processes may try at once."""
     with transaction(db):
-        check(db, path, empty_ok=True)
+        check_version(db, path, empty_ok=True)
         if not _tables(db):
             db.execute(_SCHEMA)
         elif version(db) >= VERSION:  # the other process was first
@@ -186,21 +186,21 @@ def _tables(db: sqlite3.Connection) -> set[str]:
         return {str(row[0]) for row in cursor}
 
 
-def check(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
+def check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger that this version can read, or empty if that is ok."""
-    tables, found = _tables(db), version(db)
-    if found > VERSION and "calls" in tables:
+    tables, file_version = _tables(db), version(db)
+    if file_version > VERSION and "calls" in tables:
         raise RunError(
-            f"The ledger '{path}' cannot be used: it is of version {found}, and this soulkit knows "
-            f"versions up to {VERSION}.",
+            f"The ledger '{path}' cannot be used: it is of version {file_version}, and this "
+            f"soulkit knows versions up to {VERSION}.",
             "A newer soulkit wrote it, and what it added would be lost here.",
             "Update soulkit, or name another ledger file.",
         )
-    if "calls" not in tables and not (empty_ok and not tables and found == 0):
-        raise unusable(path, "it is no ledger of soulkit")
+    if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
+        raise unusable_ledger(path, "it is no ledger of soulkit")
 
 
-def unusable(path: Path | None, cause: str) -> RunError:
+def unusable_ledger(path: Path | None, cause: str) -> RunError:
     """The error of a file that cannot be opened, read or written."""
     if "locked" in cause:
         return RunError(
@@ -225,19 +225,19 @@ def seal(reply: str) -> bytes:
     return hashlib.sha256(reply.encode("utf-8", "surrogatepass")).digest()[:8]
 
 
-def keep_request(db: sqlite3.Connection, asked: Request) -> tuple[bytes | None, bytes]:
+def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None, bytes]:
     """Store what is not stored yet; (context, settings) for the call's row.
 
     Belongs inside the transaction that stores the call: then a known message has known parents.
     """
-    chain = list(_chain(asked.messages))
+    chain = list(_chain(request.messages))
     for digest, parent, message in reversed(chain):
         row = (digest, parent, message["role"], _pack(message["content"]))
         done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
         if done.rowcount == 0:
             break
-    beside = {"beside": asked.beside} if asked.beside else {}
-    body = _canonical({"base_url": asked.base_url, "sampling": asked.sampling, **beside})
+    beside = {"beside": request.beside} if request.beside else {}
+    body = _canonical({"base_url": request.base_url, "sampling": request.sampling, **beside})
     settings = _digest(body.encode("ascii"))
     db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (settings, body))
     return (chain[-1][0] if chain else None), settings
@@ -252,15 +252,15 @@ def load_request(
     row = db.execute("SELECT body FROM settings WHERE digest = ?", (settings,)).fetchone()
     if row is None or _digest(str(row[0]).encode()) != settings:
         raise Damaged("its settings are missing or changed")
-    said = json.loads(row[0])
+    body = json.loads(row[0])
     messages: list[dict[str, str]] = []
     at = context
     while at is not None:
         at, message = _message(db, at)
         messages.append(message)
     return Request(
-        base_url=said["base_url"], messages=tuple(reversed(messages)), sampling=said["sampling"],
-        beside=said.get("beside", {}),
+        base_url=body["base_url"], messages=tuple(reversed(messages)), sampling=body["sampling"],
+        beside=body.get("beside", {}),
     )  # fmt: skip
 
 

@@ -37,11 +37,11 @@ from soulkit.models.ledger.file import (
     open_to_write,
     seal,
     transaction,
-    unusable,
+    unusable_ledger,
 )
 from soulkit.types import Call, Sampling
 
-__all__ = ["Entry", "Ledger", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
+__all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
 Mode = Literal["record", "replay", "off"]
 
@@ -73,7 +73,7 @@ class Totals(RoleTotals):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One paid call: who asked, the raw reply, and what it took."""
 
     model: str
@@ -108,19 +108,19 @@ def call_key(
 
 def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
     """What is asked, in the form that the ledger keeps."""
-    wanted = asdict(sampling)
+    settings = asdict(sampling)
     if sampling.form is None:  # a reply of free form keeps the key that it had before forms
-        del wanted["form"]
-    return Request(base_url=base_url, messages=tuple(messages), sampling=wanted)
+        del settings["form"]
+    return Request(base_url=base_url, messages=tuple(messages), sampling=settings)
 
 
-def request_key(asked: Request, model: str, call: Call) -> str:
+def request_key(request: Request, model: str, call: Call) -> str:
     """`call_key` of a request, a stored one for instance."""
     parts = {
-        "base_url": asked.base_url,
+        "base_url": request.base_url,
         "model": model,
-        "messages": [dict(m) for m in asked.messages],
-        "sampling": asked.sampling,
+        "messages": [dict(m) for m in request.messages],
+        "sampling": request.sampling,
         "call": asdict(call),
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -150,7 +150,7 @@ class Ledger:
         self._hits = 0
         self._db, self._columns = _open(self.path, mode)
 
-    def lookup(self, key: str, *, model: str, call: Call) -> Entry | None:
+    def lookup(self, key: str, *, model: str, call: Call) -> LedgerEntry | None:
         """The entry of `key`, or None when it has to be asked for.
 
         Raises:
@@ -166,7 +166,7 @@ class Ledger:
             raise _miss(self.path, model, call)
         return entry
 
-    def store(self, key: str, entry: Entry, asked: Request | None = None) -> Entry:
+    def store(self, key: str, entry: LedgerEntry, request: Request | None = None) -> LedgerEntry:
         """Keep `entry` and return what the ledger now holds: the first reply of a key stays.
 
         `asked` is kept beside it, for whoever looks at the ledger later.
@@ -177,10 +177,10 @@ class Ledger:
         if self.mode == "off":
             return entry
         if self.mode == "replay":
-            raise unusable(self.path, "it is open for replay only")
+            raise unusable_ledger(self.path, "it is open for replay only")
         try:
             with self._lock:
-                _insert(self._connection(), key, entry, asked)
+                _insert(self._connection(), key, entry, request)
         except sqlite3.Error as error:
             raise _not_kept(self.path, entry, str(error)) from error
         return self._find(key) or entry
@@ -199,12 +199,12 @@ class Ledger:
             with self._lock:
                 self._connection().execute(moved, (ASIDE, key))
         except sqlite3.Error as error:
-            raise unusable(self.path, str(error)) from error
+            raise unusable_ledger(self.path, str(error)) from error
 
-    def damaged(self, entry: Entry, problem: str) -> RunError:
+    def damaged(self, entry: LedgerEntry, problem: str) -> RunError:
         """The error of an entry that is no longer what was stored."""
-        return unusable(self.path, f"the reply of {_who(entry.model, entry.call)} is damaged "
-                        f"({problem})")  # fmt: skip
+        who = _who(entry.model, entry.call)
+        return unusable_ledger(self.path, f"the reply of {who} is damaged ({problem})")
 
     def totals(self) -> Totals:
         """Calls, tokens and US dollars of all entries, in all and by role; hits of this process."""
@@ -238,16 +238,16 @@ class Ledger:
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
-            raise unusable(self.path, "it is closed")
+            raise unusable_ledger(self.path, "it is closed")
         return self._db
 
-    def _find(self, key: str) -> Entry | None:
+    def _find(self, key: str) -> LedgerEntry | None:
         return self._first("key = ?", (key,))
 
-    def _find_aside(self, key: str) -> Entry | None:
+    def _find_aside(self, key: str) -> LedgerEntry | None:
         return self._first("key > ? AND key < ? ORDER BY rowid DESC", (key, f"{key}{ASIDE}{ASIDE}"))
 
-    def _first(self, where: str, values: tuple[str, ...]) -> Entry | None:
+    def _first(self, where: str, values: tuple[str, ...]) -> LedgerEntry | None:
         rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE {where}", values)
         if not rows:
             return None
@@ -269,7 +269,7 @@ class Ledger:
             with self._lock:
                 return self._connection().execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise unusable(self.path, str(error)) from error
+            raise unusable_ledger(self.path, str(error)) from error
 
 
 def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tuple[str, ...]]:
@@ -277,24 +277,24 @@ def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tup
     if mode == "off":
         return None, COLUMNS
     if path is None:
-        raise unusable(path, "no path was given")
+        raise unusable_ledger(path, "no path was given")
     try:
         db = open_to_read(path) if mode == "replay" else open_to_write(path)
         return db, columns_of(db)
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        raise unusable(path, str(error)) from error
+        raise unusable_ledger(path, str(error)) from error
 
 
-def _insert(db: sqlite3.Connection, key: str, entry: Entry, asked: Request | None) -> None:
+def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request | None) -> None:
     with transaction(db):
-        context, settings = keep_request(db, asked) if asked is not None else (None, None)
+        context, settings = keep_request(db, request) if request is not None else (None, None)
         row = (*_row(key, entry), context, settings, seal(entry.reply))
         marks = ",".join("?" * len(row))
         names = ",".join((*COLUMNS, *ADDED))
         db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
 
 
-def _not_kept(path: Path | None, entry: Entry, cause: str) -> RunError:
+def _not_kept(path: Path | None, entry: LedgerEntry, cause: str) -> RunError:
     return RunError(
         f"A reply could not be kept in the ledger '{path}': {cause}.",
         f"It was asked for and may have been paid for ({_who(entry.model, entry.call)}); every "
@@ -320,7 +320,7 @@ def _who(model: str, call: Call) -> str:
     )
 
 
-def _row(key: str, entry: Entry) -> tuple[Any, ...]:
+def _row(key: str, entry: LedgerEntry) -> tuple[Any, ...]:
     call = entry.call
     return (
         key, entry.model, call.role, call.example_id, call.rollout, call.kind, call.turn,
@@ -329,7 +329,7 @@ def _row(key: str, entry: Entry) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[Entry, str]:
+def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[LedgerEntry, str]:
     """(the entry, what is wrong with its row: empty when nothing is)."""
     named = dict(zip(columns, row, strict=True))
     sealed, problem = named.get("seal"), ""
@@ -341,7 +341,7 @@ def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[Entry, str]:
         dropped, problem = (), "its dropped parameters cannot be read"
     who = ("role", "example_id", "rollout", "kind", "turn", "sample", "step")
     rest = set(COLUMNS) - {"key", "dropped", *who}
-    entry = Entry(
+    entry = LedgerEntry(
         call=Call(**{name: named[name] for name in who}),
         dropped=dropped,
         **{name: named[name] for name in rest},

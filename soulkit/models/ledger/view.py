@@ -16,17 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from soulkit.models.api.wire import Answer, Unreadable, read_reply
+from soulkit.models.api.wire import Unreadable, WireReply, parse_reply
 from soulkit.models.ledger.file import (
     Damaged,
     Request,
     columns_of,
     load_request,
     open_to_read,
-    unusable,
+    unusable_ledger,
     version,
 )
-from soulkit.models.ledger.ledger import ASIDE, Entry, read_row, request_key
+from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
 from soulkit.types import Record, Role
 
 _NAMED = 5
@@ -34,7 +34,7 @@ _NAMED = 5
 _ORDER = "ORDER BY step, example_id, rollout, kind, created, turn, sample"
 
 
-Asked = tuple[str, str, int, str, int]
+EpisodeRole = tuple[str, str, int, str, int]
 """Role, example, rollout, kind, step: the calls of one role to one episode."""
 
 
@@ -43,16 +43,16 @@ class Stored:
     """An entry as it stands in the file."""
 
     key: str
-    entry: Entry
-    asked: Request | None
+    entry: LedgerEntry
+    request: Request | None
     """None in entries of ledgers of version 1."""
     problem: str = ""
     """What is wrong with it, empty when nothing is."""
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> WireReply | None:
         """What the reply says, None when it cannot be read."""
         try:
-            return read_reply(self.entry.reply) if isinstance(self.entry.reply, str) else None
+            return parse_reply(self.entry.reply) if isinstance(self.entry.reply, str) else None
         except Unreadable:
             return None
 
@@ -60,11 +60,11 @@ class Stored:
         """Plain JSON values under stable names; `reply` is the server's text as it came."""
         entry = asdict(self.entry)
         call = entry.pop("call")
-        asked = None if self.asked is None else asdict(self.asked)
-        if asked is not None and not asked["beside"]:
-            del asked["beside"]
+        request = None if self.request is None else asdict(self.request)
+        if request is not None and not request["beside"]:
+            del request["beside"]
         return {"key": self.key, **call, **entry, "dropped": list(self.entry.dropped),
-                "request": asked}  # fmt: skip
+                "request": request}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Findings:
         if self.counts[kind] <= _NAMED:
             self.problems.append(f"{kind}: {detail}")
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """The findings as lines."""
         more = {kind: n - _NAMED for kind, n in self.counts.items() if n > _NAMED}
         return [*self.problems, *(f"{kind}: and {n} more" for kind, n in more.items())]
@@ -120,7 +120,7 @@ class Findings:
             "entries": self.entries,
             "recomputed": self.requests,
             "episodes": self.episodes,
-            "findings": self.told(),
+            "findings": self.lines(),
             "counts": self.counts,
         }
 
@@ -133,7 +133,7 @@ class View:
         try:
             self._db = open_to_read(path)
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-            raise unusable(path, str(error)) from error
+            raise unusable_ledger(path, str(error)) from error
         self.version, self._columns = version(self._db), columns_of(self._db)
 
     def __enter__(self) -> Self:
@@ -156,8 +156,8 @@ class View:
         limit: int | None = None,
     ) -> Iterator[Stored]:
         """Entries in the order of steps, examples, rollouts and time; a key may be cut short."""
-        wanted = {"example_id = ?": example, "role = ?": role, "substr(key, 1, ?) = ?": key}
-        rules = [rule for rule, value in wanted.items() if value is not None]
+        filters = {"example_id = ?": example, "role = ?": role, "substr(key, 1, ?) = ?": key}
+        rules = [rule for rule, value in filters.items() if value is not None]
         values: list[Any] = [value for value in (example, role) if value is not None]
         values += [len(key), key] if key is not None else []
         where = f"WHERE {' AND '.join(rules)}" if rules else ""
@@ -176,7 +176,7 @@ class View:
         try:
             return [self._group(row) for row in self._rows(sql)]
         except (ValueError, TypeError) as error:  # an index or a number that is none any more
-            raise unusable(self.path, "some of its entries are damaged") from error
+            raise unusable_ledger(self.path, "some of its entries are damaged") from error
 
     def _group(self, row: Sequence[Any]) -> Group:
         role, model, calls, attempts, prompt, reply, cost, priced, first, last = row
@@ -187,7 +187,7 @@ class View:
             p95=quantile(times, 0.95), first=first, last=last,
         )  # fmt: skip
 
-    def counts(self) -> dict[Asked, int]:
+    def counts(self) -> dict[EpisodeRole, int]:
         """Entries by who asked, whatever the turn and sample."""
         names = "role, example_id, rollout, kind, step"
         rows = self._rows(f"SELECT {names}, COUNT(*) FROM calls GROUP BY {names}")
@@ -196,34 +196,34 @@ class View:
 
     def verify(self) -> Findings:
         """Look at every page and every entry of the file."""
-        found = Findings(version=self.version)
+        findings = Findings(version=self.version)
         try:
             for (line,) in self._db.execute("PRAGMA integrity_check").fetchall():
                 if line != "ok":
-                    found.add("file", " ".join(str(line).split()))
-            self._check_entries(found)
+                    findings.add("file", " ".join(str(line).split()))
+            self._check_entries(findings)
         except sqlite3.Error as error:
-            found.add("file", str(error))
-        return found
+            findings.add("file", str(error))
+        return findings
 
-    def _check_entries(self, found: Findings) -> None:
+    def _check_entries(self, findings: Findings) -> None:
         # Without ORDER BY: a broken index must not hide the rows that can still be read.
         with closing(self._db.execute(f"SELECT {','.join(self._columns)} FROM calls")) as cursor:
             for row in cursor:
                 stored = self._stored(row)
-                found.entries += 1
-                _check_entry(stored, found)
+                findings.entries += 1
+                _check_entry(stored, findings)
 
     def _stored(self, row: Sequence[Any]) -> Stored:
         entry, problem = read_row(self._columns, row)
-        named, asked = dict(zip(self._columns, row, strict=True)), None
+        named, request = dict(zip(self._columns, row, strict=True)), None
         try:
-            asked = load_request(self._db, named.get("context"), named.get("settings"))
+            request = load_request(self._db, named.get("context"), named.get("settings"))
         except Damaged as error:
             problem = problem or str(error)
         except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
             problem = problem or f"its prompt cannot be read ({error})"
-        return Stored(key=str(named["key"]), entry=entry, asked=asked, problem=problem)
+        return Stored(key=str(named["key"]), entry=entry, request=request, problem=problem)
 
     def _seconds(self, role: str, model: str) -> list[float]:
         sql = "SELECT seconds FROM calls WHERE role = ? AND model = ? ORDER BY seconds"
@@ -235,10 +235,10 @@ class View:
             for row in self._db.execute(sql, values):  # noqa: UP028
                 yield row
         except sqlite3.Error as error:
-            raise unusable(self.path, str(error)) from error
+            raise unusable_ledger(self.path, str(error)) from error
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> int:
+def write_export(path: Path, lines: Iterable[str]) -> int:
     """Write lines of ASCII aside and rename: `path` is there whole or not at all. Their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -266,62 +266,69 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
-def _check_entry(stored: Stored, found: Findings) -> None:
+def _check_entry(stored: Stored, findings: Findings) -> None:
     who = f"{stored.key[:12]} ({stored.entry.call.role}, example {stored.entry.call.example_id})"
     if stored.problem:
-        found.add("damaged entry", f"{who}: {stored.problem}")
+        findings.add("damaged entry", f"{who}: {stored.problem}")
     elif stored.answer() is None:
-        found.add("unreadable reply", who)
-    if stored.asked is not None:
-        found.requests += 1
+        findings.add("unreadable reply", who)
+    if stored.request is not None:
+        findings.requests += 1
         if (
-            request_key(stored.asked, stored.entry.model, stored.entry.call)
+            request_key(stored.request, stored.entry.model, stored.entry.call)
             != stored.key.partition(ASIDE)[0]
         ):
-            found.add("key", f"{who} is not the key of what was asked")
+            findings.add("key", f"{who} is not the key of what was asked")
 
 
 # -- a run's episodes against its calls ----------------------------------------------------------
 
 
 def check_episodes(
-    view: View, records: Sequence[Record], found: Findings, *, actor: bool, judges: bool
+    view: View, records: Sequence[Record], findings: Findings, *, actor: bool, judges: bool
 ) -> None:
     """Look for the calls of every scored episode: a turn is a call of the actor, a verdict one of
     the judge. `actor` and `judges` say who was asked over HTTP; others leave nothing here.
     """
     counts = view.counts()
     scored = [record for record in records if record.score.scored]
-    found.episodes = len(scored)
+    findings.episodes = len(scored)
     talking = {record.task for record in scored if _talk(record, counts)}
     for record in scored:
-        wanted: dict[Role, int] = {}
+        least_calls: dict[Role, int] = {}
         if actor:
-            wanted["actor"] = sum(len(trace.turns) for trace in record.episode.traces)
+            least_calls["actor"] = sum(len(trace.turns) for trace in record.episode.traces)
         if judges:
-            wanted["judge"] = len({(v.judge, v.sample) for v in record.score.verdicts})
+            least_calls["judge"] = len({(v.judge, v.sample) for v in record.score.verdicts})
         if record.task in talking:
-            wanted["partner"] = 1
-        _check_calls(record, wanted, counts, found)
+            least_calls["partner"] = 1
+        _check_calls(record, least_calls, counts, findings)
 
 
 def _check_calls(
-    record: Record, wanted: Mapping[Role, int], counts: Mapping[Asked, int], found: Findings
+    record: Record,
+    least_calls: Mapping[Role, int],
+    counts: Mapping[EpisodeRole, int],
+    findings: Findings,
 ) -> None:
-    for role, least in wanted.items():
-        have = _talk(record, counts) if role == "partner" else counts.get(_asked(record, role), 0)
+    for role, least in least_calls.items():
+        have = (
+            _talk(record, counts)
+            if role == "partner"
+            else counts.get(_episode_role(record, role), 0)
+        )
         if have < least:
-            found.add(
+            findings.add(
                 "missing calls",
                 f"episode {record.key} of {record.task} has {have} of {least} calls of role {role}",
             )
 
 
-def _talk(record: Record, counts: Mapping[Asked, int]) -> int:
+def _talk(record: Record, counts: Mapping[EpisodeRole, int]) -> int:
     """Calls of those who talk with the actor in this episode."""
     talkers: tuple[Role, ...] = ("partner", "environment")
-    return sum(counts.get(_asked(record, role), 0) for role in talkers)
+    return sum(counts.get(_episode_role(record, role), 0) for role in talkers)
 
 
-def _asked(record: Record, role: Role) -> Asked:
+def _episode_role(record: Record, role: Role) -> EpisodeRole:
     return role, record.example_id, record.rollout, record.kind, record.step

@@ -129,7 +129,7 @@ class _Columns:
     def _grow(self) -> None:
         # Half as much again each time: replies may be a hundredth of what they are allowed to be.
         self.room = max(self.used, self.room * 3 // 2)
-        self.keys, self.values = (_grown(x, self.room) for x in (self.keys, self.values))
+        self.keys, self.values = (_grow_columns(x, self.room) for x in (self.keys, self.values))
 
     def get_seq_length(self) -> int:
         return self.used
@@ -143,8 +143,8 @@ class _Columns:
     def select(self, lanes: Tensor, columns: Tensor, room: int) -> None:
         """Keep `lanes` [n] and of each the `columns` [n, m], with space for `room` in all."""
         self.room, self.used = room, columns.shape[1]
-        self.keys = _selected(self.keys, lanes, columns, room)
-        self.values = _selected(self.values, lanes, columns, room)
+        self.keys = _select_columns(self.keys, lanes, columns, room)
+        self.values = _select_columns(self.values, lanes, columns, room)
 
 
 def _cache(layers: int, room: int) -> Any:
@@ -163,17 +163,17 @@ def _room_for(states: Tensor, room: int) -> Tensor:
     return states.new_empty(lanes, heads, room, width)
 
 
-def _grown(states: Tensor, room: int) -> Tensor:
+def _grow_columns(states: Tensor, room: int) -> Tensor:
     wider = _room_for(states, room)
     wider[:, :, : states.shape[2]] = states
     return wider
 
 
-def _selected(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -> Tensor:
+def _select_columns(states: Tensor, lanes: Tensor, columns: Tensor, room: int) -> Tensor:
     lanes, columns = lanes.to(states.device), columns.to(states.device)
-    kept = states.new_empty(len(lanes), states.shape[1], room, states.shape[3])
-    kept[:, :, : columns.shape[1]] = states[lanes[:, None], :, columns].transpose(1, 2)
-    return kept
+    selection = states.new_empty(len(lanes), states.shape[1], room, states.shape[3])
+    selection[:, :, : columns.shape[1]] = states[lanes[:, None], :, columns].transpose(1, 2)
+    return selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class Layout:
 
     def places(self) -> list[tuple[int, int, int]]:
         """(row, lane, slot) of every row."""
-        found = ((r, i, k) for i, lane in enumerate(self.rows) for k, r in enumerate(lane))
-        return [place for place in found if place[0] >= 0]
+        places = ((r, i, k) for i, lane in enumerate(self.rows) for k, r in enumerate(lane))
+        return [place for place in places if place[0] >= 0]
 
     def cost(self, columns: int) -> float:
         return len(self.rows) * (self.slots + columns / _COLUMNS_PER_SLOT)
@@ -199,7 +199,7 @@ def lay_out(groups: Sequence[Sequence[int]], columns: int) -> tuple[Layout, list
     """The cheapest layout of `groups` (row numbers of one prompt each), and each lane's group."""
     most = min(MOST_SLOTS, max(map(len, groups)))
     layouts = [_with_slots(groups, slots) for slots in range(1, most + 1)]
-    return min(layouts, key=lambda found: found[0].cost(columns))
+    return min(layouts, key=lambda candidate: candidate[0].cost(columns))
 
 
 def _with_slots(groups: Sequence[Sequence[int]], slots: int) -> tuple[Layout, list[int]]:
@@ -252,7 +252,7 @@ def windows_of(model: Any) -> Windows | None:
 
 
 class Decoder:
-    """One batch under way. Use `decode`."""
+    """One batch under way. Use `decode_batch`."""
 
     def __init__(self, model: Any, windows: Windows, prompts: Sequence[Sequence[int]], pad: int,
                  max_tokens: int) -> None:  # fmt: skip
@@ -320,9 +320,9 @@ class Decoder:
 
     def _mask(self) -> Any:
         lanes, slots = len(self.layout.rows), self.layout.slots
-        own = torch.eye(slots, dtype=torch.bool, device=self.device).repeat(1, self.steps)
+        same_slot = torch.eye(slots, dtype=torch.bool, device=self.device).repeat(1, self.steps)
         prompt = self.prompt[:, None].expand(lanes, slots, -1)
-        seen = torch.cat([prompt, own.expand(lanes, -1, -1)], -1)
+        seen = torch.cat([prompt, same_slot.expand(lanes, -1, -1)], -1)
         # Padding stands left, so a prompt's last column is one step before its first reply token.
         width = self.prompt.shape[1]
         far = self.steps - 1 + width - torch.arange(width, device=self.device)
@@ -351,9 +351,9 @@ class Decoder:
                  for old, lane in zip(before, small.rows, strict=True)]  # fmt: skip
         width, index = self.prompt.shape[1], torch.tensor(lanes, device=self.device)
         start = torch.arange(self.steps, device=self.device) * self.layout.slots + width
-        own = start[:, None] + torch.tensor(slots, device=self.device)[:, None]
+        reply_columns = start[:, None] + torch.tensor(slots, device=self.device)[:, None]
         prompt = torch.arange(width, device=self.device).expand(len(lanes), -1)
-        columns = torch.cat([prompt, own.flatten(1)], 1)
+        columns = torch.cat([prompt, reply_columns.flatten(1)], 1)
         room = columns.shape[1] + small.slots * self.ahead
         for layer in self.cache.layers:
             layer.select(index, columns, room)
@@ -361,7 +361,7 @@ class Decoder:
 
 
 @torch.inference_mode()
-def decode(
+def decode_batch(
     model: Any,
     windows: Windows,
     prompts: Sequence[Sequence[int]],
@@ -411,7 +411,7 @@ def left_pad(
 
 
 def follows(model: Any, windows: Windows) -> bool:
-    """Whether `decode` gives this model's own log-probs, on two short prompts of unequal length.
+    """Whether `decode_batch` gives this model's own log-probs, on two short unequal prompts.
 
     The longer one is longer than the window where there is one of at most 1024 tokens.
     """
@@ -424,7 +424,7 @@ def follows(model: Any, windows: Windows) -> bool:
     spread = torch.linspace(0.05, 0.95, 4 * len(prompts)).reshape(len(prompts), 4)
     draw = Draw(spread.to(device, wide), 1.0, 1.0)
     try:
-        ids, notes = decode(model, windows, prompts, draw, lambda row, _: row == 2, 0)
+        ids, notes = decode_batch(model, windows, prompts, draw, lambda row, _: row == 2, 0)
         return all(_agrees(model, *row) for row in zip(prompts, ids, notes, strict=True))
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError,
             NotImplementedError):  # fmt: skip
@@ -436,5 +436,5 @@ def _agrees(model: Any, prompt: list[int], reply: list[int], noted: list[float])
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     ids = torch.tensor([[*prompt, *reply]], device=device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    wanted = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-    return torch.allclose(torch.tensor(noted), wanted, rtol=0, atol=_AGREES.get(dtype, 0.15))
+    logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+    return torch.allclose(torch.tensor(noted), logprobs, rtol=0, atol=_AGREES.get(dtype, 0.15))

@@ -109,14 +109,14 @@ def _tensors(file: Path) -> list[tuple[int, int]]:
         if length > 100_000_000:
             raise ValueError("no safetensors header")
         header: Mapping[str, Any] = json.loads(handle.read(length))
-    found = []
+    tensors = []
     for name, entry in header.items():
         if name != "__metadata__":
             count = 1
             for side in entry["shape"]:
                 count *= side
-            found.append((count, _BYTES.get(entry["dtype"], 4)))
-    return found
+            tensors.append((count, _BYTES.get(entry["dtype"], 4)))
+    return tensors
 
 
 def device_speed(device: str) -> tuple[str, Speed]:

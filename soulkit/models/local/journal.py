@@ -22,7 +22,7 @@ from soulkit.types import Call, Completion, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JournalKey:
     """One request as the journal knows it."""
 
     call: Call
@@ -45,8 +45,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._found: dict[Asked, Completion] = {}
-        self._batches: set[tuple[Asked, ...]] = set()
+        self._replies: dict[JournalKey, Completion] = {}
+        self._batches: set[tuple[JournalKey, ...]] = set()
         for number, line in enumerate(read_jsonl(self.path, repair=True), 1):
             self._learn(*_read(line, self.path, number))
         self._lines = JsonlWriter(self.path)
@@ -55,41 +55,41 @@ class Journal:
         """How many batches can be replayed: those that were there when it was opened."""
         return len(self._batches)
 
-    def one(self, asked: Asked) -> Completion | None:
+    def one(self, key: JournalKey) -> Completion | None:
         """The recorded reply, None without one."""
-        return self._found.get(asked)
+        return self._replies.get(key)
 
-    def batch(self, asked: Sequence[Asked]) -> list[Completion] | None:
+    def batch(self, keys: Sequence[JournalKey]) -> list[Completion] | None:
         """The recorded replies of exactly this batch in this order, None without it."""
-        if tuple(asked) not in self._batches:
+        if tuple(keys) not in self._batches:
             return None
-        return [self._found[a] for a in asked]
+        return [self._replies[a] for a in keys]
 
-    def write(self, asked: Sequence[Asked], replies: Sequence[Completion]) -> None:
+    def write(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
         """Record a batch; it is on the disk on return."""
-        self._lines.write(_line(asked, replies))
+        self._lines.write(_line(keys, replies))
 
     def clear(self) -> None:
         """Forget everything: what led to a checkpoint is not needed again."""
         self._lines.close()
         self.path.write_bytes(b"")
         self._lines = JsonlWriter(self.path)
-        self._found.clear()
+        self._replies.clear()
         self._batches.clear()
 
     def close(self) -> None:
         self._lines.close()
 
-    def _learn(self, asked: Sequence[Asked], replies: Sequence[Completion]) -> None:
-        self._found.update(zip(asked, replies, strict=True))
-        self._batches.add(tuple(asked))
+    def _learn(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
+        self._replies.update(zip(keys, replies, strict=True))
+        self._batches.add(tuple(keys))
 
 
-def _line(asked: Sequence[Asked], replies: Sequence[Completion]) -> dict[str, Any]:
+def _line(keys: Sequence[JournalKey], replies: Sequence[Completion]) -> dict[str, Any]:
     def plain(kind: type, value: object) -> Any:
         return _adapter(kind).dump_python(value, mode="json")
 
-    prompts = list(dict.fromkeys(a.prompt_ids for a in asked))
+    prompts = list(dict.fromkeys(a.prompt_ids for a in keys))
     place = {prompt: index for index, prompt in enumerate(prompts)}
     rows = [
         {
@@ -98,20 +98,22 @@ def _line(asked: Sequence[Asked], replies: Sequence[Completion]) -> dict[str, An
             "prompt": place[a.prompt_ids],
             "reply": {**plain(Completion, reply), "prompt_ids": []},
         }
-        for a, reply in zip(asked, replies, strict=True)
+        for a, reply in zip(keys, replies, strict=True)
     ]
-    return {"policy": asked[0].policy, "prompts": prompts, "rows": rows}
+    return {"policy": keys[0].policy, "prompts": prompts, "rows": rows}
 
 
-def _read(line: Mapping[str, Any], path: Path, number: int) -> tuple[list[Asked], list[Completion]]:
-    asked, replies = [], []
+def _read(
+    line: Mapping[str, Any], path: Path, number: int
+) -> tuple[list[JournalKey], list[Completion]]:
+    keys, replies = [], []
     try:
         for row in line["rows"]:
             prompt = line["prompts"][row["prompt"]]
             call = _adapter(Call).validate_python(row["call"])
             sampling = _adapter(Sampling).validate_python(row["sampling"])
             reply = {**row["reply"], "prompt_ids": prompt}
-            asked.append(Asked(call, sampling, tuple(prompt), line["policy"]))
+            keys.append(JournalKey(call, sampling, tuple(prompt), line["policy"]))
             replies.append(_adapter(Completion).validate_python(reply))
     except (ValidationError, KeyError, IndexError, TypeError) as error:
         raise DataError(
@@ -119,4 +121,4 @@ def _read(line: Mapping[str, Any], path: Path, number: int) -> tuple[list[Asked]
             f"It cannot be read: {type(error).__name__}.",
             "Remove the file; the replies of the interrupted step are then sampled again.",
         ) from error
-    return asked, replies
+    return keys, replies

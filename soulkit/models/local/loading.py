@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import remember, shown
+from soulkit.keys import printable, remember
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
     check_base,
     lost_experts,
-    misfit,
     not_its_weights,
     put_adapter,
+    weights_misfit,
 )
 from soulkit.runs.folder import is_run
 
@@ -58,9 +58,9 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
 
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    found = getattr(torch, name, None)
-    if isinstance(found, torch.dtype) and found.is_floating_point:
-        return found
+    dtype = getattr(torch, name, None)
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
     raise ModelLoadError(
         f"'{name}' is no number type for a model.",
         "The weights are kept and multiplied in it.",
@@ -147,7 +147,7 @@ def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and (fault := misfit(lost_experts(where))):
+        if isinstance(error, RuntimeError) and (fault := weights_misfit(lost_experts(where))):
             raise not_its_weights(where, fault) from error
         raise ModelLoadError(
             f"The model '{where}' cannot be loaded.",
@@ -183,8 +183,8 @@ def _auto_class(config: Any) -> Any:
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForCausalLM
     # Some families have a text-only class for the same configuration; the checkpoint says which.
-    said = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind].__name__ in (config.architectures or ())
-    text_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING and not said
+    multimodal = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind].__name__ in (config.architectures or ())
+    text_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING and not multimodal
     return AutoModelForCausalLM if text_only else AutoModelForImageTextToText
 
 
@@ -192,11 +192,11 @@ def _processor_template(where: str) -> str | None:
     """The chat template that older image-text checkpoints keep beside the tokenizer, if any."""
     from transformers.utils import cached_file
 
-    found = cached_file(where, "chat_template.json", _raise_exceptions_for_missing_entries=False)
-    if found is None:
+    file = cached_file(where, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
         return None
-    said = json.loads(Path(found).read_text(encoding="utf-8"))
-    template = said.get("chat_template") if isinstance(said, dict) else None
+    settings = json.loads(Path(file).read_text(encoding="utf-8"))
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
     return template if isinstance(template, str) else None
 
 
@@ -289,4 +289,4 @@ def _first_line(error: BaseException, *, hub: bool = False) -> str:
         from huggingface_hub import get_token
 
         remember(get_token() or "")
-    return (shown(str(error)).strip().splitlines() or [type(error).__name__])[0]
+    return (printable(str(error)).strip().splitlines() or [type(error).__name__])[0]

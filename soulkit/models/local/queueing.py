@@ -1,7 +1,8 @@
 """What waits for a local model, and which of it shares a batch.
 
-A queue belongs to one model in one event loop. Where waves decide (`waves.py`) it stands at the
-loop's table and hands out the open wave first; otherwise everything that waits may be taken.
+A queue belongs to one model in one event loop. Where waves decide (`waves.py`) it
+belongs to the loop's barrier and hands out the open wave first; otherwise everything that waits may
+be taken.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from soulkit.errors import ProviderError
-from soulkit.models.local.waves import Seat, Table
+from soulkit.models.local.waves import Participant, WaveBarrier
 from soulkit.types import Call, Completion, Sampling
 
 BATCH_TOKENS = 262_144
@@ -18,13 +19,13 @@ BATCH_TOKENS = 262_144
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class GenerationRequest:
     ids: list[int]
     sampling: Sampling
     call: Call
     dropped: tuple[str, ...]
     future: asyncio.Future[Completion]
-    seat: Seat | None = None
+    participant: Participant | None = None
 
     @property
     def group(self) -> tuple[float, float, int]:
@@ -44,27 +45,28 @@ class Request:
 class Queue:
     """What waits in one event loop, and the task that serves it while anything does.
 
-    `table` is set where waves decide; `wave` is what is left of the open one, and `serving` the
+    `barrier` is set where waves decide; `wave` is what is left of the open one, and `serving` the
     batch under way.
     """
 
-    table: Table | None = None
-    waiting: list[Request] = field(default_factory=list)
-    wave: list[Request] = field(default_factory=list)
-    serving: list[Request] = field(default_factory=list)
+    barrier: WaveBarrier | None = None
+    waiting: list[GenerationRequest] = field(default_factory=list)
+    wave: list[GenerationRequest] = field(default_factory=list)
+    serving: list[GenerationRequest] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def asking(self) -> set[Seat]:
-        return {r.seat for r in self.waiting if r.seat is not None and not r.future.done()}
+    def asking(self) -> set[Participant]:
+        alive = [r for r in self.waiting if not r.future.done()]
+        return {r.participant for r in alive if r.participant is not None}
 
     def busy(self) -> bool:
         left = any(not r.future.done() for r in self.wave)
-        return left or any(r.seat is not None for r in self.serving)
+        return left or any(r.participant is not None for r in self.serving)
 
     def open_wave(self) -> None:
-        self.wave = [r for r in self.waiting if r.seat is not None]
-        self.waiting = [r for r in self.waiting if r.seat is None]
+        self.wave = [r for r in self.waiting if r.participant is not None]
+        self.waiting = [r for r in self.waiting if r.participant is None]
 
     def wake(self) -> None:
         self.changed.set()
@@ -75,23 +77,23 @@ class Queue:
         self.wave = [r for r in self.wave if not r.future.done()]
         return bool(self.waiting or self.wave)
 
-    def pool(self) -> list[Request]:
+    def pool(self) -> list[GenerationRequest]:
         """The requests from which the next batch may be taken."""
-        if self.table is None:
+        if self.barrier is None:
             return self.waiting
-        if not self.wave and self.table.ready():
-            self.table.open()
-        return self.wave or [r for r in self.waiting if r.seat is None]
+        if not self.wave and self.barrier.ready():
+            self.barrier.open()
+        return self.wave or [r for r in self.waiting if r.participant is None]
 
-    def remove(self, batch: list[Request]) -> None:
+    def remove(self, batch: list[GenerationRequest]) -> None:
         taken = {id(r) for r in batch}
         self.waiting = [r for r in self.waiting if id(r) not in taken]
         self.wave = [r for r in self.wave if id(r) not in taken]
 
 
-def batches_of(requests: list[Request], most: int) -> list[list[Request]]:
+def batches_of(requests: list[GenerationRequest], most: int) -> list[list[GenerationRequest]]:
     """Cuts into runs of at most `most` rows and BATCH_TOKENS tokens (one row always fits)."""
-    batches: list[list[Request]] = []
+    batches: list[list[GenerationRequest]] = []
     longest = 0
     for request in requests:
         longest = max(longest, len(request.ids) + request.sampling.max_tokens)
@@ -103,7 +105,7 @@ def batches_of(requests: list[Request], most: int) -> list[list[Request]]:
     return batches
 
 
-def fail(request: Request, error: Exception) -> None:
+def fail(request: GenerationRequest, error: Exception) -> None:
     if not request.future.done():
         wrapped = ProviderError(f"{type(error).__name__}: {error}")
         wrapped.__cause__ = error

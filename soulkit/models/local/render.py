@@ -82,7 +82,7 @@ class Renderer:
         spliced = [s for s in context if s.role == "assistant" and s.token_ids]
         if not spliced:
             return self._tokenize(self.render(context))
-        return self._splice(context, [self._kept(s.token_ids) for s in spliced])
+        return self._splice(context, [self._history_ids(s.token_ids) for s in spliced])
 
     def bare(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
         """See `bare`."""
@@ -178,13 +178,13 @@ class Renderer:
     def _cut(self, text: str, markers: list[str]) -> list[str]:
         pieces: list[str] = []
         for marker in markers:
-            head, found, text = text.partition(marker)
-            if not found or marker in text:
+            head, separator, text = text.partition(marker)
+            if not separator or marker in text:
                 raise _refused(self.tokenizer.name_or_path, "an earlier reply is dropped or moved")
             pieces.append(head)
         return [*pieces, text]
 
-    def _kept(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _history_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The emitted ids that stay in the history: all, or those after the thinking."""
         return after_thinking(self.tokenizer, ids) if self.strips_thinking else ids
 
@@ -235,14 +235,14 @@ def splice_report(renderer: Renderer) -> SpliceReport:
 def _continues(renderer: Renderer, reply: str) -> bool:
     end = renderer.end_of_turn
     ids = (*renderer._tokenize(reply), *(() if end is None else (end,)))
-    said = Segment("assistant", reply, token_ids=tuple(ids))
+    turn = Segment("assistant", reply, token_ids=tuple(ids))
     first = [*renderer.prompt_ids(_probe()), *ids]
-    return renderer.prompt_ids(_probe(said))[: len(first)] == first
+    return renderer.prompt_ids(_probe(turn))[: len(first)] == first
 
 
-def _probe(*said: Segment) -> list[Segment]:
+def _probe(*turns: Segment) -> list[Segment]:
     first = Segment("user", "Say yes or no.")
-    return [first, *said, Segment("user", "And now?")] if said else [first]
+    return [first, *turns, Segment("user", "And now?")] if turns else [first]
 
 
 def _fold(context: Sequence[Segment]) -> list[Segment]:

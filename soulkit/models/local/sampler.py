@@ -33,18 +33,18 @@ from soulkit.models.local.decode import (
     Draw,
     Finished,
     Windows,
-    decode,
+    decode_batch,
     follows,
     left_pad,
     uniforms,
     windows_of,
 )
-from soulkit.models.local.journal import Asked, Journal
+from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, locate, pick_device
-from soulkit.models.local.queueing import Queue, Request, batches_of, fail
+from soulkit.models.local.queueing import GenerationRequest, Queue, batches_of, fail
 from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
 from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
-from soulkit.models.local.waves import Seat, seated, seats, table
+from soulkit.models.local.waves import Participant, current_participant, loop_barrier, participants
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 _QUIET_TICKS = 3
@@ -119,13 +119,13 @@ class LocalModel:
             policy_version=version,
         )
 
-    def join(self) -> Seat:
-        """A seat for one participant, who is the caller within `with`: see `waves.py`.
+    def join(self) -> Participant:
+        """One participant, who is the caller within `with`: see `waves.py`.
 
-        While anybody has one, a deterministic model waits until all who have are waiting for it.
-        Without `deterministic` it is a seat in name only.
+        While there are any, a deterministic model waits until all of them are waiting for it.
+        Without `deterministic` no wave waits for it.
         """
-        return seats([self], 1)[0]
+        return participants([self], 1)[0]
 
     def renderer(self, thinking: bool | None = None) -> Renderer:
         """The renderer that prompts this model, for one value of `Sampling.thinking`."""
@@ -147,12 +147,13 @@ class LocalModel:
             raise ProviderError(f"The local model '{self.name}' has been closed.")
         ids = self.renderer(sampling.thinking).prompt_ids(context)
         self._check_fits(len(ids), sampling.max_tokens)
-        known = self._recorded_reply(ids, sampling, call)
-        if known is not None:
-            return known
+        recorded_reply = self._recorded_reply(ids, sampling, call)
+        if recorded_reply is not None:
+            return recorded_reply
         loop = asyncio.get_running_loop()
-        dropped, seat = self._dropped(sampling), seated() if self.deterministic else None
-        request = Request(ids, sampling, call, dropped, loop.create_future(), seat)
+        dropped = self._dropped(sampling)
+        participant = current_participant() if self.deterministic else None
+        request = GenerationRequest(ids, sampling, call, dropped, loop.create_future(), participant)
         queue = self._queue(loop)
         queue.waiting.append(request)
         queue.wake()
@@ -164,13 +165,13 @@ class LocalModel:
         """Without waves any recorded reply serves; waves are answered batch by batch."""
         if self.journal is None or self.deterministic:
             return None
-        return self.journal.one(Asked(call, sampling, tuple(ids), self.policy_version))
+        return self.journal.one(JournalKey(call, sampling, tuple(ids), self.policy_version))
 
     def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
         if loop not in self._queues:
-            self._queues[loop] = Queue(table() if self.deterministic else None)
+            self._queues[loop] = Queue(loop_barrier() if self.deterministic else None)
             if self.deterministic:
-                table().counters.add(self._queues[loop])
+                loop_barrier().queues.add(self._queues[loop])
         return self._queues[loop]
 
     async def close(self) -> None:
@@ -214,20 +215,20 @@ class LocalModel:
             quiet = quiet + 1 if len(queue.waiting) == seen else 0
             seen = len(queue.waiting)
 
-    def _take(self, queue: Queue) -> list[Request]:
+    def _take(self, queue: Queue) -> list[GenerationRequest]:
         """Removes and returns the batch of whoever has waited longest, or nothing yet."""
         queue.drop_cancelled()
         pool = queue.pool()
         if not pool:
             return []
         # The order in which a wave's calls came is the clock's doing, so it may not choose.
-        oldest = pool[0] if queue.table is None else min(pool, key=lambda r: (r.group, r.order))
+        oldest = pool[0] if queue.barrier is None else min(pool, key=lambda r: (r.group, r.order))
         peers = sorted((r for r in pool if r.group == oldest.group), key=lambda r: r.order)
         batch = next(b for b in batches_of(peers, self.batch_size) if oldest in b)
         queue.remove(batch)
         return batch
 
-    async def _serve(self, queue: Queue, batch: list[Request]) -> None:
+    async def _serve(self, queue: Queue, batch: list[GenerationRequest]) -> None:
         loop = asyncio.get_running_loop()
         queue.serving = batch
         try:
@@ -245,22 +246,22 @@ class LocalModel:
                     request.future.set_result(reply)
         finally:
             queue.serving = []
-            if queue.table is not None:
-                queue.table.wake()
+            if queue.barrier is not None:
+                queue.barrier.wake()
 
-    def _reply(self, batch: list[Request]) -> list[Completion]:
+    def _reply(self, batch: list[GenerationRequest]) -> list[Completion]:
         """Replays one batch, or runs and records it; called in the worker thread."""
         version = self.policy_version
         if self.journal is None:
             return self._generate(batch, version)
-        asked = [Asked(r.call, r.sampling, tuple(r.ids), version) for r in batch]
-        replies = self.journal.batch(asked)
+        keys = [JournalKey(r.call, r.sampling, tuple(r.ids), version) for r in batch]
+        replies = self.journal.batch(keys)
         if replies is None:
             replies = self._generate(batch, version)
-            self.journal.write(asked, replies)
+            self.journal.write(keys, replies)
         return replies
 
-    def _generate(self, batch: list[Request], version: str) -> list[Completion]:
+    def _generate(self, batch: list[GenerationRequest], version: str) -> list[Completion]:
         start = time.perf_counter()
         device = next(self.model.parameters()).device
         draw = self._draw(batch, device)
@@ -268,10 +269,12 @@ class LocalModel:
         self.model.eval()
         try:
             if self._windows is None:
-                rows, notes = self._generated(batch, draw, device)
+                rows, notes = self._run_generate(batch, draw, device)
             else:
-                prompts, ended = [r.ids for r in batch], self._ended(batch)
-                rows, notes = decode(self.model, self._windows, prompts, draw, ended, self._pad)
+                prompts, ended = [r.ids for r in batch], self._end_rule(batch)
+                rows, notes = decode_batch(
+                    self.model, self._windows, prompts, draw, ended, self._pad
+                )
         finally:
             if training:
                 self.model.train()
@@ -286,23 +289,23 @@ class LocalModel:
         windows = windows_of(self.model)
         return windows if windows is not None and follows(self.model, windows) else None
 
-    def _ended(self, batch: list[Request]) -> Finished:
+    def _end_rule(self, batch: list[GenerationRequest]) -> Finished:
         def ended(row: int, ids: list[int]) -> bool:
-            return ids[-1] in self.end_ids or self._said_stop(ids, batch[row].sampling.stop)
+            return ids[-1] in self.end_ids or self._hits_stop(ids, batch[row].sampling.stop)
 
         return ended
 
-    def _said_stop(self, ids: list[int], stops: tuple[str, ...]) -> bool:
+    def _hits_stop(self, ids: list[int], stops: tuple[str, ...]) -> bool:
         """Whether a stop string is out; a look at the last tokens settles most steps."""
-        wanted = [s for s in stops if s]
-        if not wanted:
+        strings = [s for s in stops if s]
+        if not strings:
             return False
-        tail = self._text(ids[-max(map(len, wanted)) - 8 :])
-        return any(s in tail for s in wanted) and any(s in self._text(ids) for s in wanted)
+        tail = self._text(ids[-max(map(len, strings)) - 8 :])
+        return any(s in tail for s in strings) and any(s in self._text(ids) for s in strings)
 
     @torch.inference_mode()
-    def _generated(
-        self, batch: list[Request], draw: Draw, device: torch.device
+    def _run_generate(
+        self, batch: list[GenerationRequest], draw: Draw, device: torch.device
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Ids and log-probs of every row by transformers' own loop."""
         ids, mask = left_pad([r.ids for r in batch], self._pad, device)
@@ -314,7 +317,7 @@ class LocalModel:
         )
         return out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
 
-    def _draw(self, batch: list[Request], device: torch.device) -> Draw:
+    def _draw(self, batch: list[GenerationRequest], device: torch.device) -> Draw:
         s = batch[0].sampling
         streams = np.stack([uniforms(r.sampling.seed, r.call, s.max_tokens) for r in batch])
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -342,7 +345,7 @@ class LocalModel:
 
     def _completion(
         self,
-        request: Request,
+        request: GenerationRequest,
         row: list[int],
         notes: list[float],
         seconds: float,
@@ -381,8 +384,8 @@ class LocalModel:
 
     def _text(self, ids: list[int]) -> str:
         # Only what ends a turn is left out: tags such as <answer> may be special tokens as well.
-        kept = [i for i in ids if i not in self.end_ids and i != self._pad]
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        text_ids = [i for i in ids if i not in self.end_ids and i != self._pad]
+        return str(self.tokenizer.decode(text_ids, skip_special_tokens=False))
 
     def _thinking_open(self, prompt: list[int]) -> bool:
         """Whether the prompt itself ends inside the thinking, as some templates write it."""
@@ -392,9 +395,9 @@ class LocalModel:
 
 def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
     """(reasoning, what is said). Thinking that never ends says nothing."""
-    thought, closed, said = text.rpartition(END_OF_THINKING)
+    thought, closed, answer = text.rpartition(END_OF_THINKING)
     if closed:
-        return thought.strip().removeprefix(START_OF_THINKING).strip(), said.lstrip()
+        return thought.strip().removeprefix(START_OF_THINKING).strip(), answer.lstrip()
     if is_open or text.lstrip().startswith(START_OF_THINKING):
         return text.strip().removeprefix(START_OF_THINKING).strip(), ""
     return "", text
@@ -402,8 +405,8 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
 
 def _end_ids(model: Any, tokenizer: Any, renderer: Renderer) -> frozenset[int]:
     """Every id that ends a turn, in the model's opinion, the tokenizer's or the template's."""
-    said = getattr(model.generation_config, "eos_token_id", None)
-    ids = [*(said if isinstance(said, list) else [said]), tokenizer.eos_token_id]
+    model_ids = getattr(model.generation_config, "eos_token_id", None)
+    ids = [*(model_ids if isinstance(model_ids, list) else [model_ids]), tokenizer.eos_token_id]
     return frozenset(i for i in [*ids, renderer.end_of_turn] if i is not None)
 
 
@@ -413,7 +416,7 @@ def _pad_id(tokenizer: Any, end_ids: frozenset[int]) -> int:
     return min(end_ids, default=0)
 
 
-def context_limit(model: Any, asked: int | None) -> int | None:
+def context_limit(model: Any, max_context: int | None) -> int | None:
     config = model.config.get_text_config()
-    known = [n for n in (asked, getattr(config, "max_position_embeddings", None)) if n]
-    return min(known) if known else None
+    limits = [n for n in (max_context, getattr(config, "max_position_embeddings", None)) if n]
+    return min(limits) if limits else None

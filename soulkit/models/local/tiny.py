@@ -93,15 +93,15 @@ def tiny_tokenizer(words: Iterable[str], *, max_context: int = 1024) -> PreTrain
     """
     from transformers import PreTrainedTokenizerFast
 
-    known = _known_words(words)
-    if not known:
+    vocabulary = _known_words(words)
+    if not vocabulary:
         raise ConfigError(
             "The vocabulary of the tiny model is empty.",
             "Its tokenizer is made of the words it is given.",
             "Pass the words, or the texts, that the model will read and write.",
         )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_backend(known),
+        tokenizer_object=_backend(vocabulary),
         eos_token=END,
         pad_token=PAD,
         unk_token=UNKNOWN,
@@ -116,19 +116,19 @@ def tiny_tokenizer(words: Iterable[str], *, max_context: int = 1024) -> PreTrain
 
 def _known_words(texts: Iterable[str]) -> list[str]:
     normalizer, splitter = _normalizer(), _splitter()
-    found: set[str] = set()
+    words: set[str] = set()
     for text in texts:
         pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        found.update(piece for piece, _ in pieces if len(piece) > 1 and piece[1].isalpha())
+        words.update(piece for piece, _ in pieces if len(piece) > 1 and piece[1].isalpha())
     # Sets have no order of their own: unsorted, equal vocabularies would get unequal ids.
-    return sorted(found)
+    return sorted(words)
 
 
-def _backend(known: list[str]) -> Tokenizer:
+def _backend(words: list[str]) -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, models
 
     model = models.BPE(
-        vocab={token: i for i, token in enumerate(_vocabulary(known))},
+        vocab={token: i for i, token in enumerate(_vocabulary(words))},
         merges=[],
         unk_token=UNKNOWN,
         byte_fallback=True,
@@ -143,14 +143,14 @@ def _backend(known: list[str]) -> Tokenizer:
     return backend
 
 
-def _vocabulary(known: list[str]) -> list[str]:
+def _vocabulary(words: list[str]) -> list[str]:
     tokens = [PAD, START, END, UNKNOWN, *PLAIN_TOKENS]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
     tokens += [GAP, GLUE, *string.printable]
     tokens += [f"{GAP}{c}" for c in string.digits + string.ascii_letters]
     tokens += [f" {c}" for c in string.punctuation]
     tokens += [f"{GAP}{role}" for role in ROLES]
-    return list(dict.fromkeys([*tokens, *known]))
+    return list(dict.fromkeys([*tokens, *words]))
 
 
 def _normalizer() -> Any:

@@ -1,14 +1,13 @@
 """Waves: batches that do not depend on the clock.
 
 Judges answer in any order, and a sampler that takes whoever waits would batch its rows in any order
-too. So participants take a seat at the event loop's table, and samplers that are deterministic
-serve seated callers in waves: a wave opens when everybody who has a seat waits at some such
-sampler, it holds exactly what waits then, and the next one cannot open before it is served. What a
-wave holds is thus a function of what its participants ask, never of when. One table for all
-samplers of a loop: were there one for each, two participants at two samplers would wait for each
-other.
+too. So participants register at the event loop's barrier, and samplers that are deterministic serve
+them in waves: a wave opens when every participant waits at some such sampler, it holds exactly what
+waits then, and the next one cannot open before it is served. What a wave holds is thus a function
+of what its participants ask, never of when. One barrier for all samplers of a loop: were there one
+for each, two participants at two samplers would wait for each other.
 
-Callers without a seat are served at once, in batches of their own.
+Callers that are no participants are served at once, in batches of their own.
 """
 
 from __future__ import annotations
@@ -19,103 +18,103 @@ from contextvars import ContextVar, Token
 from typing import Protocol, Self
 from weakref import WeakKeyDictionary, WeakSet
 
-_HERE: ContextVar[Seat | None] = ContextVar("seat", default=None)
+_CURRENT: ContextVar[Participant | None] = ContextVar("participant", default=None)
 
 
-class Counter(Protocol):
-    """A sampler's queue, as the table sees it."""
+class WaveQueue(Protocol):
+    """A sampler's queue, as the barrier sees it."""
 
-    def asking(self) -> set[Seat]:
-        """The seats with a call that waits."""
+    def asking(self) -> set[Participant]:
+        """The participants with a call that waits."""
 
     def busy(self) -> bool:
         """Whether a wave is still being served."""
 
     def open_wave(self) -> None:
-        """Take every seated call that waits into the wave."""
+        """Take every participant's call that waits into the wave."""
 
     def wake(self) -> None:
         """Look again whether there is something to do."""
 
 
-class Table:
-    """The seats of one event loop and the samplers at which their owners may wait."""
+class WaveBarrier:
+    """The participants of one event loop and the samplers at which they may wait."""
 
     def __init__(self) -> None:
-        self.seats: set[Seat] = set()
-        self.counters: WeakSet[Counter] = WeakSet()
+        self.participants: set[Participant] = set()
+        self.queues: WeakSet[WaveQueue] = WeakSet()
 
     def ready(self) -> bool:
         """Whether everybody waits and nobody is being served."""
-        if any(counter.busy() for counter in self.counters):
+        if any(queue.busy() for queue in self.queues):
             return False
-        asking: set[Seat] = set().union(*(counter.asking() for counter in self.counters))
-        return bool(asking) and self.seats <= asking
+        asking: set[Participant] = set().union(*(queue.asking() for queue in self.queues))
+        return bool(asking) and self.participants <= asking
 
     def open(self) -> None:
         """Open the wave at every sampler at once."""
-        for counter in self.counters:
-            counter.open_wave()
+        for queue in self.queues:
+            queue.open_wave()
         self.wake()
 
     def wake(self) -> None:
-        for counter in self.counters:
-            counter.wake()
+        for queue in self.queues:
+            queue.wake()
 
 
-_TABLES: WeakKeyDictionary[asyncio.AbstractEventLoop, Table] = WeakKeyDictionary()
+_BARRIERS: WeakKeyDictionary[asyncio.AbstractEventLoop, WaveBarrier] = WeakKeyDictionary()
 
 
-def table() -> Table:
-    """The table of the running event loop."""
-    return _TABLES.setdefault(asyncio.get_running_loop(), Table())
+def loop_barrier() -> WaveBarrier:
+    """The barrier of the running event loop."""
+    return _BARRIERS.setdefault(asyncio.get_running_loop(), WaveBarrier())
 
 
-def seated() -> Seat | None:
-    """The seat of the code that runs now, tasks that it started included."""
-    return _HERE.get()
+def current_participant() -> Participant | None:
+    """The participant that runs now, tasks that it started included."""
+    return _CURRENT.get()
 
 
-class Seat:
-    """One participant, from its creation until `leave`; within `with seat:` it is the caller.
+class Participant:
+    """One participant, from its creation until `leave`; within its `with` it is the caller.
 
-    Without a table it is a seat in name only.
+    Without a barrier no wave waits for it.
     """
 
-    def __init__(self, at: Table | None) -> None:
-        self._table = at
-        self._before: Token[Seat | None] | None = None
-        if at is not None:
-            at.seats.add(self)
+    def __init__(self, barrier: WaveBarrier | None) -> None:
+        self._barrier = barrier
+        self._before: Token[Participant | None] | None = None
+        if barrier is not None:
+            barrier.participants.add(self)
 
     @property
-    def counts(self) -> bool:
+    def waited_for(self) -> bool:
         """Whether waves wait for it."""
-        return self._table is not None
+        return self._barrier is not None
 
     def leave(self) -> None:
-        """Give the seat up; leaving twice is leaving once."""
-        if self._table is not None and self in self._table.seats:
-            self._table.seats.discard(self)
-            self._table.wake()
+        """No wave waits for it from now on; leaving twice is leaving once."""
+        if self._barrier is not None and self in self._barrier.participants:
+            self._barrier.participants.discard(self)
+            self._barrier.wake()
 
     def __enter__(self) -> Self:
-        if self._table is not None:
-            self._before = _HERE.set(self)
+        if self._barrier is not None:
+            self._before = _CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
-            _HERE.reset(self._before)
+            _CURRENT.reset(self._before)
             self._before = None
         self.leave()
 
 
-def seats(models: Iterable[object], count: int) -> list[Seat]:
-    """`count` seats when one of the models is deterministic, else as many in name only.
+def participants(models: Iterable[object], count: int) -> list[Participant]:
+    """`count` of them, for which waves wait when one of the models is deterministic.
 
-    Who is seated already keeps that seat: a new one beside it would wait for its own owner.
+    Within a participant no wave waits for new ones: they would wait for the one around them.
     """
-    firm = any(getattr(model, "deterministic", False) for model in models)
-    at = table() if firm and seated() is None else None
-    return [Seat(at) for _ in range(count)]
+    deterministic = any(getattr(model, "deterministic", False) for model in models)
+    barrier = loop_barrier() if deterministic and current_participant() is None else None
+    return [Participant(barrier) for _ in range(count)]

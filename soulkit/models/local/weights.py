@@ -22,7 +22,7 @@ SHOWN = 3
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
-def misfit(
+def weights_misfit(
     missing: Collection[str] = (), misshapen: Collection[str] = (), foreign: Collection[str] = ()
 ) -> str:
     """What is wrong with a set of weights, by name; empty when nothing is.
@@ -31,7 +31,7 @@ def misfit(
     `foreign` stand in the file, and the model has no place for them.
     """
     parts = [
-        f"{_count(names)} {what}: {_named(names)}"
+        f"{_count(names)} {what}: {_name_list(names)}"
         for names, what in (
             (missing, "missing"),
             (misshapen, "of another shape"),
@@ -43,9 +43,9 @@ def misfit(
 
 
 def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
-    """`misfit` of tensors by name, for `places`, which must be the same names and shapes."""
+    """`weights_misfit` of tensors by name: names and shapes must be those of `places`."""
     both = held.keys() & places.keys()
-    return misfit(
+    return weights_misfit(
         places.keys() - held.keys(),
         [n for n in both if held[n].shape != places[n].shape],
         held.keys() - places.keys(),
@@ -56,7 +56,7 @@ def _count(names: Collection[str]) -> str:
     return f"{len(names)} weight{'' if len(names) == 1 else 's'}"
 
 
-def _named(names: Collection[str]) -> str:
+def _name_list(names: Collection[str]) -> str:
     first = ", ".join(sorted(names, key=_in_order)[:SHOWN])
     more = len(names) - SHOWN
     return f"{first} and {more} more" if more > 0 else first
@@ -79,7 +79,7 @@ def check_base(where: str, model: Any, report: Mapping[str, Any]) -> None:
     missing = {*report["missing_keys"], *lost_experts(where)}
     misshapen = [entry[0] for entry in report["mismatched_keys"]]
     foreign = list(_unused(model, report["unexpected_keys"]))
-    if fault := misfit(missing, misshapen, foreign):
+    if fault := weights_misfit(missing, misshapen, foreign):
         raise not_its_weights(where, fault)
 
 
@@ -143,7 +143,7 @@ def _unused(model: Any, names: Iterable[str]) -> Iterable[str]:
 
 
 def put_adapter(adapted: Any, folder: Path, name: str) -> str:
-    """Loads the weights of `folder` into the adapter `name` of `adapted`; their `misfit`.
+    """Loads the weights of `folder` into the adapter `name` of `adapted`; their `weights_misfit`.
 
     What PEFT translates (names of older versions) fits. Its own errors pass.
     """
@@ -152,21 +152,24 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
 
     with safe_open(folder / ADAPTER_FILE, framework="pt") as file:
         held = set(file.keys())
-    own, wide = (
+    adapter_names, wide = (
         set(get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=both))
         for both in (False, True)  # embeddings may stand in an adapter that does not train them
     )
     base = adapted.state_dict().keys() - wide
-    if any(name not in held for name in own if not _is_tuned(adapted, name)):
-        return misfit(own - held, foreign=held - wide)  # PEFT would stop at the first of them
+    if any(name not in held for name in adapter_names if not _is_tuned(adapted, name)):
+        # PEFT would stop at the first of them.
+        return weights_misfit(adapter_names - held, foreign=held - wide)
     try:
         report = adapted.load_adapter(str(folder), name)
     except RuntimeError as error:
         if not (sizes := re.findall(r"size mismatch for ([^\s:]+)", str(error))):
             raise
-        return misfit(misshapen=[_plain(n, name) for n in sizes])
+        return weights_misfit(misshapen=[_plain(n, name) for n in sizes])
     missing = [_plain(n, name) for n in report.missing_keys]
-    return misfit(missing, foreign={*report.unexpected_keys, *(held & base)} - own)
+    return weights_misfit(
+        missing, foreign={*report.unexpected_keys, *(held & base)} - adapter_names
+    )
 
 
 def _is_tuned(adapted: Any, weight: str) -> bool:

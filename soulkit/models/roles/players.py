@@ -137,8 +137,8 @@ def parse_spec(text: str) -> dict[str, Any]:
     url = f"{scheme}{sep}{after}" if at else ""
     if sep and not at:
         raise ValueError(f"an address stands without a model; write {FORMS}")
-    found = {"kind": kind, "model": model, "base_url": url or None, "api_key_env": key or None}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"kind": kind, "model": model, "base_url": url or None, "api_key_env": key or None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # -- the endpoints file ----------------------------------------------------------------------------
@@ -165,9 +165,9 @@ def named(given: Any, book: Mapping[str, Mapping[str, Any]], words: Sequence[str
         return parse_spec(given) if isinstance(given, str) else given
     if given not in book:
         near = did_you_mean(given, [*book, *words]) if book or words else ""
-        known = near if book else f"{near} Write {FORMS}.".lstrip()
+        hint = near if book else f"{near} Write {FORMS}.".lstrip()
         shown = "(a secret, not shown)" if is_secret(given) else f"'{given}'"
-        raise ValueError(f"no endpoint is called {shown}. {known}")
+        raise ValueError(f"no endpoint is called {shown}. {hint}")
     return dict(book[given])
 
 
@@ -270,10 +270,10 @@ class RolesConfig(CallSettings):
 
     def servers(self) -> list[str]:
         """A line for each server that is asked: its address, and who is asked there."""
-        asked: dict[str, dict[str, None]] = {}
+        players_by_url: dict[str, dict[str, None]] = {}
         for role, who in self.served():
-            asked.setdefault(checked_url(who.base_url), {})[f"{role} {who.model}"] = None
-        return [f"server {url}: {', '.join(names)}" for url, names in asked.items()]
+            players_by_url.setdefault(checked_url(who.base_url), {})[f"{role} {who.model}"] = None
+        return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
 
     def filled(self) -> set[str]:
         """The roles that somebody fills, the actor's included."""
@@ -335,14 +335,14 @@ KEPT_WORDS = ("symbolic", "terse")
 def looked_up(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Settings in which the roles `names` are players, not names of players."""
     book, filled = _book(given.get("endpoints"), names)
-    found = {**filled, **{key: value for key, value in given.items() if value is not None}}
+    settings = {**filled, **{key: value for key, value in given.items() if value is not None}}
     for name in names:
-        value = found.get(name)
+        value = settings.get(name)
         if value is None or (name == "coach" and value in KEPT_WORDS):
             continue
         players = named(value, book, KEPT_WORDS if name == "coach" else ())
-        found[name] = [players] if name == "judge" and not isinstance(players, list) else players
-    return found
+        settings[name] = [players] if name == "judge" and not isinstance(players, list) else players
+    return settings
 
 
 def _book(
@@ -471,11 +471,11 @@ def cast_of(config: RolesConfig, crew: Crew, actor: Player, seed: int | None) ->
 
 def paying(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
     """What every Endpoint of a run is told about money."""
-    told: dict[str, Any] = {"prices": load_prices(config.prices)}
+    arguments: dict[str, Any] = {"prices": load_prices(config.prices)}
     if config.max_cost is not None:
         spent = ledger.totals()["cost"] if ledger is not None else None
-        told["budget"] = Budget(config.max_cost, spent or 0.0)
-    return told
+        arguments["budget"] = Budget(config.max_cost, spent or 0.0)
+    return arguments
 
 
 def judges_of(config: RolesConfig, crew: Crew, seed: int | None) -> tuple[Player, ...]:

@@ -36,24 +36,24 @@ class _Rule(BaseModel):
 
     @field_validator("say", mode="before")
     @classmethod
-    def _listed(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, str) else given
+    def _listed(cls, say: Any) -> Any:
+        return (say,) if isinstance(say, str) else say
 
     @field_validator("say")
     @classmethod
-    def _something(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        if not given:
+    def _something(cls, say: tuple[str, ...]) -> tuple[str, ...]:
+        if not say:
             raise ValueError("an empty list says nothing")
-        return given
+        return say
 
     @field_validator("when")
     @classmethod
-    def _pattern(cls, given: str) -> str:
+    def _pattern(cls, when: str) -> str:
         try:
-            re.compile(given)
+            re.compile(when)
         except re.error as error:
-            raise ValueError(f"'{given}' is no regular expression ({error})") from error
-        return given
+            raise ValueError(f"'{when}' is no regular expression ({error})") from error
+        return when
 
 
 class Script(BaseModel):

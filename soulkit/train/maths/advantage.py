@@ -2,10 +2,10 @@
 
 Two families, both pure:
 
-* **Group advantages** (GRPO and its relatives). The unit is a `GroupMember`: one trained
-  sequence with its group key, its rollout id and its reward. Everything that methods disagree on is in the keys:
-  plain GRPO groups by prompt; Ditto puts drafts and copies of one prompt into one group and the
-  feedback-conditioned sequences into another; several acted characters add their role. The
+* **Group advantages** (GRPO and its relatives). The unit is a `GroupMember`: one trained sequence
+  with its group key, its rollout id and its reward. Everything that methods disagree on is in the
+  keys: plain GRPO groups by prompt; Ditto puts drafts and copies of one prompt into one group and
+  the feedback-conditioned sequences into another; several acted characters add their role. The
   arithmetic never learns what a copy is.
 * **Distillation advantages** (log-ratio of a teacher to the student, token by token), with four
   ways to let a token answer for what follows it.

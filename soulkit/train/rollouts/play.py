@@ -101,7 +101,7 @@ class Rollouts:
 
     async def _in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
         if not self.objective.refines:
-            return await engine.each(jobs, engine.critiqued)
+            return await engine.each(jobs, engine.draft_with_feedback)
         return await engine.run(jobs, _ignore)
 
     async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
@@ -109,7 +109,9 @@ class Rollouts:
 
         The drafts of all tasks first: where waves decide, nobody may sit down while others play.
         """
-        drafts = await gather(engine.each(jobs, engine.critiqued) for engine, jobs in groups)
+        drafts = await gather(
+            engine.each(jobs, engine.draft_with_feedback) for engine, jobs in groups
+        )
         if not self.objective.refines:
             return drafts
         refined = await gather(

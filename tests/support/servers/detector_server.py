@@ -64,9 +64,9 @@ class DetectorServer:
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 named = {name.lower(): value for name, value in self.headers.items()}
-                status, said = owner.answer(json.loads(raw), named)
+                status, reply = owner.answer(json.loads(raw), named)
                 time.sleep(owner._delay_s)
-                content = (said if isinstance(said, str) else json.dumps(said)).encode()
+                content = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
                 self.send_response(status)
                 for name, value in owner._sent.items():
                     self.send_header(name, value)

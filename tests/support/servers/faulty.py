@@ -1,12 +1,12 @@
-"""A chat-completions server with bad weather, cheap enough for hundreds of calls at once.
+"""A chat-completions server that fails by plan, cheap enough for hundreds of calls at once.
 
-    with FaultyServer(Weather(errors=0.1, hangs=0.05), answer=lambda body: "B") as server:
+    with FaultyServer(FaultPlan(errors=0.1, hangs=0.05), answer=lambda body: "B") as server:
         Endpoint(model="m", base_url=server.base_url)
 
-One thread, asyncio, plain HTTP/1.1 with kept connections. What befalls a request is drawn from the
-seed, from what it asks, and from how often it has been asked: the same in every run, whatever the
-order of arrival, and not the same for a retry. A storm (429 for everybody) and an outage (nobody
-listens) have times, counted from the first request.
+One thread, asyncio, plain HTTP/1.1 with kept connections. What becomes of a request is drawn
+from the seed, from what it asks, and from how often it has been asked: the same in every run,
+whatever the order of arrival, and not the same for a retry. A storm (429 for everybody) and an
+outage (nobody listens) have times, counted from the first request.
 
     python -m tests.support.servers.faulty --latency 1 4 --errors 0.1 --port 0
 
@@ -38,7 +38,7 @@ _PHRASES = {200: b"OK", 429: b"Too Many Requests", 500: b"Internal Server Error"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weather:
+class FaultPlan:
     """What goes wrong, in shares of the requests, and when."""
 
     seed: int = 0
@@ -60,8 +60,8 @@ class Weather:
     down: tuple[float, float] | None = None
     """From and to, in seconds after the first request: connections are refused."""
 
-    def befalls(self, body: Body, times: int) -> tuple[str, float]:
-        """What befalls a request that was made `times` times before, and its latency."""
+    def outcome_of(self, body: Body, times: int) -> tuple[str, float]:
+        """What becomes of a request that was made `times` times before, and its latency."""
         text = json.dumps([self.seed, body.get("messages"), body.get("seed"), times])
         draw = random.Random(hashlib.sha256(text.encode()).digest())
         latency, point = draw.uniform(*self.latency_s), draw.random()
@@ -80,14 +80,14 @@ def wants_form(body: Body) -> bool:
 
 
 class FaultyServer:
-    """Serves until it is left. `outcomes` counts what befell requests; `asked` their repeats."""
+    """Serves until it is left. `outcomes` counts what became of requests."""
 
     def __init__(
-        self, weather: Weather, answer: Answer = echo, *, host: str = "127.0.0.1", port: int = 0
+        self, faults: FaultPlan, answer: Answer = echo, *, host: str = "127.0.0.1", port: int = 0
     ) -> None:
-        self.weather, self.answer, self.host, self.port = weather, answer, host, port
+        self.faults, self.answer, self.host, self.port = faults, answer, host, port
         self.outcomes: Counter[str] = Counter()
-        self.asked: Counter[str] = Counter()
+        self.requests_of_key: Counter[str] = Counter()
         """Digest of messages and seed → requests that asked them."""
         self.in_flight = self.most_in_flight = self.connections = 0
         self.first: float | None = None
@@ -137,17 +137,17 @@ class FaultyServer:
     # -- one request -------------------------------------------------------------------------------
 
     def arrived(self, raw: bytes) -> tuple[Body, str, float]:
-        """The request, what befalls it, and after which time."""
+        """The request, what becomes of it, and after which time."""
         if self.first is None:
             self.first = time.monotonic()
             self._plan_outage()
         body: Body = json.loads(raw)
         question = json.dumps([body["messages"], body.get("seed")])
         key = hashlib.sha256(question.encode()).hexdigest()
-        times = self.asked[key]
-        self.asked[key] += 1
-        what, latency = self.weather.befalls(body, times)
-        if self.weather.storm is not None and self._within(self.weather.storm):
+        times = self.requests_of_key[key]
+        self.requests_of_key[key] += 1
+        what, latency = self.faults.outcome_of(body, times)
+        if self.faults.storm is not None and self._within(self.faults.storm):
             what, latency = "storm", 0.0
         self.outcomes[what] += 1
         return body, what, latency
@@ -157,9 +157,9 @@ class FaultyServer:
         return times[0] <= time.monotonic() - self.first < times[1]
 
     def _plan_outage(self) -> None:
-        if self.weather.down is not None:
+        if self.faults.down is not None:
             loop = asyncio.get_running_loop()
-            begin, end = self.weather.down
+            begin, end = self.faults.down
             loop.call_later(begin, self._hide)
             loop.call_later(end, lambda: loop.create_task(self._listen()))
 
@@ -171,10 +171,10 @@ class FaultyServer:
             return 429, _error("slow down", "rate_limit_error")
         if what == "broken":
             return 200, b'{"choices": [{"mess'
-        said = {"empty": "", "malformed": '{"overall": "about seven'}.get(what)
-        found = completion(body, self.answer(body) if said is None else said)
-        found["latency_s"] = latency
-        return 200, json.dumps(found).encode()
+        text = {"empty": "", "malformed": '{"overall": "about seven'}.get(what)
+        reply_body = completion(body, self.answer(body) if text is None else text)
+        reply_body["latency_s"] = latency
+        return 200, json.dumps(reply_body).encode()
 
 
 class _Connection(asyncio.Protocol):
@@ -199,9 +199,9 @@ class _Connection(asyncio.Protocol):
             whole = end + 4 + (int(length[1]) if length else 0)
             if len(self.buffer) < whole:
                 return
-            asked = self.buffer.startswith(b"GET ")
+            listing = self.buffer.startswith(b"GET ")
             raw, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
-            if asked:  # of /models, which says nothing and is in no count
+            if listing:  # of /models, which says nothing and is in no count
                 self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             else:
                 self._take(raw)
@@ -224,7 +224,7 @@ class _Connection(asyncio.Protocol):
             status, _PHRASES[status], len(content),
         )  # fmt: skip
         if status == 429:
-            head += b"Retry-After: %s\r\n" % f"{self.owner.weather.retry_after_s:g}".encode()
+            head += b"Retry-After: %s\r\n" % f"{self.owner.faults.retry_after_s:g}".encode()
         self.transport.write(head + b"\r\n" + content)
 
 
@@ -261,12 +261,12 @@ def _of_type(schema: dict[str, Any], root: dict[str, Any]) -> Any:
 
 def formed(body: Body, otherwise: str) -> str:
     """An instance of the schema that is asked for, else the given text."""
-    asked = body.get("response_format", {}).get("json_schema")
-    return json.dumps(instance_of(asked["schema"])) if asked else otherwise
+    form = body.get("response_format", {}).get("json_schema")
+    return json.dumps(instance_of(form["schema"])) if form else otherwise
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve chat completions in bad weather.")
+    parser = argparse.ArgumentParser(description="Serve chat completions with planned faults.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--latency", type=float, nargs=2, default=(0.0, 0.0))
@@ -275,8 +275,8 @@ def main() -> None:
     parser.add_argument("--answer", default="I see what you mean.")
     args = vars(parser.parse_args())
     port, otherwise = args.pop("port"), args.pop("answer")
-    weather = Weather(latency_s=tuple(args.pop("latency")), **args)
-    server = FaultyServer(weather, lambda body: formed(body, otherwise), port=port)
+    faults = FaultPlan(latency_s=tuple(args.pop("latency")), **args)
+    server = FaultyServer(faults, lambda body: formed(body, otherwise), port=port)
 
     async def announced() -> None:
         serving = asyncio.create_task(server.serve())

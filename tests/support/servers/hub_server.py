@@ -139,11 +139,11 @@ class HubServer:
     def _sibling(self, name: str, content: bytes, blobs: bool) -> dict[str, Any]:
         if not blobs or self.plain_listing:
             return {"rfilename": name}
-        found = {"rfilename": name, "size": len(content), "blobId": blob_hash(content)}
+        entry = {"rfilename": name, "size": len(content), "blobId": blob_hash(content)}
         if name.endswith(STORED):
             stored = {"size": len(content), "sha256": self.sha256(content), "pointerSize": 130}
-            return {**found, "lfs": stored}
-        return found
+            return {**entry, "lfs": stored}
+        return entry
 
 
 class _Http(ThreadingHTTPServer):
@@ -176,12 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
         with owner.lock:
             owner.requests.append(seen)
         path = unquote(url.path)
-        if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            self._listing(found[1], found[2], "blobs" in url.query)
-        elif found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._resolve(found[1], found[2], found[3])
-        elif found := re.fullmatch(r"/storage/([^/]+/[^/]+)/([^/]+)/(.+)", path):
-            self._content(found[1], found[2], found[3])
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            self._listing(match[1], match[2], "blobs" in url.query)
+        elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(match[1], match[2], match[3])
+        elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/([^/]+)/(.+)", path):
+            self._content(match[1], match[2], match[3])
         else:
             self._error(404, "", "no such page")
 
@@ -229,13 +229,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "EntryNotFound", "Entry not found")
             return
         content, commit = files[path], commit_of(files)
-        known = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not path.endswith(STORED):
-            self._body(content, {**known, "ETag": f'"{blob_hash(content)}"'})
+            self._body(content, {**headers, "ETag": f'"{blob_hash(content)}"'})
             return
         linked = {"X-Linked-Etag": f'"{owner.sha256(content)}"', "X-Linked-Size": str(len(content))}
         there = f"http://localhost:{owner.port}/storage/{repo}/{commit}/{path}"
-        self._send(302, b"", {**known, **linked, "Location": there})
+        self._send(302, b"", {**headers, **linked, "Location": there})
 
     def _content(self, repo: str, commit: str, path: str) -> None:
         files = self.server.owner.at(repo, commit)
@@ -251,8 +251,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault.damage:
             content = bytes(255 - byte for byte in content)
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(asked[1]) if asked and not fault.whole else 0
+        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(byte_range[1]) if byte_range and not fault.whole else 0
         ranged = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
         self.send_response(206 if start else 200)
         for name, value in {**headers, **(ranged if start else {})}.items():

@@ -297,8 +297,12 @@ def completion(body: Body, text: str, *, thinking: bool = False) -> dict[str, An
 
 
 def _usage(body: Body, spoken: int) -> dict[str, int]:
-    heard = sum(len(str(m.get("content") or "").split()) for m in body.get("messages", []))
-    return {"prompt_tokens": heard, "completion_tokens": spoken, "total_tokens": heard + spoken}
+    prompt_words = sum(len(str(m.get("content") or "").split()) for m in body.get("messages", []))
+    return {
+        "prompt_tokens": prompt_words,
+        "completion_tokens": spoken,
+        "total_tokens": prompt_words + spoken,
+    }
 
 
 def _thinks(body: Body) -> bool:
@@ -329,8 +333,8 @@ def _answerer(answer: Answer | str | None) -> Answer:
 
 def echo(body: Body) -> str:
     """The default answer: the last user message, said back."""
-    said = [str(m["content"]) for m in body.get("messages", []) if m.get("role") == "user"]
-    return f"You said: {said[-1]}" if said else "You said nothing."
+    lines = [str(m["content"]) for m in body.get("messages", []) if m.get("role") == "user"]
+    return f"You said: {lines[-1]}" if lines else "You said nothing."
 
 
 def _dump(value: Any) -> bytes:

@@ -32,9 +32,9 @@ def answer(body: Body) -> str:
     for labels in LABELS:
         if all(label in prompt for label in labels):
             return drawn.choice(labels)
-    said = " ".join(drawn.sample(WORDS, 6))
+    line = " ".join(drawn.sample(WORDS, 6))
     return (
-        json.dumps({"action_type": "speak", "argument": said}) if "action_type" in prompt else said
+        json.dumps({"action_type": "speak", "argument": line}) if "action_type" in prompt else line
     )
 
 
@@ -67,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0)
-    asked = parser.parse_args()
-    with ScriptedServer(answer=answer, port=asked.port, delay_s=asked.delay) as server:
+    options = parser.parse_args()
+    with ScriptedServer(answer=answer, port=options.port, delay_s=options.delay) as server:
         print(server.base_url, flush=True)
         while True:
             input()

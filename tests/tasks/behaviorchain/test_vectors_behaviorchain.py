@@ -11,7 +11,7 @@ import json
 import pytest
 
 from soulkit.errors import DataError
-from tests.support.letters import assert_paper, assert_reference, found
+from tests.support.letters import assert_paper, assert_reference, reading
 from tests.support.vectors import Vector, load_vectors
 
 VECTORS = load_vectors("behavior_chain.choice")
@@ -26,15 +26,15 @@ def offers_nothing(vector: Vector) -> bool:
 def test_choice(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found("behaviorchain", "reference", vector)
+            reading("behaviorchain", "reference", vector)
         return
-    assert_reference(found("behaviorchain", "reference", vector), vector, "behavior_chain")
+    assert_reference(reading("behaviorchain", "reference", vector), vector, "behavior_chain")
 
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_paper(vector: Vector) -> None:
     if vector.raises or offers_nothing(vector):
         with pytest.raises(DataError):
-            found("behaviorchain", "paper", vector)
+            reading("behaviorchain", "paper", vector)
         return
-    assert_paper(found("behaviorchain", "paper", vector), vector)
+    assert_paper(reading("behaviorchain", "paper", vector), vector)

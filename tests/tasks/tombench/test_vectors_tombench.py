@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from soulkit.errors import DataError
-from tests.support.letters import assert_paper, assert_reference, found
+from tests.support.letters import assert_paper, assert_reference, reading
 from tests.support.vectors import Vector, load_vectors
 
 VECTORS = load_vectors("tombench.choice")
@@ -18,14 +18,14 @@ VECTORS = load_vectors("tombench.choice")
 @pytest.mark.parametrize("vector", VECTORS)
 def test_choice(vector: Vector) -> None:
     if "null-output-crash" in vector.quirks:
-        actual = found("tombench", "reference", vector)
+        actual = reading("tombench", "reference", vector)
         assert (actual["reward"], actual["status"]) == (0.0, "empty")
         return
     if vector.raises:
         with pytest.raises(DataError):
-            found("tombench", "reference", vector)
+            reading("tombench", "reference", vector)
         return
-    assert_reference(found("tombench", "reference", vector), vector, "tombench")
+    assert_reference(reading("tombench", "reference", vector), vector, "tombench")
     length = vector.expected["metrics"]["tombench/response_len"]
     assert length == len((vector.input["output_text"] or "").split())
 
@@ -35,9 +35,9 @@ def test_paper(vector: Vector) -> None:
     gold = str(vector.input["row"].get("correct_letter") or "").strip()
     if not gold:
         with pytest.raises(DataError, match="none of the row's options"):
-            found("tombench", "paper", vector)
+            reading("tombench", "paper", vector)
         return
     if "null-output-crash" in vector.quirks:
-        assert found("tombench", "paper", vector)["status"] == "empty"
+        assert reading("tombench", "paper", vector)["status"] == "empty"
         return
-    assert_paper(found("tombench", "paper", vector), vector)
+    assert_paper(reading("tombench", "paper", vector), vector)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from soulkit.errors import DataError
-from tests.support.letters import assert_paper, assert_reference, found
+from tests.support.letters import assert_paper, assert_reference, reading
 from tests.support.vectors import Vector, assert_matches, load_vectors
 from tests.tasks.twinvoice.reference import reference_aggregates
 
@@ -14,18 +14,18 @@ from tests.tasks.twinvoice.reference import reference_aggregates
 def test_choice(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found("twinvoice", "reference", vector)
+            reading("twinvoice", "reference", vector)
         return
-    assert_reference(found("twinvoice", "reference", vector), vector, "twinvoice")
+    assert_reference(reading("twinvoice", "reference", vector), vector, "twinvoice")
 
 
 @pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
 def test_paper(vector: Vector) -> None:
     if vector.raises or "negative-index-wraps" in vector.quirks:
         with pytest.raises(DataError):
-            found("twinvoice", "paper", vector)
+            reading("twinvoice", "paper", vector)
         return
-    assert_paper(found("twinvoice", "paper", vector), vector)
+    assert_paper(reading("twinvoice", "paper", vector), vector)
 
 
 @pytest.mark.parametrize(
