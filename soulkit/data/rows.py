@@ -75,11 +75,11 @@ def bind(
     Other keys are dropped. Raises ColumnsError when required columns are missing, DataError when a
     value is not of its column's type.
     """
-    given = present(row)
-    values = {name: _find(given, name, column) for name, column in columns.items()}
+    cells = present(row)
+    values = {name: _find(cells, name, column) for name, column in columns.items()}
     missing = [n for n, column in columns.items() if column.required and values[n] is None]
     if missing:
-        raise _missing(given, columns, task, source, missing)
+        raise _missing(cells, columns, task, source, missing)
     return {
         name: None if value is None else _typed(name, value, columns[name], source)
         for name, value in values.items()
@@ -120,8 +120,8 @@ def _missing(
     missing: Sequence[str],
 ) -> ColumnsError:  # fmt: skip
     expected = [name for name, column in columns.items() if column.required]
-    known = {alias for name, column in columns.items() for alias in (name, *column.aliases)}
-    spare = [name for name in row if name not in known and name != "data_source"]
+    declared = {alias for name, column in columns.items() for alias in (name, *column.aliases)}
+    spare = [name for name in row if name not in declared and name != "data_source"]
     aliases = ", ".join(f"{n}: {{aliases: [{_guess(n, spare)}]}}" for n in missing)
     return ColumnsError(
         f"{source or 'row'}: {_column_s(missing)} of task '{task}' missing: {', '.join(missing)}.",
@@ -142,14 +142,14 @@ def _guess(name: str, spare: Sequence[str]) -> str:
 
 
 def _typed(name: str, value: Any, column: Column, source: str) -> Any:
-    found = _READ[column.type](value)
-    if found is None:
+    converted = _READ[column.type](value)
+    if converted is None:
         raise DataError(
             f"{source or 'row'}: the column '{name}' should hold {_WANTED[column.type]}.",
             f"It holds {type(value).__name__} {value!r:.60}.",
             "Mend the row, or leave it out.",
         )
-    return found
+    return converted
 
 
 def _text(value: Any) -> str | None:

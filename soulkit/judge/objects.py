@@ -56,7 +56,7 @@ LENIENT = json.JSONDecoder(object_pairs_hook=_unique, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ObjectSpan:
     """An outermost object and where it stands."""
 
     value: dict[str, Any]
@@ -68,7 +68,7 @@ class Span:
 class Scan:
     """What a look at the braces of a text gave."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[ObjectSpan, ...]
     """Objects that stand in no other braces, in order."""
     broken: int | None = None
     """Where an object begins that does not parse; behind it nothing was looked for."""
@@ -78,7 +78,7 @@ class Scan:
 
 def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
     """The outermost objects of `text`, in one pass."""
-    spans: list[Span] = []
+    spans: list[ObjectSpan] = []
     depth, looks, brace = 0, 0, _BRACE.search(text)
     while brace is not None:
         looks += 1
@@ -100,12 +100,12 @@ def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
     return Scan(tuple(spans), stray=depth > 0)
 
 
-def _decoded(text: str, place: int, decoder: json.JSONDecoder) -> Span | None:
+def _decoded(text: str, place: int, decoder: json.JSONDecoder) -> ObjectSpan | None:
     try:
         value, end = decoder.raw_decode(text, place)
     except (ValueError, RecursionError):
         return None
-    return Span(value, place, end)
+    return ObjectSpan(value, place, end)
 
 
 def whole(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
@@ -146,7 +146,7 @@ _ATTEMPTS = 500
 """Broken objects of a question after which no other is looked for: each costs a look at all."""
 
 
-class Shown:
+class JudgeMaterial:
     """What a model was shown before it wrote: a question with others' words in it."""
 
     def __init__(self, question: str, words: str | None = None) -> None:

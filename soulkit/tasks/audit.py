@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from soulkit.data.files import BadRow
 from soulkit.data.rows import content_hash
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import named, plain
+from soulkit.judge.verdict import named_options, plain
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import Loaded
-from soulkit.tasks.rowcheck import Words, count_words, field_words, summary
+from soulkit.tasks.rowcheck import WordCounts, count_words, field_words, summary
 from soulkit.types import Example
 
 NOTABLE = 0.01
@@ -71,7 +71,7 @@ class RowAudit:
     rows: int
     """Different usable rows."""
     duplicates: int
-    words: Mapping[str, Words]
+    words: Mapping[str, WordCounts]
     """Words per field, of the whole `prompt` and of the `gold answer`."""
     with_options: int
     """Rows whose options the task knows: the figures below are about these."""
@@ -138,9 +138,9 @@ def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
         return "", None
     biases = {k: bias(hits[k], len(views), expected[k] / len(views)) for k in hits}
     letter = min(sorted(biases), key=lambda k: biases[k].p)
-    found = biases[letter]
-    adjusted = min(1.0, found.p * len(expected))
-    return letter, Bias(found.rows, found.hits, found.chance, adjusted)
+    favourite = biases[letter]
+    adjusted = min(1.0, favourite.p * len(expected))
+    return letter, Bias(favourite.rows, favourite.hits, favourite.chance, adjusted)
 
 
 def _length_bias(views: Sequence[LeakView]) -> Bias | None:
@@ -187,7 +187,7 @@ def _shown(prompt: str, view: LeakView) -> frozenset[str]:
     """
     left = without_options(prompt, view.options)
     near = [option for option in view.options if plain(option) in left]
-    return named(left, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
+    return named_options(left, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
 
 
 def without_options(prompt: str, options: Sequence[str]) -> str:
@@ -199,8 +199,8 @@ def without_options(prompt: str, options: Sequence[str]) -> str:
     every = [plain(option) for option in options]
     gap = r"(?: option| choice)?(?: \w{1,2})? "
     inline = re.compile(rf"(?<!\w){gap.join(map(re.escape, every))}(?!\w)")
-    left, found = inline.subn(" | ", plain(prompt))
-    if found:
+    left, count = inline.subn(" | ", plain(prompt))
+    if count:
         return left
     text = _plain_lines(prompt)
     for option in sorted(options, key=len, reverse=True):
@@ -262,7 +262,7 @@ def _twins(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
 
 def _answer_words(
     task: Task, examples: Sequence[Example], prompts: Mapping[str, str]
-) -> dict[str, Words]:
+) -> dict[str, WordCounts]:
     lengths = {
         "prompt": [count_words(prompts[e.id]) or 0 for e in examples],
         "gold answer": [count_words(task.gold_text(e)) or 0 for e in examples],

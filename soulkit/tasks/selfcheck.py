@@ -94,7 +94,7 @@ def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
 
     Of a rows-only task only the reading of the rows is checked.
     """
-    found = {} if task.spec.rows_only else asyncio.run(_findings(task, loaded))
+    findings_by_kind = {} if task.spec.rows_only else asyncio.run(_findings(task, loaded))
     return SelfCheck(
         task=task.name,
         protocol=task.protocol,
@@ -103,24 +103,24 @@ def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
         duplicates=loaded.duplicates,
         bad=loaded.bad,
         rows_only=task.spec.rows_only,
-        **{kind: tuple(findings) for kind, findings in found.items()},
+        **{kind: tuple(findings) for kind, findings in findings_by_kind.items()},
     )
 
 
-Verdict = tuple[str, Finding | None]
+_CheckOutcome = tuple[str, Finding | None]
 
 
 async def _findings(task: Task, loaded: Loaded) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     for example in loaded.examples:
         for check in (_check_gold, _check_wrong):
             kind, finding = await check(task, example)
             if finding is not None:
-                found.setdefault(kind, []).append(finding)
-    return found
+                findings.setdefault(kind, []).append(finding)
+    return findings
 
 
-async def _check_gold(task: Task, example: Example) -> Verdict:
+async def _check_gold(task: Task, example: Example) -> _CheckOutcome:
     played, score, why = await scripted_play(task, example, task.gold, perfect=True)
     if why:
         return "gold_fails", _finding(example, played, why)
@@ -133,7 +133,7 @@ async def _check_gold(task: Task, example: Example) -> Verdict:
     return "", None
 
 
-async def _check_wrong(task: Task, example: Example) -> Verdict:
+async def _check_wrong(task: Task, example: Example) -> _CheckOutcome:
     played, score, why = await scripted_play(task, example, task.wrong, perfect=False)
     if why or played is None:
         reason = why or "the task has no scripted wrong answer for it"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.data.hub import LOCK, pull
-from soulkit.data.transfer import ATTEMPTS, Hub
+from soulkit.data.hub import LOCK, pull_files
+from soulkit.data.transfer import STALLED_ATTEMPTS, Hub
 from soulkit.errors import ConfigError, DataError
 from tests.support.hub import (
     AGAIN,
@@ -42,7 +42,7 @@ def no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def refused(server: HubServer, folder: Path, **more: object) -> str:
     """The message of a pull that fails; nothing stands under the final name."""
     with server, pytest.raises(DataError) as error:
-        pull(client(server), HITOM_FILE, folder, **more)  # type: ignore[arg-type]
+        pull_files(client(server), HITOM_FILE, folder, **more)  # type: ignore[arg-type]
     assert NAME not in names_in(folder)
     assert NAME in lines(error)
     return lines(error)
@@ -54,7 +54,7 @@ def refused(server: HubServer, folder: Path, **more: object) -> str:
 def test_a_cut_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
     faults = {0: Fault(cut_after=12_000), 1: Fault(cut_after=5_000)}
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        assert pull(client(server), HITOM_FILE, tmp_path)[0].state == "downloaded"
+        assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "downloaded"
         assert server.sent == len(HITOM)
         asked = [r.range for r in server.requests if r.path.startswith("/storage")]
     assert asked == ["", "bytes=12000-", "bytes=17000-"]
@@ -64,7 +64,7 @@ def test_a_cut_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
 def test_a_server_that_ignores_ranges_sends_all_again(tmp_path: Path) -> None:
     faults = {0: Fault(cut_after=12_000), 1: Fault(whole=True)}
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_always_cuts_at_one_place_is_given_up(tmp_path: Path) -> N
     faults = {i: Fault(cut_after=9_000, whole=True) for i in range(50)}
     server = HubServer({EVAL: EVALS}, faults=faults)
     assert "no connection to" in refused(server, tmp_path)
-    assert server.contents == 1 + ATTEMPTS
+    assert server.contents == 1 + STALLED_ATTEMPTS
 
 
 def test_bytes_counted_are_bytes_that_came(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_bytes_counted_are_bytes_that_came(tmp_path: Path) -> None:
 
     totals: list[int] = []
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        pull(client(server), HITOM_FILE, tmp_path, bars=lambda n: totals.append(n) or Bar())  # type: ignore[func-returns-value]
+        pull_files(client(server), HITOM_FILE, tmp_path, bars=lambda n: totals.append(n) or Bar())  # type: ignore[func-returns-value]
     assert (totals, min(seen)) == ([len(HITOM)], -12_000)
 
 
@@ -101,11 +101,11 @@ def test_bad_bytes_of_an_earlier_start_are_fetched_again(tmp_path: Path) -> None
         hub, faulty = client(server), Fault(status=401)
         server.faults[1] = faulty
         with pytest.raises(DataError):
-            pull(hub, HITOM_FILE, tmp_path)
+            pull_files(hub, HITOM_FILE, tmp_path)
         part = next(tmp_path.glob(f".{NAME}.*.part"))
         assert part.read_bytes() == HITOM[:10]
         part.write_bytes(b"0123456789")
-        assert pull(hub, HITOM_FILE, tmp_path)[0].state == "resumed"
+        assert pull_files(hub, HITOM_FILE, tmp_path)[0].state == "resumed"
     assert (tmp_path / NAME).read_bytes() == HITOM
     assert names_in(tmp_path) == {NAME, *TIDY}
 
@@ -140,7 +140,7 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
         assert 0 < have < len(HITOM)
         server.pause_s, server.sent = 0.0, 0
         server.requests.clear()
-        assert pull(client(server), HITOM_FILE, tmp_path)[0].state == "resumed"
+        assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "resumed"
         assert [r.range for r in server.requests][-1] == f"bytes={have}-"
         assert server.sent <= len(HITOM) - have + CHUNK  # one piece of the killed one may follow
     assert (tmp_path / NAME).read_bytes() == HITOM
@@ -160,9 +160,9 @@ def test_a_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
 def test_damaged_bytes_are_caught_in_git_files_too(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, faults={0: Fault(damage=True)}) as server:
         with pytest.raises(DataError, match="arrived damaged") as error:
-            pull(client(server), want("notes.jsonl"), tmp_path)
+            pull_files(client(server), want("notes.jsonl"), tmp_path)
         assert "Its git hash is" in lines(error)
-        pull(client(server), want("notes.jsonl"), tmp_path)
+        pull_files(client(server), want("notes.jsonl"), tmp_path)
     assert (tmp_path / "notes.jsonl").read_bytes() == NOTES
 
 
@@ -189,7 +189,7 @@ def test_a_token_that_does_not_fit_is_told_and_not_shown(tmp_path: Path, monkeyp
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with HubServer({EVAL: EVALS}, token=TOKEN) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
         sent = {(r.host, r.authorization) for r in server.requests}
     assert sent == {("127.0.0.1", f"Bearer {TOKEN}"), ("localhost", "")}
 
@@ -215,14 +215,14 @@ def test_a_file_that_is_listed_and_not_served(tmp_path: Path) -> None:
 def test_a_busy_server_is_waited_for(tmp_path: Path) -> None:
     slow = Fault(status=429, headers={"Retry-After": "0"})
     with HubServer({EVAL: EVALS}, faults={0: Fault(status=503), 1: slow}) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
 def test_a_server_that_stays_busy_is_told(tmp_path: Path) -> None:
     server = HubServer({EVAL: EVALS}, faults={i: Fault(status=503) for i in range(20)})
     assert "answers 503" in refused(server, tmp_path)
-    assert server.contents == ATTEMPTS
+    assert server.contents == STALLED_ATTEMPTS
     server = HubServer({EVAL: EVALS}, api_status=500)
     said = refused(server, tmp_path)
     assert "answers 500" in said
@@ -249,7 +249,7 @@ def test_an_address_that_is_none(monkeypatch, address: str) -> None:
 def test_nobody_there(tmp_path: Path) -> None:
     address = "http://127.0.0.1:9"
     with pytest.raises(DataError) as error:
-        pull(Hub(AGAIN, endpoint=address + "/"), HITOM_FILE, tmp_path)
+        pull_files(Hub(AGAIN, endpoint=address + "/"), HITOM_FILE, tmp_path)
     said = lines(error)
     assert f"'{NAME}' cannot be downloaded" in said
     assert address in said
@@ -322,7 +322,7 @@ def test_a_body_that_is_no_listing_may_hold_the_token(
 def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:
     hub = Hub(AGAIN, endpoint="http://me:hunter2hunter2@127.0.0.1:9", wait_s=0.0)
     with pytest.raises(DataError) as error:
-        pull(hub, HITOM_FILE, tmp_path)
+        pull_files(hub, HITOM_FILE, tmp_path)
     assert "hunter2" not in lines(error) and "127.0.0.1:9" in lines(error)
     with pytest.raises(ConfigError) as wrong:
         Hub(AGAIN, endpoint="me:hunter2hunter2@mirror")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase, tokens
-from soulkit.judge.leaks import LeakView, check
+from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.types import Feedback
 
 PUBLIC = (
@@ -148,7 +148,7 @@ def test_phrases_are_found_as_words_in_a_row() -> None:
 
 
 def leak(text: str, **view: object) -> str:
-    checked = check(Feedback(text=text, author="x"), LeakView(**view))  # type: ignore[arg-type]
+    checked = check_leak(Feedback(text=text, author="x"), LeakView(**view))  # type: ignore[arg-type]
     assert checked.blind is None and checked.chance is None
     return checked.leak
 
@@ -173,5 +173,5 @@ def test_words_that_the_actor_sees_are_no_rubric_words() -> None:
 
 def test_a_view_with_options_is_checked_for_texts_too() -> None:
     view = LeakView("Who?", ("Ana", "Ben"), "Ana", private=(SECRET,))
-    checked = check(Feedback(text="A brother's watch was pawned.", author="x"), view)
+    checked = check_leak(Feedback(text="A brother's watch was pawned.", author="x"), view)
     assert (checked.leak, checked.chance) == ("private_text", 0.5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.pairwise import Compared, compare
+from soulkit.judge.pairwise import PairOutcome, judge_pair
 from soulkit.models.base import Cast, Panel
 from soulkit.types import Episode
 from tests.support.road import player
@@ -30,17 +30,17 @@ def says(verdict: str) -> str:
 
 def asked(
     *answers: Callable[[Any], str] | str, episode: Episode = EPISODE, **panel: Any
-) -> Compared:
+) -> PairOutcome:
     """What judges with these answers make of the pair."""
 
-    async def run() -> Compared:
+    async def run() -> PairOutcome:
         servers = [ScriptedServer(answer=answer) for answer in answers]
         for server in servers:
             server.__enter__()
         players = tuple(player(s.base_url, f"j{i}", seed=0) for i, s in enumerate(servers))
         try:
             cast = Cast(actor=players[0], judges=players, panel=Panel(**panel))
-            return await compare(cast, episode, prompt)
+            return await judge_pair(cast, episode, prompt)
         finally:
             for each in players:
                 await each.model.close()

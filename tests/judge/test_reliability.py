@@ -7,7 +7,7 @@ import random
 import pytest
 
 from soulkit.judge.pairwise import Ballot
-from soulkit.judge.reliability import Judgement, Match, Reliability, Subject, said_in
+from soulkit.judge.reliability import Judgement, PairJudgement, Reliability, Subject, grades_in
 from soulkit.types import Score, Verdict
 
 
@@ -31,16 +31,16 @@ def test_numbers_and_labels_are_read_and_prose_is_not():
         "rating": 3, "label": "HUMAN", "safe": True, "reasoning": "because", "quotes": ["a"],
         "nested": {"score": {"score": 3}},
     }  # fmt: skip
-    assert said_in(score(said)) == {
+    assert grades_in(score(said)) == {
         "headline": 0.5, "goal": 7.0, "secret": -2.0, "rating": 3.0, "label": "HUMAN",
         "safe": "true",
     }  # fmt: skip
 
 
 def test_other_questions_are_called_by_their_purpose():
-    found = said_in(score({"risk_level": "low", "reason": "r"}, purpose="audit"))
+    found = grades_in(score({"risk_level": "low", "reason": "r"}, purpose="audit"))
     assert found == {"headline": 0.5, "audit/risk_level": "low"}
-    assert said_in(score({}, value=None)) == {}
+    assert grades_in(score({}, value=None)) == {}
 
 
 def test_levels_follow_from_the_values():
@@ -155,13 +155,13 @@ def test_length_that_only_follows_turns_is_seen_through():
 
 
 def test_position_counts_flips_and_the_first_place():
-    def pair(i: int, one: str, two: str) -> Match:
+    def pair(i: int, one: str, two: str) -> PairJudgement:
         ballots = (Ballot("j", 0, True, one), Ballot("j", 0, False, two))  # type: ignore[arg-type]
         flip = ballots[0].value != ballots[1].value
-        return Match(key=f"{i}", cluster=f"{i}", judge="j", ballots=ballots, flips=(flip,))
+        return PairJudgement(key=f"{i}", cluster=f"{i}", judge="j", ballots=ballots, flips=(flip,))
 
     matches = [pair(0, "A", "B"), pair(1, "A", "A"), pair(2, "Tie", "Tie"), pair(3, "B", "Tie")]
-    matches.append(Match(key="4", cluster="4", judge="j", problem="mumbled"))
+    matches.append(PairJudgement(key="4", cluster="4", judge="j", problem="mumbled"))
     report = Reliability([judged("x", "j", 0, goal=1.0)], {}, matches).report()["position"]["j"]
     assert report["pairs"] == 5 and report["unreadable"] == 1
     assert report["flips"]["value"] == 0.5 and report["flips"]["n"] == 4

@@ -10,16 +10,16 @@ from pydantic import Field
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.fence import fence, utterance
-from soulkit.judge.structured import Shape, question
+from soulkit.judge.structured import VerdictShape, question
 from soulkit.judge.verdict import tagged_letter
 
 
-class Part(Shape):
+class Part(VerdictShape):
     reasoning: str
     score: int = Field(ge=0, le=10)
 
 
-class Marks(Shape):
+class Marks(VerdictShape):
     goal: Part
     manners: Part
 

@@ -21,13 +21,13 @@ from soulkit.judge.panel import (
     combined,
     judge_names,
     opinions,
-    orders,
+    pair_orders,
     pooled,
     readable,
 )
 from soulkit.judge.structured import (
-    Question,
-    Shape,
+    JudgeQuestion,
+    VerdictShape,
     ask,
     label_question,
     question,
@@ -43,12 +43,12 @@ from tests.support.servers.openai_server import Fault, ScriptedServer
 Body = dict[str, Any]
 
 
-class Part(Shape):
+class Part(VerdictShape):
     reasoning: str
     score: int = Field(ge=-5, le=5)
 
 
-class Whole(Shape):
+class Whole(VerdictShape):
     goal: Part
     warmth: float = Field(ge=0, le=1)
 
@@ -118,7 +118,7 @@ def test_what_is_off_the_shape_does_not_count(text: str, about: str | None) -> N
     assert about in caught.value.detail
 
 
-class Free(Shape):
+class Free(VerdictShape):
     weight: float
 
 
@@ -135,7 +135,7 @@ def test_a_question_that_knows_no_forgery_finds_none() -> None:
     def refuse(text: str) -> str:
         raise UnreadableVerdict(f"no answer in {text!r}")
 
-    asked = Question("score", "How?", read=refuse, said=lambda text: {"text": text})
+    asked = JudgeQuestion("score", "How?", read=refuse, dump=lambda text: {"text": text})
     with played_by("hm") as judge, pytest.raises(UnreadableVerdict) as caught:
         asyncio.run(ask(judge, asked, Call(role="judge", example_id="e")))
     assert caught.value.forgery is not None and not caught.value.forgery(GOOD_TEXT)
@@ -277,7 +277,7 @@ def test_every_judge_is_asked_as_often_as_the_panel_says() -> None:
 def test_a_lost_sample_is_kept_as_its_reason() -> None:
     replies = iter(["rubbish", "rubbish"])
     found, _ = panel([lambda b: next(replies, GOOD_TEXT)], samples=2)
-    lost = [o for o in found if o.found is None]
+    lost = [o for o in found if o.answer is None]
     # Two questions are under way at once: both spoilt replies may have met the same one.
     assert len(readable(found)) == 2 - len(lost) >= 1
     assert all("no complete JSON object" in o.verdict().problem for o in lost)
@@ -301,15 +301,15 @@ def test_combining_and_agreeing() -> None:
 
 
 def test_orders_of_a_pair() -> None:
-    assert orders(EPISODE, "both") == (True, False)
-    drawn = {orders(Episode(example_id=str(i), task="t"), "seeded") for i in range(30)}
+    assert pair_orders(EPISODE, "both") == (True, False)
+    drawn = {pair_orders(Episode(example_id=str(i), task="t"), "seeded") for i in range(30)}
     assert drawn == {(True,), (False,)}
-    assert orders(EPISODE, "seeded", "k") == orders(EPISODE, "seeded", "k")
+    assert pair_orders(EPISODE, "seeded", "k") == pair_orders(EPISODE, "seeded", "k")
 
 
 def test_label_questions_have_no_form() -> None:
     asked = label_question("detector", "AI or HUMAN?", ("AI", "HUMAN"))
-    assert asked.form is None and asked.said("AI") == {"label": "AI"}
+    assert asked.form is None and asked.dump("AI") == {"label": "AI"}
     assert judge_names([]) == []
 
 

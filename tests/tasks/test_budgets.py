@@ -11,7 +11,7 @@ from soulkit.tasks.budgets import (
     first_words,
     keep_latest,
     share_fairly,
-    words,
+    total_words,
 )
 from soulkit.tasks.lessons import safest
 from tests.support.reference import last_words
@@ -42,10 +42,10 @@ def test_shared_budgets_are_kept_and_cuts_add_up(lengths: list[int], budget: int
 def test_the_latest_entries_stay(lengths: list[int], budget: int) -> None:
     entries = [" ".join([f"w{i}"] * n) for i, n in enumerate(lengths)]
     kept, cut = keep_latest(entries, budget)
-    assert words(kept) - sum(text.endswith(" [...]") for text in kept) <= budget
+    assert total_words(kept) - sum(text.endswith(" [...]") for text in kept) <= budget
     if cut and not kept[-1].endswith(" [...]"):
         assert list(kept) == entries[len(entries) - len(kept) :]
-        assert words(kept) + cut == words(entries)
+        assert total_words(kept) + cut == total_words(entries)
 
 
 def test_line_breaks_survive_a_cut() -> None:

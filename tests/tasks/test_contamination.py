@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.contamination import Passage, clean_rows, compare, jaccard, shingles, words_of
+from soulkit.data.contamination import (
+    Passage,
+    clean_rows,
+    find_overlap,
+    folded_words,
+    jaccard,
+    shingles,
+)
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
 from soulkit.tasks.passages import entity_kinds, passage, passages
@@ -49,13 +56,13 @@ def row(source: str, persona: str, question: str, answer: str = "milk", **more: 
 
 def overlap(task: Any, train: list[RawRow], evaluation: list[RawRow], **options: Any) -> Any:
     sides = [[passage(task, r) for r in rows] for rows in (train, evaluation)]
-    return compare(*sides, entities=entity_kinds([task]), **options)
+    return find_overlap(*sides, entities=entity_kinds([task]), **options)
 
 
 def test_words_ignore_case_punctuation_and_layout() -> None:
-    assert words_of("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
-    assert words_of({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
-    assert words_of("他在哪里?") == ("他", "在", "哪", "里")
+    assert folded_words("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
+    assert folded_words({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
+    assert folded_words("他在哪里?") == ("他", "在", "哪", "里")
 
 
 def test_triples_and_their_share() -> None:
@@ -168,12 +175,12 @@ def test_a_threshold_is_a_share() -> None:
     some = [Passage("a:1", "x", ("a",), ("a",), frozenset())]
     for threshold in (0.0, 1.5):
         with pytest.raises(ConfigError):
-            compare(some, some, threshold=threshold)
+            find_overlap(some, some, threshold=threshold)
 
 
 def test_no_gold_is_compared(survey: Any) -> None:
     found = passage(survey, row("t:1", NURSE, TEA, "zanzibar"))
-    assert "zanzibar" not in found.words and found.core == words_of(TEA)
+    assert "zanzibar" not in found.words and found.core == folded_words(TEA)
 
 
 def test_files_of_real_stories_overlap_with_themselves_alone(tmp_path: Path) -> None:
@@ -202,13 +209,13 @@ def test_four_fifths_of_the_triples_are_near(
 ) -> None:
     one, other = of_words("t:1", short), of_words("e:1", long)
     assert jaccard(shingles(one.words), shingles(other.words)) == share
-    assert [m.kind for m in compare([one], [other]).matches] == ["near"] * near
+    assert [m.kind for m in find_overlap([one], [other]).matches] == ["near"] * near
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1e-9])
 def test_every_share_above_none_up_to_all_is_a_threshold(threshold: float) -> None:
     some = [of_words("a:1", 5)]
-    assert compare(some, some, threshold=threshold).touched("exact") == {"a:1"}
+    assert find_overlap(some, some, threshold=threshold).touched("exact") == {"a:1"}
 
 
 def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold() -> None:
@@ -217,5 +224,5 @@ def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold()
     pair = [
         Passage(f"{text}:1", "x", tuple(text), tuple(text), frozenset()) for text in (one, other)
     ]
-    (match,) = compare(pair[:1], pair[1:], threshold=1.0).matches
+    (match,) = find_overlap(pair[:1], pair[1:], threshold=1.0).matches
     assert (match.kind, match.similarity) == ("near", 1.0)

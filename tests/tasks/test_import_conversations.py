@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.contamination import compare
+from soulkit.data.contamination import find_overlap
 from soulkit.data.files import RawRow, read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.loading import Loaded, examples_from, to_examples
@@ -201,7 +201,7 @@ def test_clariq_s_own_file_gives_the_conversations_that_mirrorbench_took_from_it
                  [("mirrorbench", RawRow(row, str(i))) for i, row in enumerate(rows)])[0]
         for rows in (mirror, own)
     ]  # fmt: skip
-    overlap = compare(*sides, entities=("conversation",))
+    overlap = find_overlap(*sides, entities=("conversation",))
     assert len(overlap.touched("conversation")) == 200, "though the descriptions differ"
 
 
@@ -407,7 +407,7 @@ def test_the_same_topics_stand_in_both_files_of_clariq_and_in_qulac() -> None:
         rows = import_rows("mirrorbench", DATA / file).rows[:400]
         raw = [("mirrorbench", RawRow(row, f"{file}:{i}")) for i, row in enumerate(rows)]
         sides.append(passages(task, raw)[0])
-    overlap = compare(*sides, entities=("topic",))
+    overlap = find_overlap(*sides, entities=("topic",))
     assert overlap.reached["topic"] > 0
     assert {shared.kind for shared in overlap.shared} == {"topic"}
 

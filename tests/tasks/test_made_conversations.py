@@ -215,7 +215,7 @@ def test_a_chat_may_begin_with_an_instruction_and_blank_replies() -> None:
 
 def test_voices_do_what_they_say() -> None:
     text = "Could you please help me, because I am stuck. Thanks."
-    written = {voice.told: voice.write(text) for voice in VOICES}
+    written = {voice.trait: voice.write(text) for voice in VOICES}
     assert len(set(written.values())) == len(VOICES)
     assert VOICES[2].write(text) == "could u pls help me, bc i am stuck. thx"
     assert all(voice.features for voice in VOICES)

@@ -29,7 +29,7 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
-from soulkit.judge.structured import Question, label_question
+from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
@@ -247,7 +247,7 @@ class UserLLM(ChoiceTask):
             return reference_label(label, right)
         return float(label == right)
 
-    def _question(self, example: Example, text: str) -> Question[str]:
+    def _question(self, example: Example, text: str) -> JudgeQuestion[str]:
         source, view = example.fields["source"], example.visible("judge")
         told = {"reply": fence(text, "reply")}
         if source == NQ:
@@ -257,7 +257,7 @@ class UserLLM(ChoiceTask):
         prompt = self.prompts.render(f"judge_{purpose}", **told)
         if self.protocol == "paper":
             return label_question(purpose, prompt, LABELS[source])
-        return Question(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+        return JudgeQuestion(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
 
     async def _detected(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
         if self.detector is None:

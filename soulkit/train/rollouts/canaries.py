@@ -27,7 +27,7 @@ from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
 from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.base import Task
-from soulkit.tasks.canaries import Canary, fixed, hatch
+from soulkit.tasks.canaries import Canary, canary_episodes, fixed_examples
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.sampling import Pool
 from soulkit.types import Example, Record
@@ -126,7 +126,11 @@ def caged(pool: Pool) -> list[Canary]:
     rows: dict[str, tuple[Task, list[Example]]] = {}
     for task, example in pool:
         rows.setdefault(task.name, (task, []))[1].append(example)
-    found = [c for task, mine in rows.values() for c in hatch(task, fixed(mine, EXAMPLES))]
+    found = [
+        c
+        for task, mine in rows.values()
+        for c in canary_episodes(task, fixed_examples(mine, EXAMPLES))
+    ]
     if not found:
         raise _nobody_judges(list(rows))
     return found
