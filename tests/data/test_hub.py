@@ -42,8 +42,8 @@ def no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_files_arrive_with_a_lock_that_says_where_from(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server:
-        found = pull_files(client(server), want(*EVALS), tmp_path)
-    assert [f.state for f in found] == ["downloaded"] * 3
+        pulled = pull_files(client(server), want(*EVALS), tmp_path)
+    assert [f.state for f in pulled] == ["downloaded"] * 3
     assert {n: (tmp_path / n).read_bytes() for n in EVALS} == EVALS
     assert names_in(tmp_path) == {*EVALS, *QUIET}
     lock = json.loads((tmp_path / LOCK).read_text())
@@ -79,8 +79,8 @@ def test_a_mirror_that_lists_only_names_is_asked_for_checksums(tmp_path: Path) -
 
 def test_a_file_in_a_folder_of_the_data_set_is_found_by_its_name(tmp_path: Path) -> None:
     with HubServer({EVAL: {"data/hitom_val.parquet": HITOM, "data/x.jsonl": NOTES}}) as server:
-        found = pull_files(client(server), HITOM_FILE, tmp_path)[0]
-    assert found.entry.path == "data/hitom_val.parquet"
+        pulled = pull_files(client(server), HITOM_FILE, tmp_path)[0]
+    assert pulled.entry.path == "data/hitom_val.parquet"
     assert (tmp_path / "hitom_val.parquet").read_bytes() == HITOM
 
 
@@ -111,13 +111,13 @@ def test_an_older_commit_can_be_named(tmp_path: Path) -> None:
 
 
 def test_a_commit_belongs_to_one_data_set(tmp_path: Path) -> None:
-    wanted = [*HITOM_FILE, *want("hitom_rl_train.parquet", repo=TRAIN)]
+    requests = [*HITOM_FILE, *want("hitom_rl_train.parquet", repo=TRAIN)]
     files = {EVAL: EVALS, TRAIN: {"hitom_rl_train.parquet": HITOM_TRAIN}}
     with HubServer(files) as server:
         with pytest.raises(ConfigError, match="one data set only") as error:
-            pull_files(client(server), wanted, tmp_path, revision=commit_of(EVALS))
+            pull_files(client(server), requests, tmp_path, revision=commit_of(EVALS))
         assert "--split" in error.value.way_out
-        pull_files(client(server), wanted, tmp_path, revision="main")
+        pull_files(client(server), requests, tmp_path, revision="main")
     assert set(json.loads((tmp_path / LOCK).read_text())["repos"]) == {EVAL, TRAIN}
 
 
@@ -125,9 +125,9 @@ def test_a_commit_belongs_to_one_data_set(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_names_the_nearest_and_the_others_arrive(tmp_path: Path) -> None:
-    wanted = want("hitom_vall.parquet", "paratomi_val.parquet")
+    requests = want("hitom_vall.parquet", "paratomi_val.parquet")
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
-        pull_files(client(server), wanted, tmp_path)
+        pull_files(client(server), requests, tmp_path)
     assert error.value.what == f"The data set {EVAL} has no file 'hitom_vall.parquet'."
     assert "nearest names: 'hitom_val.parquet'" in error.value.why
     assert AGAIN in error.value.way_out
@@ -136,15 +136,15 @@ def test_a_missing_file_names_the_nearest_and_the_others_arrive(tmp_path: Path) 
 
 @pytest.mark.parametrize("pulled_before", [False, True])
 def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, pulled_before: bool) -> None:
-    own = tmp_path / "hitom_val.parquet"
+    target = tmp_path / "hitom_val.parquet"
     with HubServer({EVAL: EVALS}) as server:
         if pulled_before:
             pull_files(client(server), HITOM_FILE, tmp_path)
-        own.write_bytes(b"mine")
+        target.write_bytes(b"mine")
         with pytest.raises(DataError, match="is there already") as error:
             pull_files(client(server), HITOM_FILE, tmp_path)
     assert "--out" in error.value.way_out
-    assert own.read_bytes() == b"mine"
+    assert target.read_bytes() == b"mine"
 
 
 def test_a_full_disk_is_told_before_the_first_byte(tmp_path: Path, monkeypatch) -> None:
@@ -178,10 +178,10 @@ def test_a_corpus_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     repo = CORPORA["post-training"]
     files = {"train/part-0.parquet": HITOM, "train/part-1.parquet": PARATOMI, "README.md": b"hello"}
     with HubServer({repo: files}) as server:
-        wanted, commit = corpus_files(client(server), "post-training", tmp_path)
-        pull_files(client(server), wanted, tmp_path, revision=commit)
-    own = repo.partition("/")[2]
-    assert names_in(tmp_path) - QUIET == {f"{own}/train/part-{i}.parquet" for i in (0, 1)}
+        requests, commit = corpus_files(client(server), "post-training", tmp_path)
+        pull_files(client(server), requests, tmp_path, revision=commit)
+    subfolder = repo.partition("/")[2]
+    assert names_in(tmp_path) - QUIET == {f"{subfolder}/train/part-{i}.parquet" for i in (0, 1)}
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_a_cut_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, faults=faults) as server:
         assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "downloaded"
         assert server.sent == len(HITOM)
-        asked = [r.range for r in server.requests if r.path.startswith("/storage")]
-    assert asked == ["", "bytes=12000-", "bytes=17000-"]
+        ranges = [r.range for r in server.requests if r.path.startswith("/storage")]
+    assert ranges == ["", "bytes=12000-", "bytes=17000-"]
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
@@ -150,10 +150,10 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
-    said = refused(HubServer({EVAL: EVALS}, wrong_checksum=True), tmp_path)
-    assert "arrived damaged" in said
-    assert "Its sha256 is" in said
-    assert AGAIN in said
+    refusal = refused(HubServer({EVAL: EVALS}, wrong_checksum=True), tmp_path)
+    assert "arrived damaged" in refusal
+    assert "Its sha256 is" in refusal
+    assert AGAIN in refusal
     assert names_in(tmp_path) == TIDY
 
 
@@ -171,19 +171,19 @@ def test_without_a_token_the_way_to_log_in_is_told(
     tmp_path: Path, gated: bool, status: int
 ) -> None:
     server = HubServer({EVAL: EVALS}, token=TOKEN, gated=gated)
-    said = refused(server, tmp_path)
-    assert f"answers {status} for the data set {EVAL}" in said
-    assert "No token was sent" in said
-    assert "hf auth login" in said
-    assert "HF_TOKEN" in said
-    assert AGAIN in said
+    refusal = refused(server, tmp_path)
+    assert f"answers {status} for the data set {EVAL}" in refusal
+    assert "No token was sent" in refusal
+    assert "hf auth login" in refusal
+    assert "HF_TOKEN" in refusal
+    assert AGAIN in refusal
 
 
 def test_a_token_that_does_not_fit_is_told_and_not_shown(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "a-wrong-one")
-    said = refused(HubServer({EVAL: EVALS}, token=TOKEN), tmp_path)
-    assert "The token that was sent does not open it" in said
-    assert "a-wrong-one" not in said
+    refusal = refused(HubServer({EVAL: EVALS}, token=TOKEN), tmp_path)
+    assert "The token that was sent does not open it" in refusal
+    assert "a-wrong-one" not in refusal
 
 
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(tmp_path: Path, monkeypatch) -> None:
@@ -195,9 +195,9 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(tmp_path: Path, monkey
 
 
 def test_an_unknown_revision(tmp_path: Path) -> None:
-    said = refused(HubServer({EVAL: EVALS}), tmp_path, revision="v9")
-    assert f"The data set {EVAL} has no revision 'v9'" in said
-    assert "--revision main" in said
+    refusal = refused(HubServer({EVAL: EVALS}), tmp_path, revision="v9")
+    assert f"The data set {EVAL} has no revision 'v9'" in refusal
+    assert "--revision main" in refusal
 
 
 def test_an_unknown_data_set(tmp_path: Path) -> None:
@@ -224,18 +224,18 @@ def test_a_server_that_stays_busy_is_told(tmp_path: Path) -> None:
     assert "answers 503" in refused(server, tmp_path)
     assert server.contents == STALLED_ATTEMPTS
     server = HubServer({EVAL: EVALS}, api_status=500)
-    said = refused(server, tmp_path)
-    assert "answers 500" in said
-    assert "the kitchen is closed" in said
+    refusal = refused(server, tmp_path)
+    assert "answers 500" in refusal
+    assert "the kitchen is closed" in refusal
 
 
 @pytest.mark.parametrize(
     "body", [b"<html>hello</html>", b"{}", b'{"id": "a/b", "sha": "x"}', b"[]"]
 )
 def test_what_is_no_hub_is_told(tmp_path: Path, body: bytes) -> None:
-    said = refused(HubServer({EVAL: EVALS}, api_body=body), tmp_path)
-    assert "does not answer like a hub" in said
-    assert "HF_ENDPOINT" in said
+    refusal = refused(HubServer({EVAL: EVALS}, api_body=body), tmp_path)
+    assert "does not answer like a hub" in refusal
+    assert "HF_ENDPOINT" in refusal
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:x", "ftp://host", "mirror"])
@@ -250,10 +250,10 @@ def test_nobody_there(tmp_path: Path) -> None:
     address = "http://127.0.0.1:9"
     with pytest.raises(DataError) as error:
         pull_files(Hub(AGAIN, endpoint=address + "/"), HITOM_FILE, tmp_path)
-    said = lines(error)
-    assert f"'{NAME}' cannot be downloaded" in said
-    assert address in said
-    assert AGAIN in said
+    refusal = lines(error)
+    assert f"'{NAME}' cannot be downloaded" in refusal
+    assert address in refusal
+    assert AGAIN in refusal
 
 
 def test_offline_names_the_file_and_the_command(tmp_path: Path) -> None:
@@ -296,17 +296,17 @@ def test_a_token_that_a_mirror_repeats_is_not_told(
     else:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = HubServer({EVAL: EVALS}, api_status=status, says=ECHOES[form](TOKEN))
-    told = refused(server, tmp_path / "data")
+    refusal = refused(server, tmp_path / "data")
     assert server.requests[0].authorization == f"Bearer {TOKEN}"
-    assert TOKEN[:6] not in told and in_json(TOKEN[:4]) not in told
-    assert "".join(f"&#{ord(c)};" for c in TOKEN[:3]) not in told
+    assert TOKEN[:6] not in refusal and in_json(TOKEN[:4]) not in refusal
+    assert "".join(f"&#{ord(c)};" for c in TOKEN[:3]) not in refusal
 
 
 def test_no_file_is_named_after_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     files = {**EVALS, f"{TOKEN}.parquet": HITOM}
-    told = refused(HubServer({EVAL: files}), tmp_path / "data")
-    assert TOKEN[:6] not in told and "the name of a file holds the token" in told
+    refusal = refused(HubServer({EVAL: files}), tmp_path / "data")
+    assert TOKEN[:6] not in refusal and "the name of a file holds the token" in refusal
     assert not any(TOKEN in name for name in names_in(tmp_path / "data"))
 
 
@@ -315,8 +315,8 @@ def test_a_body_that_is_no_listing_may_hold_the_token(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     for body in (f'{{"sha": "{TOKEN}"}}', f"{{{TOKEN}", f'"{in_json(TOKEN)}"'):
-        told = refused(HubServer({EVAL: EVALS}, api_body=body.encode()), tmp_path / "data")
-        assert TOKEN[:6] not in told
+        refusal = refused(HubServer({EVAL: EVALS}, api_body=body.encode()), tmp_path / "data")
+        assert TOKEN[:6] not in refusal
 
 
 def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:

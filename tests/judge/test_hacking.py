@@ -34,7 +34,7 @@ def test_no_opinion_is_no_risk():
         agreed_risk([])
 
 
-@pytest.mark.parametrize("said", ['{"risk_level": "none", "reason": ""}', '{"risk_level": "low"}'])
-def test_an_audit_has_one_of_three_levels_and_a_reason(said):
+@pytest.mark.parametrize("reply", ['{"risk_level": "none", "reason": ""}', '{"risk_level": "low"}'])
+def test_an_audit_has_one_of_three_levels_and_a_reason(reply):
     with pytest.raises(UnreadableVerdict):
-        read_shape(said, Audit)
+        read_shape(reply, Audit)

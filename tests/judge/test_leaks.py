@@ -101,8 +101,8 @@ def test_without_options_nobody_reads_blind_but_the_texts_are_checked() -> None:
     feedback = Feedback(text="red_bag", author="x")
     assert check_leak(feedback, None) == feedback
     assert check_leak(feedback, LeakView()) == feedback
-    found = check_leak(feedback, LeakView("?", (), "red_bag"))
-    assert (found.leak, found.blind, found.chance) == ("gold_text", None, None)
+    checked = check_leak(feedback, LeakView("?", (), "red_bag"))
+    assert (checked.leak, checked.blind, checked.chance) == ("gold_text", None, None)
     assert LeakView("?", ("a b", "a_b"), "a b").chance == 1
 
 
@@ -119,9 +119,9 @@ def test_one_in_twenty_is_chance_and_less_is_not() -> None:
 
 
 def letter_of(option: str, prompt: str) -> str:
-    found = re.search(rf"^([A-Z])\. {option}$", prompt, re.MULTILINE)
-    assert found is not None
-    return found.group(1)
+    match = re.search(rf"^([A-Z])\. {option}$", prompt, re.MULTILINE)
+    assert match is not None
+    return match.group(1)
 
 
 def blind(answer: object, text: str = "Look again.", **server: object) -> Feedback:

@@ -13,7 +13,7 @@ from soulkit.types import Protocol
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "speech"),
     [
         ("<think>hm</think> b", "b"),
         ("<seed:think>hm</seed:think>b", "b"),
@@ -25,8 +25,8 @@ from soulkit.types import Protocol
         ("", ""),
     ],
 )
-def test_thinking_is_not_spoken(text: str, said: str) -> None:
-    assert spoken(text, "paper") == said
+def test_thinking_is_not_spoken(text: str, speech: str) -> None:
+    assert spoken(text, "paper") == speech
 
 
 def test_the_protocols_differ_on_open_thinking() -> None:

@@ -65,8 +65,8 @@ def test_quadratic_kappa_equals_the_table_form():
         seen[int(x) - 1, int(y) - 1] += 1 / 8
     product = np.outer(seen.sum(axis=1), seen.sum(axis=0))
     weight = np.subtract.outer(np.arange(3), np.arange(3)) ** 2
-    wanted = 1 - (weight * seen).sum() / (weight * product).sum()
-    assert agreement.kappa(a, b) == pytest.approx(wanted)
+    expected = 1 - (weight * seen).sum() / (weight * product).sum()
+    assert agreement.kappa(a, b) == pytest.approx(expected)
 
 
 def test_spearman_and_pearson_on_a_curve():
@@ -122,14 +122,14 @@ tables = st.lists(st.lists(rating, min_size=3, max_size=3), min_size=1, max_size
 
 @given(tables)
 def test_alpha_stays_below_one_and_moves_with_neither_order_nor_scale(rows):
-    found = agreement.alpha(agreement.rating_table(rows))
+    alpha = agreement.alpha(agreement.rating_table(rows))
     turned = agreement.alpha(agreement.rating_table([row[::-1] for row in rows[::-1]]))
     moved = [[None if v is None else 3 * v + 7 for v in row] for row in rows]
-    assert (found is None) == (turned is None)
-    if found is not None:
-        assert found <= 1
-        assert turned == pytest.approx(found)
-        assert agreement.alpha(agreement.rating_table(moved)) == pytest.approx(found)
+    assert (alpha is None) == (turned is None)
+    if alpha is not None:
+        assert alpha <= 1
+        assert turned == pytest.approx(alpha)
+        assert agreement.alpha(agreement.rating_table(moved)) == pytest.approx(alpha)
 
 
 @given(st.lists(st.integers(0, 10), min_size=3, max_size=20))
@@ -146,15 +146,15 @@ def test_raters_who_always_agree_reach_one(values):
 def test_noise_has_an_alpha_around_zero_whose_interval_holds_it():
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 11, size=(200, 3)).astype(float)
-    found = agreement.measured(rows, agreement.alpha, range(200))
-    assert found.low is not None and found.high is not None
-    assert found.low < 0 < found.high and abs(found.value or 0) < 0.1
+    measured = agreement.measured(rows, agreement.alpha, range(200))
+    assert measured.low is not None and measured.high is not None
+    assert measured.low < 0 < measured.high and abs(measured.value or 0) < 0.1
 
 
 def test_draws_that_all_give_the_same_are_no_interval():
     rows = agreement.rating_table([[i, i] for i in range(6)])
-    found = agreement.measured(rows, agreement.alpha, range(6))
-    assert found.value == pytest.approx(1) and found.low is None and found.high is None
+    measured = agreement.measured(rows, agreement.alpha, range(6))
+    assert measured.value == pytest.approx(1) and measured.low is None and measured.high is None
 
 
 def test_intervals_draw_clusters_not_rows():
@@ -171,8 +171,8 @@ def test_intervals_draw_clusters_not_rows():
 
 def test_too_few_units_have_a_value_and_no_interval():
     rows = agreement.rating_table([[1, 1], [2, 3], [4, 4]])
-    found = agreement.measured(rows, agreement.alpha, "abc")
-    assert found.value is not None and found.low is None
+    measured = agreement.measured(rows, agreement.alpha, "abc")
+    assert measured.value is not None and measured.low is None
     empty = agreement.measured(agreement.rating_table([]), agreement.alpha, ())
     assert empty.value is None and empty.why == "no units"
     flat = agreement.measured(agreement.rating_table([[1, 1]] * 9), agreement.alpha, range(9))

@@ -19,7 +19,7 @@ TASK: dict[str, Any] = {
     "columns": {"scene": {"audience": ["driver"]}, "colour": {"audience": ["gold"]}},
 }
 CLASS = """
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 class Lights(ChoiceTask):
     mark = {mark!r}
     def parse(self, text): return text, "ok"
