@@ -24,14 +24,14 @@ def test_the_actor_says_the_text_and_nothing_else(name):
         for canary in canaries:
             traces = canary.episode.traces
             assert {trace.seat for trace in traces} == {task.acted_seat(example)}
-            said = [turn.completion.text for trace in traces for turn in trace.turns]
-            assert said and all(words_of(canary_texts()[canary.name], text) for text in said)
+            texts = [turn.completion.text for trace in traces for turn in trace.turns]
+            assert texts and all(words_of(canary_texts()[canary.name], text) for text in texts)
             assert all(turn.context for trace in traces for turn in trace.turns)
 
 
-def words_of(text: str, said: str) -> bool:
+def words_of(text: str, speech: str) -> bool:
     """Whether a reply, whatever form it has, holds the words of a canary."""
-    return " ".join(text.split())[:60] in " ".join(said.split())
+    return " ".join(text.split())[:60] in " ".join(speech.split())
 
 
 @pytest.mark.parametrize("name", MADE)
