@@ -150,13 +150,13 @@ class _Side:
 
     def __init__(self, registry: Registry, path: Path, task: str | None) -> None:
         from soulkit.data.files import read_rows
-        from soulkit.tasks.loading import marked
+        from soulkit.tasks.loading import rows_with_tasks
         from soulkit.tasks.passages import passages
 
         rows, broken = read_rows(path)
         if task is not None:
             registry.spec(task)
-        pairs, strays = marked(rows, registry.by_source(), task)
+        pairs, strays = rows_with_tasks(rows, registry.by_source(), task)
         self.tasks: dict[str, Task] = {name: registry.task(name) for name, _ in pairs}
         self.passages, unusable = passages(self.tasks, pairs)
         self.bad: list[BadRow] = [*broken, *strays, *unusable]

@@ -152,18 +152,18 @@ def find_overlap(
             "Near-duplicates share at least this part of their word triples.",
             f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
         )
-    pairs = [*_exact(train, evaluation), *_near(train, evaluation, threshold)]
-    shared = _shared(train, evaluation)
+    pairs = [*_exact_matches(train, evaluation), *_near_matches(train, evaluation, threshold)]
+    shared = _shared_entities(train, evaluation)
     reached = {k: len({p.evaluation for p in pairs if p.kind == k}) for k in ROW_KINDS}
     for kind in entities:
         reached[kind] = len({e for s in shared if s.kind == kind for e in s.evaluation})
     return Overlap(
         train_rows=len(train), evaluation_rows=len(evaluation), threshold=threshold,
-        kinds=(*ROW_KINDS, *entities), matches=_best(pairs), reached=reached, shared=shared,
+        kinds=(*ROW_KINDS, *entities), matches=_best_matches(pairs), reached=reached, shared=shared,
     )  # fmt: skip
 
 
-def _exact(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[RowMatch]:
+def _exact_matches(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[RowMatch]:
     by_words: dict[Words, list[str]] = {}
     for passage in evaluation:
         by_words.setdefault(passage.words, []).append(passage.source)
@@ -172,7 +172,7 @@ def _exact(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[
             yield RowMatch("exact", passage.source, source, 1.0)
 
 
-def _near(
+def _near_matches(
     train: Sequence[Passage], evaluation: Sequence[Passage], threshold: float
 ) -> Iterator[RowMatch]:
     try:
@@ -186,12 +186,12 @@ def _near(
     for passage in train:
         candidates = index.query(_signature(shingles(passage.words)))
         for other in (evaluation[number] for number in sorted(candidates)):
-            similarity = _alike(passage, other, threshold)
+            similarity = _similarity_above(passage, other, threshold)
             if similarity is not None:
                 yield RowMatch("near", passage.source, other.source, similarity)
 
 
-def _alike(one: Passage, other: Passage, threshold: float) -> float | None:
+def _similarity_above(one: Passage, other: Passage, threshold: float) -> float | None:
     """How near two different passages are, None when they are not near enough or the same."""
     if one.words == other.words:
         return None
@@ -221,12 +221,12 @@ def _signature(phrases: Shingles) -> Any:
     return signature
 
 
-def _best(pairs: Iterable[RowMatch]) -> tuple[RowMatch, ...]:
+def _best_matches(pairs: Iterable[RowMatch]) -> tuple[RowMatch, ...]:
     """The strongest match of each training row: `exact` before `near`, then the most alike."""
     best: dict[str, RowMatch] = {}
     for pair in pairs:
-        held = best.get(pair.train)
-        if held is None or _strength(pair) > _strength(held):
+        strongest = best.get(pair.train)
+        if strongest is None or _strength(pair) > _strength(strongest):
             best[pair.train] = pair
     return tuple(best.values())
 
@@ -235,7 +235,7 @@ def _strength(match: RowMatch) -> tuple[bool, float]:
     return match.kind == "exact", match.similarity
 
 
-def _shared(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
+def _shared_entities(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
     train_sources, eval_sources = _by_entity(train), _by_entity(evaluation)
     common = sorted(train_sources.keys() & eval_sources.keys())
     return tuple(

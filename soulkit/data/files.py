@@ -287,7 +287,7 @@ def flatten(row: Any) -> dict[str, Any]:
     fields = present(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
-        inner = _packed(inner, must=set(fields) <= RELEASED)
+        inner = _unpack(inner, must=set(fields) <= RELEASED)
     if not isinstance(inner, Mapping):
         return fields
     flat = _with_raw(inner)
@@ -301,13 +301,13 @@ def _with_raw(inner: Mapping[str, Any]) -> dict[str, Any]:
     """`inner` with the keys of the object under `raw` in its place, where there is one."""
     raw = inner.get("raw")
     if isinstance(raw, str):
-        raw = _packed(raw, must=False)
+        raw = _unpack(raw, must=False)
     if not isinstance(raw, Mapping):
         return dict(inner)
     return {**{k: v for k, v in inner.items() if k != "raw"}, **raw}
 
 
-def _packed(text: str, must: bool) -> Mapping[str, Any] | None:
+def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
     """The object that a JSON string holds; None (or ValueError if it `must`) when it holds none."""
     why = "it is no JSON object"
     if text.lstrip().startswith("{"):

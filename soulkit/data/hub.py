@@ -181,7 +181,7 @@ class Lock:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked_folder(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; DataError when another one is pulling into it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -240,7 +240,7 @@ def pull_files(
     way of one that the user put there.
     """
     _one_commit_one_repo(requests, revision)
-    with _alone(folder):
+    with _locked_folder(folder):
         lock = Lock.read(folder)
         present = _files_in_place(requests, lock, folder, revision)
         rest = [w for w in requests if w.name not in present]
@@ -270,10 +270,12 @@ def corpus_files(
             f"It holds {len(files)} files, none of them {', '.join(ROW_SUFFIXES)}.",
             f"Look at {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
         )
-    return [FileRequest(repo, path, f"{subfolder}/{_inside(path)}") for path in row_paths], commit
+    return [
+        FileRequest(repo, path, f"{subfolder}/{_checked_path(path)}") for path in row_paths
+    ], commit
 
 
-def _inside(path: str) -> str:
+def _checked_path(path: str) -> str:
     """`path`, refused when it leads out of its folder."""
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
         raise DataError(
@@ -321,7 +323,7 @@ def _download_jobs(
         lock.repos[repo] = commit
         places = {w: _place(w.path, files) for w in group}
         if lacking := [w for w, place in places.items() if place is None]:
-            missing.append(_missing(hub, repo, commit, lacking, files))
+            missing.append(_missing_error(hub, repo, commit, lacking, files))
         jobs += [_job(hub, w, p, lock, folder) for w, p in places.items() if p is not None]
     return jobs, missing[0] if missing else None
 
@@ -335,7 +337,7 @@ def _place(path: str, files: Sequence[Remote]) -> Remote | None:
 
 
 def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path) -> _Job:
-    target, remote = folder / _inside(request.name), hub.completed(place)
+    target, remote = folder / _checked_path(request.name), hub.completed(place)
     if target.is_dir():
         raise unreadable(target, "a folder has the name of the file")
     job = _Job(request, remote, target, digests(target) if target.is_file() else None)
@@ -349,7 +351,7 @@ def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path
     return job
 
 
-def _missing(
+def _missing_error(
     hub: Hub, repo: str, commit: str, lacking: Sequence[FileRequest], files: Sequence[Remote]
 ) -> DataError:
     names = [f.path for f in files]
@@ -379,7 +381,7 @@ def _download_all(
     if not jobs:
         return {}
     total = sum(job.left for job in jobs)
-    _room(folder, total)
+    _check_space(folder, total)
     lock.write()  # the commit is pinned before the first byte, for a second start
     if say and total:
         waiting = [job for job in jobs if not job.done]
@@ -415,7 +417,7 @@ def _download(hub: Hub, job: _Job, lock: Lock, bar: ByteBar | None) -> Pulled:
     return Pulled(job.request.name, str(job.target), entry, "kept" if job.done else state)
 
 
-def _room(folder: Path, needed: int) -> None:
+def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(

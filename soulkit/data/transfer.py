@@ -120,7 +120,7 @@ class Hub:
         self.command, self.wait_s = command, wait_s
         named = endpoint or os.environ.get("HF_ENDPOINT") or None
         self._api = HfApi(endpoint=named.rstrip("/") if named else None)
-        self.endpoint: str = _checked(self._api.endpoint)
+        self.endpoint: str = _checked_address(self._api.endpoint)
         remember(get_token() or "")
 
     # -- what there is --
@@ -274,7 +274,7 @@ class Hub:
                 "copy the folder here.",
             )
         if not isinstance(error, HfHubHTTPError):
-            detail = _quoted(str(error) or type(error).__name__)
+            detail = _masked_line(str(error) or type(error).__name__)
             return _error(
                 f"'{subject}' cannot be downloaded: no connection to {self.endpoint}.",
                 f"The network says: {detail}. What has arrived is kept.",
@@ -314,7 +314,7 @@ class Hub:
             )
         return _error(
             f"'{subject}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
-            f"The server says: {_quoted(str(error.server_message or 'nothing more'))}.",
+            f"The server says: {_masked_line(str(error.server_message or 'nothing more'))}.",
             f"Wait a little, then run again: {self.command}",
         )
 
@@ -332,7 +332,7 @@ class Hub:
     def _no_hub(self, error: Exception, subject: str) -> DataError:
         return _error(
             f"'{subject}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
-            f"The client says: {_quoted(f'{type(error).__name__}: {error}')}.",
+            f"The client says: {_masked_line(f'{type(error).__name__}: {error}')}.",
             f"Correct or unset HF_ENDPOINT, then run again: {self.command}",
         )
 
@@ -343,13 +343,13 @@ def _error(what: str, why: str, way_out: str) -> DataError:
     return DataError(shown(what), shown(why), shown(way_out))
 
 
-def _quoted(text: str) -> str:
+def _masked_line(text: str) -> str:
     """What a server or library says, on one line; masked first, so that no half token is left."""
     remember(get_token() or "")
     return one_line(shown(text), 200).rstrip(".")
 
 
-def _checked(endpoint: str) -> str:
+def _checked_address(endpoint: str) -> str:
     """The address; ConfigError when no request could be sent to it."""
     if web_address(endpoint) is None:
         raise ConfigError(

@@ -138,11 +138,11 @@ def _is_short(hidden: Sequence[str], public_stems: Sequence[str], run: int) -> b
 
 
 def _says_whole(stems: Sequence[str], hidden: Sequence[str], public_stems: Sequence[str]) -> bool:
-    core = tuple(_trimmed(hidden))
+    core = tuple(_content_core(hidden))
     return bool(content(core) - set(public_stems)) and core in grams(stems, len(core))
 
 
-def _trimmed(hidden: Sequence[str]) -> Sequence[str]:
+def _content_core(hidden: Sequence[str]) -> Sequence[str]:
     """Without the function words at both ends."""
     places = [i for i, word in enumerate(hidden) if content([word])]
     return hidden[places[0] : places[-1] + 1] if places else ()

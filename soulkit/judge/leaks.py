@@ -107,12 +107,12 @@ def lexical_share(text: str, view: LeakView) -> float:
     names, gold = view.names(), plain(view.gold)
     mentioned = named_options(text, names)
     mentioned |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
-    sides = [mentioned, *_hinted(text, view, names)]
+    sides = [mentioned, *_hint_groups(text, view, names)]
     halves = [half for side in sides for half in (set(side), set(names) - side) if gold in half]
     return max((1 / len(half) for half in halves), default=view.chance)
 
 
-def _hinted(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
+def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
     """Options set apart by a single word of `text`, where options are names.
 
     Words of the question are known to the reader already.

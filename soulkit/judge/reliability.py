@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from soulkit.judge.pairwise import Ballot
 from soulkit.metrics import agreement as stats
-from soulkit.metrics.agreement import Floats, Level, Measured, Rating
-from soulkit.metrics.statistics import estimate
+from soulkit.metrics.agreement import Level, Measured, Rating
+from soulkit.metrics.statistics import Floats, estimate
 from soulkit.types import Score, Verdict
 
 Grade = float | str
@@ -111,14 +111,14 @@ def grades_in(score: Score) -> dict[str, Grade]:
 
 def dimensions(verdict: Verdict) -> dict[str, Grade]:
     """What a verdict decided, by field."""
-    decided = {name: _decided(value) for name, value in verdict.said.items() if name not in PROSE}
+    decided = {name: _grade_of(value) for name, value in verdict.said.items() if name not in PROSE}
     return {name: value for name, value in decided.items() if value is not None}
 
 
-def _decided(value: Any) -> Grade | None:
+def _grade_of(value: Any) -> Grade | None:
     if isinstance(value, Mapping):
         inner = next((value[name] for name in _NUMBER if name in value), None)
-        return _decided(inner) if not isinstance(inner, Mapping) else None
+        return _grade_of(inner) if not isinstance(inner, Mapping) else None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -144,14 +144,14 @@ class _Ratings:
 
         `trust` is about its value, `at_worst` about the lower end of its interval.
         """
-        statistics = {"alpha": self._measured(lambda t: stats.alpha(t, self.level), 2)}
-        statistics["exact"] = self._plain(stats.exact)
+        statistics = {"alpha": self._with_interval(lambda t: stats.alpha(t, self.level), 2)}
+        statistics["exact"] = self._point_value(stats.exact)
         if self.level == "interval":
-            statistics["icc"] = self._measured(stats.icc, self.values.shape[-1])
-            statistics["spearman"] = self._measured(_over_pairs(stats.spearman), 2)
-            statistics["pearson"] = self._measured(_over_pairs(stats.pearson), 2)
-            statistics["kappa"] = self._plain(stats.kappa)
-            statistics["mean_gap"] = self._plain(stats.mean_gap)
+            statistics["icc"] = self._with_interval(stats.icc, self.values.shape[-1])
+            statistics["spearman"] = self._with_interval(_over_pairs(stats.spearman), 2)
+            statistics["pearson"] = self._with_interval(_over_pairs(stats.pearson), 2)
+            statistics["kappa"] = self._point_value(stats.kappa)
+            statistics["mean_gap"] = self._point_value(stats.mean_gap)
         written = {name: value.as_dict() for name, value in statistics.items()}
         alpha = statistics["alpha"]
         words = {"trust": stats.trust(alpha.value), "at_worst": stats.trust(alpha.low)}
@@ -160,20 +160,22 @@ class _Ratings:
     @property
     def n(self) -> int:
         """Episodes with two values or more."""
-        return len({key for key, rated in zip(self.keys, self._rated(2), strict=True) if rated})
+        return len(
+            {key for key, rated in zip(self.keys, self._has_ratings(2), strict=True) if rated}
+        )
 
-    def _rated(self, least: int) -> NDArray[np.bool_]:
+    def _has_ratings(self, least: int) -> NDArray[np.bool_]:
         """Which units have at least so many values."""
         if not self.values.size:
             return np.zeros(len(self.clusters), dtype=bool)
         return (~np.isnan(self.values)).sum(axis=1) >= least
 
-    def _measured(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
-        rated = self._rated(least)
+    def _with_interval(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
+        rated = self._has_ratings(least)
         clusters = [c for c, is_rated in zip(self.clusters, rated, strict=True) if is_rated]
         return stats.measured(self.values[rated], statistic, clusters)
 
-    def _plain(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
+    def _point_value(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
         value = _over_pairs(statistic)(self.values) if self.values.size else None
         return Measured(value=value, n=self.n, why="" if value is not None else "no spread")
 
@@ -296,13 +298,13 @@ class Reliability:
 
     def _between(self, dimension: str, judges: Sequence[str]) -> dict[str, Any]:
         raters = [self._single(dimension, judge) for judge in judges]
-        return self._agreement(_side_by_side(raters), dimension)
+        return self._agreement(_shared_units(raters), dimension)
 
     def _people(self, dimension: str, judge: str) -> dict[str, Any]:
         labels = {k: s.people[dimension] for k, s in self.subjects.items() if dimension in s.people}
         judged = self._single(dimension, judge)
         people = {(key, i): labels[key] for key, i in judged if key in labels}
-        agreement = self._agreement(_side_by_side([judged, people]), dimension)
+        agreement = self._agreement(_shared_units([judged, people]), dimension)
         if self.level(dimension) == "interval":
             agreement["no_numbers"] = sum(_as_number(label) is None for label in labels.values())
         return agreement
@@ -379,7 +381,7 @@ class Reliability:
         }
 
 
-def _side_by_side(
+def _shared_units(
     raters: Sequence[Mapping[OpinionKey, Grade]],
 ) -> dict[OpinionKey, list[Grade | None]]:
     """What every one of them rated."""

@@ -101,7 +101,7 @@ def question(
         dump=lambda verdict: verdict.model_dump(mode="json"),
         form=schema_form(shape),
         attempts=attempts,
-        quotes=lambda text: _quotes(text, shape, material),
+        quotes=lambda text: _quotes_material(text, shape, material),
         forgery=lambda words: resembles(words, names),
     )
 
@@ -158,18 +158,18 @@ async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> Judge
         quoting += question.quotes(reply.text)
         try:
             return JudgeAnswer(
-                question.read(_finished(reply.text, reply.stop_reason)), attempt, quoting
+                question.read(_complete_text(reply.text, reply.stop_reason)), attempt, quoting
             )
         except UnreadableVerdict as error:
             problem = error.detail
-            context = (context[0], *_again(reply.text, problem))
+            context = (context[0], *_reask(reply.text, problem))
     for useless in contexts:
         player.set_aside(useless, call)
     detail = f"{judge.model.name}: {problem} (asked {question.attempts} times)"
     raise UnreadableVerdict(detail, question.forgery)
 
 
-def _finished(text: str, stop: str) -> str:
+def _complete_text(text: str, stop: str) -> str:
     if stop == "content_filter":
         raise UnreadableVerdict("the reply was held back by a content filter")
     if not text.strip():
@@ -177,7 +177,7 @@ def _finished(text: str, stop: str) -> str:
     return text
 
 
-def _again(reply: str, problem: str) -> tuple[Segment, Segment]:
+def _reask(reply: str, problem: str) -> tuple[Segment, Segment]:
     quoted = reply.strip()[:_QUOTED] or "(nothing)"
     return Segment("assistant", quoted), Segment(
         "user",
@@ -209,13 +209,13 @@ def read_shape(text: str, shape: type[S], material: JudgeMaterial | None = None)
     if reply.stray:
         raise UnreadableVerdict("a brace in it opens or closes nothing")
     verdicts, problems = _verdicts(reply, shape)
-    fresh = _fresh(verdicts, material)
+    fresh = _unseen(verdicts, material)
     if not fresh and verdicts:
         raise UnreadableVerdict("its only verdict is one that stands in the question")
     if not fresh:
         raise UnreadableVerdict(problems[-1] if problems else "it holds no complete JSON object")
     weighed, _ = _verdicts(thinking, shape)
-    if any(verdict != fresh[0] for verdict in (*fresh, *_fresh(weighed, material))):
+    if any(verdict != fresh[0] for verdict in (*fresh, *_unseen(weighed, material))):
         raise UnreadableVerdict("it holds several verdicts that differ")
     return fresh[0]
 
@@ -250,15 +250,17 @@ def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]
     return verdicts, problems
 
 
-def _fresh(verdicts: Iterable[tuple[S, dict[str, Any]]], material: JudgeMaterial | None) -> list[S]:
+def _unseen(
+    verdicts: Iterable[tuple[S, dict[str, Any]]], material: JudgeMaterial | None
+) -> list[S]:
     """The verdicts that the judge was not shown."""
     return [verdict for verdict, value in verdicts if material is None or not material.holds(value)]
 
 
-def _quotes(text: str, shape: type[VerdictShape], material: JudgeMaterial) -> bool:
+def _quotes_material(text: str, shape: type[VerdictShape], material: JudgeMaterial) -> bool:
     """Whether a reply repeats a verdict that its author was shown."""
     try:
         verdicts, _ = _verdicts(_scans(text)[1], shape)
     except UnreadableVerdict:
         return False
-    return len(_fresh(verdicts, material)) < len(verdicts)
+    return len(_unseen(verdicts, material)) < len(verdicts)

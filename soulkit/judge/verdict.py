@@ -164,12 +164,12 @@ def named_options(text: str, options: Iterable[str]) -> frozenset[str]:
     for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
         if option not in left:
             continue  # compiling a pattern of a long option costs far more than looking for it
-        left, times = _whole(option).subn(" | ", left)
+        left, times = _phrase_pattern(option).subn(" | ", left)
         if times:
             names.add(option)
     return frozenset(names)
 
 
-def _whole(phrase: str) -> re.Pattern[str]:
+def _phrase_pattern(phrase: str) -> re.Pattern[str]:
     joined = rf"[^\W{UNSPACED}]"
     return re.compile(rf"(?<!{joined}){re.escape(phrase)}(?!{joined})")

@@ -23,12 +23,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from soulkit.metrics.statistics import CONFIDENCE, Floats
+
 Indices = NDArray[np.intp]
 Level = Literal["interval", "nominal"]
 Rating = float | None
 
-CONFIDENCE = 0.95
 RESAMPLES = 1000
 MIN_CLUSTERS = 5
 """Fewer clusters give no interval: it would be a line, or a guess."""

@@ -230,7 +230,7 @@ def paired_difference(
     differences d = b - a; p comes from `sign_flip_p`. `n_only_a` counts keys scored in A but not in
     B (unscored or not played there).
     """
-    in_a, in_b = _scored(a), _scored(b)
+    in_a, in_b = _scored_values(a), _scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
     d = [in_b[k] - in_a[k] for k in shared]
     groups = [clusters[k] for k in shared]
@@ -372,7 +372,7 @@ def _draws(size: int, n_resamples: int, rng: np.random.Generator) -> Iterator[ND
         done += rows
 
 
-def _scored(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
+def _scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
     return {k: float(v) for k, v in values.items() if v is not None}
 
 

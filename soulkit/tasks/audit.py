@@ -101,7 +101,7 @@ def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
     favourite, position = _position_bias(lettered)
     prompts = {e.id: "\n".join(segment.text for segment in task.preview(e)) for e in examples}
     read = {e.id: prompts[e.id] or _read_by_actors(e) for e in examples}
-    shown = {e.id: _shown(prompts[e.id], view) for e, view in viewed}
+    shown = {e.id: _exposed_options(prompts[e.id], view) for e, view in viewed}
     golds = {e.id: plain(view.gold) for e, view in viewed}
     leaks = [e for e, _ in viewed if shown[e.id] == {golds[e.id]}]
     return RowAudit(
@@ -118,7 +118,7 @@ def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
         remarks=(
             *(Remark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
             *_contradictions(task, examples, read),
-            *_twins(viewed),
+            *_twin_options(viewed),
         ),
         bad=loaded.bad,
     )
@@ -179,7 +179,7 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
 # -- what the prompt gives away ------------------------------------------------------------------
 
 
-def _shown(prompt: str, view: LeakView) -> frozenset[str]:
+def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
     """The options, in their plain form, that the prompt has outside its list of options.
 
     Numbers, single letters and formulas are never among them: without their signs they may stand
@@ -252,7 +252,7 @@ def _gold_id(task: Task, example: Example) -> str:
     return content_hash(task.name, hidden)
 
 
-def _twins(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
+def _twin_options(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
     for example, view in viewed:
         counts = Counter(" ".join(option.split()).casefold() for option in view.options)
         twice = [option for option, count in counts.items() if count > 1]

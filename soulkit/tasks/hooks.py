@@ -106,12 +106,14 @@ class Hook:
         self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
     ) -> Any:
         """Call the function with options as the command line gives them, by flag or by name."""
-        keywords |= {o.name: o.read(text, self.task) for o, text in self._chosen(options or {})}
+        keywords |= {
+            o.name: o.read(text, self.task) for o, text in self._chosen_options(options or {})
+        }
         if TASK_KEYWORD in inspect.signature(self.function).parameters:
             keywords[TASK_KEYWORD] = self.task
         return self.function(*values, **keywords)
 
-    def _chosen(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
+    def _chosen_options(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
         declared = self.options
         chosen: list[tuple[HookOption, str]] = []
         for flag, text in options.items():

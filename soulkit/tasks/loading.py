@@ -167,20 +167,20 @@ def _read_source(task: Task, source: str, seed: int, forms: bool) -> Loaded:
     path = Path(source)
     if path.is_dir():
         whole = is_release(task, path)
-        return _imported(task, path, forms) if whole else _released(task, source, forms)
+        return _load_original(task, path, forms) if whole else _load_released(task, source, forms)
     original = bool(task.spec.importer)
     if path.suffix.lower() not in ROW_SUFFIXES and original:
-        return _imported(task, path, forms)
+        return _load_original(task, path, forms)
     try:
         rows, bad = read_rows(path)
         return to_examples(task, rows, bad=bad, forms=forms)
     except DataError:  # no list of rows, or rows of other columns: the importer may know it
         if not original:
             raise
-        return _imported(task, path, forms)
+        return _load_original(task, path, forms)
 
 
-def _released(task: Task, folder: str, forms: bool) -> Loaded:
+def _load_released(task: Task, folder: str, forms: bool) -> Loaded:
     names = task.spec.files.eval
     paths = released_files(task.name, names, folder)
     if not paths:
@@ -193,7 +193,7 @@ def _released(task: Task, folder: str, forms: bool) -> Loaded:
     return to_examples(task, rows, bad=bad, forms=forms)
 
 
-def _imported(task: Task, path: Path, forms: bool) -> Loaded:
+def _load_original(task: Task, path: Path, forms: bool) -> Loaded:
     imported = import_rows(task, path)
     if not imported.rows and imported.bad:
         raise DataError(
@@ -257,7 +257,7 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
         else (task.example(row.fields, source=row.source, split=split),)
     )
     for name, column in task.spec.columns.items():
-        if column.required and _says_nothing(examples[0].fields.get(name)):
+        if column.required and _is_blank(examples[0].fields.get(name)):
             raise DataError(
                 f"{row.source}: the required column '{name}' is blank.",
                 "A row without it cannot be played or scored.",
@@ -266,7 +266,7 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
     return examples
 
 
-def _says_nothing(value: Any) -> bool:
+def _is_blank(value: Any) -> bool:
     """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
     if isinstance(value, str):
         return not value.strip()
@@ -295,7 +295,7 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: Loaded) -> DataError:
     )
 
 
-def marked(
+def rows_with_tasks(
     rows: Sequence[RawRow], names: dict[str, str], task: str | None
 ) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
     """(task, row) in the order of the rows, and the rows that belong to no known task.
