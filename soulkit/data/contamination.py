@@ -271,5 +271,5 @@ def clean_rows(
                 f"The tasks of these rows know: {', '.join(overlap.kinds)}.",
                 did_you_mean(kind, overlap.kinds),
             )
-    gone = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))
-    return [row for row in rows if row.source not in gone]
+    excluded_sources = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))
+    return [row for row in rows if row.source not in excluded_sources]

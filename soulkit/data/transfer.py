@@ -118,8 +118,8 @@ class Hub:
 
     def __init__(self, command: str, endpoint: str | None = None, wait_s: float = 0.5) -> None:
         self.command, self.wait_s = command, wait_s
-        named = endpoint or os.environ.get("HF_ENDPOINT") or None
-        self._api = HfApi(endpoint=named.rstrip("/") if named else None)
+        address = endpoint or os.environ.get("HF_ENDPOINT") or None
+        self._api = HfApi(endpoint=address.rstrip("/") if address else None)
         self.endpoint: str = _checked_address(self._api.endpoint)
         remember(get_token() or "")
 
@@ -285,11 +285,13 @@ class Hub:
         return self._refused(error, repo, revision, subject)
 
     def _forbidden(self, error: HfHubHTTPError, repo: str, subject: str) -> DataError:
-        sent = "The token that was sent does not open it" if get_token() else "No token was sent"
+        token_note = (
+            "The token that was sent does not open it" if get_token() else "No token was sent"
+        )
         return _error(
             f"'{subject}' may not be read: the hub answers {_status(error)} for the data set "
             f"{repo}.",
-            f"{sent}; the data set is private or gated, or there is none of that name.",
+            f"{token_note}; the data set is private or gated, or there is none of that name.",
             f"Ask for access at {self.endpoint}/datasets/{repo}, log in with `hf auth login` or "
             f"set HF_TOKEN, then run: {self.command}",
         )

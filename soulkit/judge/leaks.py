@@ -119,10 +119,10 @@ def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[
     """
     if any(len(name.split()) > MAX_NAME_WORDS for name in names):
         return []
-    left = plain(text)
+    rest = plain(text)
     for name in sorted(named_options(text, names), key=len, reverse=True):
-        left = left.replace(name, " ")
-    words = set(left.split()) - set(plain(view.question).split())
+        rest = rest.replace(name, " ")
+    words = set(rest.split()) - set(plain(view.question).split())
     return [{name for name in names if word in name.split()} for word in sorted(words)]
 
 

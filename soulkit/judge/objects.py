@@ -189,11 +189,11 @@ def resembles(words: str, names: Collection[str]) -> bool:
 
 def _every_object(text: str) -> Iterator[dict[str, Any]]:
     """Every JSON object in `text`, inner ones included, in whatever it stands."""
-    start, left = _KEY.search(text), _ATTEMPTS
-    while start is not None and left > 0:
+    start, attempts_left = _KEY.search(text), _ATTEMPTS
+    while start is not None and attempts_left > 0:
         span = _decode_at(text, start.start(), STRICT)
         if span is None:
-            left -= 1
+            attempts_left -= 1
         else:
             yield from _with_inner(span.value)
         start = _KEY.search(text, span.end if span is not None else start.start() + 1)

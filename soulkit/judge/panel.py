@@ -74,21 +74,21 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
     panel_opinions = list(await asyncio.gather(*requests))
     for name in names:
         errors = [opinion.error for opinion in panel_opinions if opinion.judge == name]
-        lost = [error for error in errors if error is not None]
-        if len(lost) == len(errors):  # who answered tells more than who was away
-            raise next((error for error in lost if error.forgery), lost[-1])
+        unreadable = [error for error in errors if error is not None]
+        if len(unreadable) == len(errors):  # who answered tells more than who was away
+            raise next((error for error in unreadable if error.forgery), unreadable[-1])
     return panel_opinions
 
 
 def judge_names(judges: Sequence[Player]) -> list[str]:
     """The judges' names; those that are called alike are numbered."""
     counts = Counter(judge.model.name for judge in judges)
-    seen: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     names = []
     for judge in judges:
         name = judge.model.name
-        seen[name] += 1
-        names.append(f"{name} #{seen[name]}" if counts[name] > 1 else name)
+        places[name] += 1
+        names.append(f"{name} #{places[name]}" if counts[name] > 1 else name)
     return names
 
 
@@ -169,5 +169,5 @@ def pair_orders(
     """
     if how == "both":
         return True, False
-    drawn = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
-    return (drawn.random() < 0.5,)
+    rng = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
+    return (rng.random() < 0.5,)

@@ -214,8 +214,8 @@ def read_shape(text: str, shape: type[S], material: JudgeMaterial | None = None)
         raise UnreadableVerdict("its only verdict is one that stands in the question")
     if not fresh:
         raise UnreadableVerdict(problems[-1] if problems else "it holds no complete JSON object")
-    weighed, _ = _verdicts(thinking, shape)
-    if any(verdict != fresh[0] for verdict in (*fresh, *_unseen(weighed, material))):
+    thinking_verdicts, _ = _verdicts(thinking, shape)
+    if any(verdict != fresh[0] for verdict in (*fresh, *_unseen(thinking_verdicts, material))):
         raise UnreadableVerdict("it holds several verdicts that differ")
     return fresh[0]
 

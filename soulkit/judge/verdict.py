@@ -160,11 +160,11 @@ def named_options(text: str, options: Iterable[str]) -> frozenset[str]:
 
     A longer option is read first and its words are then spent: `treasure box` does not name `box`.
     """
-    left, names = plain(text), set()
+    rest, names = plain(text), set()
     for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
-        if option not in left:
+        if option not in rest:
             continue  # compiling a pattern of a long option costs far more than looking for it
-        left, times = _phrase_pattern(option).subn(" | ", left)
+        rest, times = _phrase_pattern(option).subn(" | ", rest)
         if times:
             names.add(option)
     return frozenset(names)

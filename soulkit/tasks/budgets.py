@@ -33,12 +33,12 @@ def first_words(text: str, count: int) -> str:
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:
     """The largest cap under which texts of these lengths, in words, fit the budget together."""
-    left = budget
+    words_left = budget
     for place, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - place)
+        share = words_left // (len(lengths) - place)
         if length > share:
             return share
-        left -= length
+        words_left -= length
     return max(lengths, default=0)
 
 
@@ -61,13 +61,13 @@ def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, 
     if budget is None or total <= budget:
         return tuple(entries), 0
     latest: list[str] = []
-    left = budget
+    words_left = budget
     for entry in reversed(entries):
         length = len(entry.split())
-        if length > left:
+        if length > words_left:
             break
         latest.insert(0, entry)
-        left -= length
+        words_left -= length
     if latest:
         return tuple(latest), total - total_words(latest)
     return (first_words(entries[-1], budget),), total - budget

@@ -28,8 +28,8 @@ def passage(task: Task, row: RawRow) -> Passage:
     """One row as a passage; DataError when the task cannot use it."""
     example = task.example(row.fields, source=row.source)
     columns = task.spec.columns
-    shown = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
-    texts = {name: folded_words(shown[name]) for name in columns if name in shown}
+    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    texts = {name: folded_words(values[name]) for name in columns if name in values}
     entities = {
         (column.entity, value)
         for name, column in columns.items()
