@@ -15,7 +15,7 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Table, others_view, play_out
+from soulkit.tasks.dialogue import Conversation, others_view, play_out
 from soulkit.types import (
     Completion,
     Episode,
@@ -66,30 +66,32 @@ class MyDialogue(Task):
     # -- play ---------------------------------------------------------------------------------
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        table = Table(CALLER, [self.slot(example, CALLER, rollout.feedback)])
-        table.tell(START)
+        talk = Conversation(CALLER, [self.slot(example, CALLER, rollout.feedback)])
+        talk.notify(START)
         return await play_out(
-            table, example, rollout, lambda: self._converse(example, cast, rollout, table)
+            talk, example, rollout, lambda: self._converse(example, cast, rollout, talk)
         )
 
-    async def _converse(self, example: Example, cast: Cast, rollout: Rollout, table: Table) -> str:
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
         partner = cast.player("partner")
         for index in range(int(self.spec.options["max_turns"])):
-            reply = await table.speak(cast.actor, rollout.call("actor", example, index))
-            table.said(Line(CALLER, spoken(reply.text, self.protocol)), keep=reply.text)
-            if agreed_day(table.lines):
+            reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
+            talk.record(Line(CALLER, spoken(reply.text, self.protocol)), memory=reply.text)
+            if agreed_day(talk.lines):
                 return "agreed"
             brief, call = (
-                self._friend_context(example, table.lines),
+                self._friend_context(example, talk.lines),
                 rollout.call("partner", example, index),
             )
             answer = await partner.complete(brief, call)
-            table.usage += answer.usage
+            talk.usage += answer.usage
             line = spoken(answer.text, "paper")
             if not line:  # a silent partner is no fault of the actor
                 partner.set_aside(brief, call)
                 raise PartnerError(f"the friend said nothing ({answer.stop_reason})")
-            table.hear(Line(FRIEND, line))
+            talk.hear(Line(FRIEND, line))
         return "max_turns"
 
     # -- score --------------------------------------------------------------------------------

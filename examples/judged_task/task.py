@@ -10,7 +10,7 @@ from pydantic import Field
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import combined, opinions, readable
-from soulkit.judge.structured import Shape, question
+from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.types import (
@@ -32,12 +32,12 @@ RUBRIC = ("reasoning", "quality score", "points out of ten")
 """Words of the judge's question: feedback that uses them is about the judge, not the text."""
 
 
-class Quality(Shape):
+class Quality(VerdictShape):
     reasoning: str
     score: int = Field(ge=0, le=10)
 
 
-class Opinion(Shape):
+class Opinion(VerdictShape):
     """What the judge answers; a reply of any other form is asked for again."""
 
     quality: Quality

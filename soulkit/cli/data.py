@@ -18,7 +18,7 @@ from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
-    from soulkit.data.hub import Pulled, Split
+    from soulkit.data.hub import Pulled, ReleaseSplit
     from soulkit.tasks.importing import Imported
     from soulkit.tasks.registry import Registry
     from soulkit.tasks.rowcheck import Checked
@@ -103,8 +103,7 @@ def pull(
     Without --task, --suite and --corpus: the files of every task. The same command resumes.
     """
     from soulkit.data.folder import data_folder
-    from soulkit.data.hub import corpus_files, released
-    from soulkit.data.hub import pull as pull_files
+    from soulkit.data.hub import corpus_files, pull_files, released
     from soulkit.data.transfer import Hub
 
     splits = _splits(task, suite, corpus, split)
@@ -184,7 +183,7 @@ def check(
     The exit code is 2 when any row is bad.
     """
     from soulkit.data.files import read_rows
-    from soulkit.tasks.rowcheck import by_task, check_rows
+    from soulkit.tasks.rowcheck import check_rows, rows_by_task
 
     registry = registry_of(tasks, trust=trust)
     rows, bad = read_rows(path)
@@ -192,7 +191,7 @@ def check(
         checks = [check_rows(registry.task(task), rows, bad)]
         strays: list[BadRow] = []
     else:
-        groups, strays = by_task(rows, registry.by_source())
+        groups, strays = rows_by_task(rows, registry.by_source())
         strays = [*bad, *strays]
         checks = [check_rows(registry.task(name), group) for name, group in groups.items()]
     if as_json:
@@ -217,11 +216,11 @@ def show(
 ) -> None:
     """Show one row: fields, who may see them, the prompt."""
     from soulkit.data.files import nth_row
-    from soulkit.tasks.rowcheck import by_task
+    from soulkit.tasks.rowcheck import rows_by_task
 
     registry = registry_of(tasks, trust=trust)
     raw = nth_row(path, row)
-    name = task if task is not None else next(iter(by_task([raw], registry.by_source())[0]))
+    name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     example = live.example(raw.fields, source=raw.source)
     prompt = live.preview(example)
@@ -259,7 +258,7 @@ def own_options(context: typer.Context) -> dict[str, str]:
 
 def _splits(
     task: str | None, suite: str | None, corpus: str | None, split: str | None
-) -> Sequence[Split]:
+) -> Sequence[ReleaseSplit]:
     from soulkit.data.hub import SPLITS
     from soulkit.errors import ConfigError, did_you_mean
 

@@ -102,7 +102,7 @@ def contamination(
     The same row, nearly the same row, or the same persona, character or scenario. The exit code is
     2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
     """
-    from soulkit.data.contamination import clean_rows, compare
+    from soulkit.data.contamination import clean_rows, find_overlap
     from soulkit.data.files import check_target, refuse_same, write_rows
     from soulkit.tasks.passages import entity_kinds
 
@@ -114,7 +114,7 @@ def contamination(
     ours, theirs = (_Side(registry, path, task) for path in (train, evaluation))
     live = {**ours.tasks, **theirs.tasks}
     kinds = entity_kinds(live.values())
-    found = compare(ours.passages, theirs.passages, threshold=threshold, entities=kinds)
+    found = find_overlap(ours.passages, theirs.passages, threshold=threshold, entities=kinds)
     kept = clean_rows(ours.rows, found, [k.strip() for k in drop.split(",") if k.strip()])
     if not as_json:
         _print_overlap(found)
@@ -136,13 +136,13 @@ def contamination(
 
 
 def _write_findings(rows: RowAudit, report: LabelAudit | None, path: Path) -> None:
-    from soulkit.data.files import write_lines
+    from soulkit.data.files import write_objects
     from soulkit.tasks.labels import write_disputed
 
     if report is not None:
         write_disputed(report, path, replace=False)
     else:
-        write_lines(path, map(asdict, rows.remarks), replace=False)
+        write_objects(path, map(asdict, rows.remarks), replace=False)
 
 
 class _Side:
@@ -150,13 +150,13 @@ class _Side:
 
     def __init__(self, registry: Registry, path: Path, task: str | None) -> None:
         from soulkit.data.files import read_rows
-        from soulkit.tasks.loading import marked
+        from soulkit.tasks.loading import rows_with_tasks
         from soulkit.tasks.passages import passages
 
         rows, broken = read_rows(path)
         if task is not None:
             registry.spec(task)
-        pairs, strays = marked(rows, registry.by_source(), task)
+        pairs, strays = rows_with_tasks(rows, registry.by_source(), task)
         self.tasks: dict[str, Task] = {name: registry.task(name) for name, _ in pairs}
         self.passages, unusable = passages(self.tasks, pairs)
         self.bad: list[BadRow] = [*broken, *strays, *unusable]

@@ -59,7 +59,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RowMatch:
     """A training row with the evaluation row that is most like it."""
 
     kind: str
@@ -90,7 +90,7 @@ class Overlap:
     threshold: float
     kinds: tuple[str, ...]
     """Every kind that was looked for: `exact`, `near` and the entities of the tasks."""
-    matches: tuple[Match, ...]
+    matches: tuple[RowMatch, ...]
     """One for each training row that has any."""
     reached: Mapping[str, int]
     """Kind → evaluation rows that some training row gives away."""
@@ -106,7 +106,7 @@ class Overlap:
 # -- words -------------------------------------------------------------------------------------
 
 
-def words_of(value: Any) -> Words:
+def folded_words(value: Any) -> Words:
     """The words of every text in a value, in one case, without punctuation."""
     text = unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold()
     return tuple(_WORD.findall(text))
@@ -128,14 +128,14 @@ def entity_values(value: Any, task: str) -> set[str]:
     A value without letters is a number that only its own data set gives: the task stands before it.
     """
     items = value if isinstance(value, list | tuple) else [value]
-    texts = {" ".join(words_of(item)) for item in items} - {""}
+    texts = {" ".join(folded_words(item)) for item in items} - {""}
     return {text if re.search(r"[^\W\d]", text) else f"{task} {text}" for text in texts}
 
 
 # -- comparing -----------------------------------------------------------------------------------
 
 
-def compare(
+def find_overlap(
     train: Sequence[Passage],
     evaluation: Sequence[Passage],
     *,
@@ -152,29 +152,29 @@ def compare(
             "Near-duplicates share at least this part of their word triples.",
             f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
         )
-    pairs = [*_exact(train, evaluation), *_near(train, evaluation, threshold)]
-    shared = _shared(train, evaluation)
+    pairs = [*_exact_matches(train, evaluation), *_near_matches(train, evaluation, threshold)]
+    shared = _shared_entities(train, evaluation)
     reached = {k: len({p.evaluation for p in pairs if p.kind == k}) for k in ROW_KINDS}
     for kind in entities:
         reached[kind] = len({e for s in shared if s.kind == kind for e in s.evaluation})
     return Overlap(
         train_rows=len(train), evaluation_rows=len(evaluation), threshold=threshold,
-        kinds=(*ROW_KINDS, *entities), matches=_best(pairs), reached=reached, shared=shared,
+        kinds=(*ROW_KINDS, *entities), matches=_best_matches(pairs), reached=reached, shared=shared,
     )  # fmt: skip
 
 
-def _exact(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[Match]:
+def _exact_matches(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[RowMatch]:
     by_words: dict[Words, list[str]] = {}
     for passage in evaluation:
         by_words.setdefault(passage.words, []).append(passage.source)
     for passage in train:
         for source in by_words.get(passage.words, ()):
-            yield Match("exact", passage.source, source, 1.0)
+            yield RowMatch("exact", passage.source, source, 1.0)
 
 
-def _near(
+def _near_matches(
     train: Sequence[Passage], evaluation: Sequence[Passage], threshold: float
-) -> Iterator[Match]:
+) -> Iterator[RowMatch]:
     try:
         from datasketch import MinHashLSH
     except ImportError as error:
@@ -184,14 +184,14 @@ def _near(
     for number, passage in enumerate(evaluation):
         index.insert(number, _signature(shingles(passage.words)))
     for passage in train:
-        found = index.query(_signature(shingles(passage.words)))
-        for other in (evaluation[number] for number in sorted(found)):
-            similarity = _alike(passage, other, threshold)
+        candidates = index.query(_signature(shingles(passage.words)))
+        for other in (evaluation[number] for number in sorted(candidates)):
+            similarity = _similarity_above(passage, other, threshold)
             if similarity is not None:
-                yield Match("near", passage.source, other.source, similarity)
+                yield RowMatch("near", passage.source, other.source, similarity)
 
 
-def _alike(one: Passage, other: Passage, threshold: float) -> float | None:
+def _similarity_above(one: Passage, other: Passage, threshold: float) -> float | None:
     """How near two different passages are, None when they are not near enough or the same."""
     if one.words == other.words:
         return None
@@ -213,37 +213,39 @@ def jaccard(one: Shingles, other: Shingles) -> float:
     return len(one & other) / every if every else 1.0
 
 
-def _signature(found: Shingles) -> Any:
+def _signature(phrases: Shingles) -> Any:
     from datasketch import MinHash
 
-    made = MinHash(num_perm=PERMUTATIONS, seed=1)
-    made.update_batch([" ".join(words).encode("utf-8") for words in found])
-    return made
+    signature = MinHash(num_perm=PERMUTATIONS, seed=1)
+    signature.update_batch([" ".join(words).encode("utf-8") for words in phrases])
+    return signature
 
 
-def _best(pairs: Iterable[Match]) -> tuple[Match, ...]:
+def _best_matches(pairs: Iterable[RowMatch]) -> tuple[RowMatch, ...]:
     """The strongest match of each training row: `exact` before `near`, then the most alike."""
-    best: dict[str, Match] = {}
+    best: dict[str, RowMatch] = {}
     for pair in pairs:
-        held = best.get(pair.train)
-        if held is None or _strength(pair) > _strength(held):
+        strongest = best.get(pair.train)
+        if strongest is None or _strength(pair) > _strength(strongest):
             best[pair.train] = pair
     return tuple(best.values())
 
 
-def _strength(match: Match) -> tuple[bool, float]:
+def _strength(match: RowMatch) -> tuple[bool, float]:
     return match.kind == "exact", match.similarity
 
 
-def _shared(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
-    ours, theirs = _by_entity(train), _by_entity(evaluation)
-    common = sorted(ours.keys() & theirs.keys())
-    return tuple(Shared(*key, tuple(ours[key]), tuple(theirs[key])) for key in common)
+def _shared_entities(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
+    train_sources, eval_sources = _by_entity(train), _by_entity(evaluation)
+    common = sorted(train_sources.keys() & eval_sources.keys())
+    return tuple(
+        Shared(*key, tuple(train_sources[key]), tuple(eval_sources[key])) for key in common
+    )
 
 
-def _by_entity(found: Sequence[Passage]) -> dict[tuple[str, str], list[str]]:
+def _by_entity(passages: Sequence[Passage]) -> dict[tuple[str, str], list[str]]:
     sources: dict[tuple[str, str], list[str]] = {}
-    for passage in found:
+    for passage in passages:
         for entity in passage.entities:
             sources.setdefault(entity, []).append(passage.source)
     return sources
@@ -269,5 +271,5 @@ def clean_rows(
                 f"The tasks of these rows know: {', '.join(overlap.kinds)}.",
                 did_you_mean(kind, overlap.kinds),
             )
-    gone = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))
-    return [row for row in rows if row.source not in gone]
+    excluded_sources = frozenset[str]().union(*(overlap.touched(kind) for kind in drop))
+    return [row for row in rows if row.source not in excluded_sources]

@@ -143,7 +143,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
             yield number, None
 
 
-def parse_json(text: str) -> Any:
+def parse_row_json(text: str) -> Any:
     """JSON with NaN read as None; ValueError (with the reason) for anything that is not JSON."""
     value = _loads(text)
     if "\\ud" in text.lower() and _has_lone_surrogate(value):
@@ -173,24 +173,24 @@ def _has_lone_surrogate(value: Any) -> bool:
 
 # -- one reader per format: (source, row or BadRow) ----------------------------------------------
 
-Entry = tuple[str, Any]
+SourcedRow = tuple[str, Any]
 
 
-def _read_jsonl(path: Path) -> Iterator[Entry]:
+def _read_jsonl(path: Path) -> Iterator[SourcedRow]:
     for number, line in text_lines(path):
         source = f"{path.name}:{number}"
         if line is None:
             yield source, BadRow(source, "the line is not UTF-8 text")
         elif line.strip():
             try:
-                yield source, parse_json(line)
+                yield source, parse_row_json(line)
             except ValueError as error:
                 yield source, BadRow(source, f"the line is not JSON: {error}")
 
 
-def _read_json(path: Path) -> Iterator[Entry]:
+def _read_json(path: Path) -> Iterator[SourcedRow]:
     try:
-        value = parse_json(read_bytes(path).decode("utf-8-sig"))
+        value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
         raise unreadable(path, f"not JSON: {error}") from error
     rows = value.get("data") if isinstance(value, dict) else value
@@ -204,7 +204,7 @@ def _read_json(path: Path) -> Iterator[Entry]:
         yield f"{path.name}:{number}", row
 
 
-def _read_parquet(path: Path) -> Iterator[Entry]:
+def _read_parquet(path: Path) -> Iterator[SourcedRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -219,13 +219,13 @@ def _read_parquet(path: Path) -> Iterator[Entry]:
                     texts = {name: row[name] for name in packed if row[name] is not None}
                     yield (
                         f"{path.name}:{number}",
-                        row | {name: parse_json(text) for name, text in texts.items()},
+                        row | {name: parse_row_json(text) for name, text in texts.items()},
                     )
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable(path, f"not a sound Parquet file: {error}") from error
 
 
-def _read_csv(path: Path) -> Iterator[Entry]:
+def _read_csv(path: Path) -> Iterator[SourcedRow]:
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -266,7 +266,7 @@ def _record(header: Sequence[str], cells: Sequence[str], source: str) -> dict[st
     return {name: cell for name, cell in zip(header, cells, strict=True) if cell}
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[SourcedRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
@@ -287,32 +287,32 @@ def flatten(row: Any) -> dict[str, Any]:
     fields = present(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
-        inner = _packed(inner, must=set(fields) <= RELEASED)
+        inner = _unpack(inner, must=set(fields) <= RELEASED)
     if not isinstance(inner, Mapping):
         return fields
-    flat = _opened(inner)
+    flat = _with_raw(inner)
     if "data_source" in fields:
         flat["data_source"] = fields["data_source"]
     # Files that mix both layouts keep their other columns; the wrapping itself is dropped.
     return {**{k: v for k, v in fields.items() if k not in RELEASED}, **present(flat)}
 
 
-def _opened(inner: Mapping[str, Any]) -> dict[str, Any]:
+def _with_raw(inner: Mapping[str, Any]) -> dict[str, Any]:
     """`inner` with the keys of the object under `raw` in its place, where there is one."""
-    given = inner.get("raw")
-    if isinstance(given, str):
-        given = _packed(given, must=False)
-    if not isinstance(given, Mapping):
+    raw = inner.get("raw")
+    if isinstance(raw, str):
+        raw = _unpack(raw, must=False)
+    if not isinstance(raw, Mapping):
         return dict(inner)
-    return {**{k: v for k, v in inner.items() if k != "raw"}, **given}
+    return {**{k: v for k, v in inner.items() if k != "raw"}, **raw}
 
 
-def _packed(text: str, must: bool) -> Mapping[str, Any] | None:
+def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
     """The object that a JSON string holds; None (or ValueError if it `must`) when it holds none."""
     why = "it is no JSON object"
     if text.lstrip().startswith("{"):
         try:
-            value = parse_json(text)
+            value = parse_row_json(text)
             return value if isinstance(value, Mapping) else None
         except ValueError as error:
             why = str(error)
@@ -326,8 +326,8 @@ def present(value: Any) -> Any:
     if isinstance(value, str):  # by far the most
         return value
     if isinstance(value, Mapping):
-        kept = {str(k): present(v) for k, v in value.items()}
-        return {k: v for k, v in kept.items() if v is not None}
+        values = {str(k): present(v) for k, v in value.items()}
+        return {k: v for k, v in values.items() if v is not None}
     if isinstance(value, list | tuple):
         return [present(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -356,11 +356,11 @@ def refuse_same(source: Path, target: Path) -> None:
 def check_target(path: Path, suffixes: Iterable[str] = (".jsonl", ".parquet")) -> None:
     """DataError when `path` is a folder or ends in none of the suffixes: told before the work."""
     if path.suffix.lower() not in suffixes or path.is_dir():
-        known = " or ".join(suffixes)
+        endings = " or ".join(suffixes)
         raise DataError(
             f"Nothing can be written to '{path}'.",
-            f"What this command writes goes to a {known} file, and the suffix says which.",
-            f"Name a file that ends in {known}.",
+            f"What this command writes goes to a {endings} file, and the suffix says which.",
+            f"Name a file that ends in {endings}.",
         )
 
 
@@ -388,12 +388,12 @@ def write_rows(
     return len(marked)
 
 
-def write_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool = True) -> int:
+def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool = True) -> int:
     """Write objects that are no rows as JSON lines, as `write_rows` does; they may be none."""
     check_target(path, (".jsonl",))
-    found = list(lines)
-    _write_aside(path, _write_jsonl, found, replace)
-    return len(found)
+    objects = list(lines)
+    _write_aside(path, _write_jsonl, objects, replace)
+    return len(objects)
 
 
 def _write_aside(

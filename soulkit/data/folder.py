@@ -32,30 +32,34 @@ def released_files(task: str, names: Sequence[str], folder: str | None = None) -
     mean over a part would pass for a mean over all.
     """
     place = Path(folder) if folder is not None else data_folder()
-    found = [place / name for name in names if (place / name).is_file()]
-    if found and len(found) < len(names):
-        absent = ", ".join(name for name in names if place / name not in found)
+    paths = [place / name for name in names if (place / name).is_file()]
+    if paths and len(paths) < len(names):
+        absent = ", ".join(name for name in names if place / name not in paths)
         raise DataError(
-            f"'{place}' holds only {len(found)} of the {len(names)} files of the task '{task}'.",
+            f"'{place}' holds only {len(paths)} of the {len(names)} files of the task '{task}'.",
             f"Not there: {absent}. A result on a part of the rows would pass for one on all.",
             f"Download the rest with: soul data pull --task {task}, or name one file with --data.",
         )
-    return found
+    return paths
 
 
-def given_files(task: str, names: Sequence[str], given: str | None) -> list[Path]:
+def data_files(task: str, names: Sequence[str], source: str | None) -> list[Path]:
     """The one file that `--data` gave, or the `released_files` in the folder that it gave."""
-    if given is not None and not Path(given).is_dir():
-        return [Path(given)]
-    return released_files(task, names, given)
+    if source is not None and not Path(source).is_dir():
+        return [Path(source)]
+    return released_files(task, names, source)
 
 
-def looked_for(names: Sequence[str], folder: str | None = None) -> str:
+def search_note(names: Sequence[str], folder: str | None = None) -> str:
     """Where `released_files` looked for what, in words."""
     place = f"the folder '{folder}'"
     if folder is None:
-        named = bool(os.environ.get(DATA_FOLDER))
-        origin = f"from {DATA_FOLDER}" if named else f"the default, as {DATA_FOLDER} is not set"
+        from_environment = bool(os.environ.get(DATA_FOLDER))
+        origin = (
+            f"from {DATA_FOLDER}"
+            if from_environment
+            else f"the default, as {DATA_FOLDER} is not set"
+        )
         place = f"no --data was given, and the folder '{data_folder()}' ({origin})"
     if not names:
         return f"{place} was not searched: the task has no released file to look for"

@@ -30,13 +30,13 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from soulkit.data.files import ROW_SUFFIXES, unreadable
-from soulkit.data.transfer import Digests, Hub, Remote, digests, part_of, size_of
+from soulkit.data.transfer import Digests, Hub, Remote, digests, partial_path, size_of
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.runs.jsonl import write_json
 
-Split = Literal["train", "eval"]
-SPLITS: tuple[Split, ...] = ("train", "eval")
-RELEASES: Mapping[Split, str] = {
+ReleaseSplit = Literal["train", "eval"]
+SPLITS: tuple[ReleaseSplit, ...] = ("train", "eval")
+RELEASES: Mapping[ReleaseSplit, str] = {
     "train": "sunweiwei/sim-rl-data",
     "eval": "sunweiwei/sim-eval-data",
 }
@@ -52,7 +52,7 @@ _VERSION = 1
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
-class Bar(Protocol):
+class ByteBar(Protocol):
     """What shows how many bytes have come."""
 
     def advance(self, steps: int = 1, note: str = "") -> None: ...
@@ -67,13 +67,13 @@ class Released(Protocol):
     def eval(self) -> tuple[str, ...]: ...
 
 
-Bars = Callable[[int], AbstractContextManager[Bar]]
+ByteBars = Callable[[int], AbstractContextManager[ByteBar]]
 """Makes a bar for so many bytes."""
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FileRequest:
     """One file to have: its name in the data set, and below the folder."""
 
     repo: str
@@ -83,7 +83,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LockEntry:
     """What the lock says of one file."""
 
     repo: str
@@ -99,28 +99,28 @@ class Pulled:
 
     name: str
     file: str
-    entry: Entry
+    entry: LockEntry
     state: Literal["kept", "downloaded", "resumed"]
 
 
-# -- what is wanted ------------------------------------------------------------------------------
+# -- files to have ------------------------------------------------------------------------------
 
 
-def released(tasks: Mapping[str, Released], splits: Sequence[Split]) -> list[Wanted]:
+def released(tasks: Mapping[str, Released], splits: Sequence[ReleaseSplit]) -> list[FileRequest]:
     """The files that `tasks.yaml` names for the tasks, each once; DataError when there are none."""
-    found: dict[tuple[str, str], Wanted] = {}
+    requests: dict[tuple[str, str], FileRequest] = {}
     for task, files in tasks.items():
         for split in splits:
             for name in files.train if split == "train" else files.eval:
-                found.setdefault((split, name), Wanted(RELEASES[split], name, name, task))
-    if not found:
+                requests.setdefault((split, name), FileRequest(RELEASES[split], name, name, task))
+    if not requests:
         what = f"The task '{next(iter(tasks))}' has" if len(tasks) == 1 else "These tasks have"
         raise DataError(
             f"{what} no released file for {' and '.join(splits)}.",
             "tasks.yaml names none: the rows are made here, imported, or your own.",
             "See: soul data synth, soul data import, and soul tasks show NAME",
         )
-    return list(found.values())
+    return list(requests.values())
 
 
 def corpus_repo(name: str) -> str:
@@ -143,7 +143,7 @@ class Lock:
 
     path: Path
     repos: dict[str, str] = field(default_factory=dict)
-    files: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, LockEntry] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Lock:
@@ -155,7 +155,7 @@ class Lock:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["version"] != _VERSION:
                 raise ValueError(f"it has version {stored['version']}, this program {_VERSION}")
-            files = {name: Entry(**entry) for name, entry in stored["files"].items()}
+            files = {name: LockEntry(**entry) for name, entry in stored["files"].items()}
             return cls(path, {str(k): str(v) for k, v in stored["repos"].items()}, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
@@ -168,20 +168,20 @@ class Lock:
         files = {name: asdict(self.files[name]) for name in sorted(self.files)}
         write_json(self.path, {"version": _VERSION, "repos": self.repos, "files": files})
 
-    def vouches(self, wanted: Wanted, revision: str | None, folder: Path) -> Entry | None:
+    def vouches(self, request: FileRequest, revision: str | None, folder: Path) -> LockEntry | None:
         """The entry of a file that is on disk as the lock says, at the revision asked for."""
-        entry = self.files.get(wanted.name)
-        if entry is None or entry.repo != wanted.repo:
+        entry = self.files.get(request.name)
+        if entry is None or entry.repo != request.repo:
             return None
-        if entry.revision != (revision or self.repos.get(wanted.repo)):
+        if entry.revision != (revision or self.repos.get(request.repo)):
             return None
-        path = folder / wanted.name
+        path = folder / request.name
         same = size_of(path) == entry.bytes and path.is_file()
         return entry if same and digests(path).sha256 == entry.sha256 else None
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked_folder(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; DataError when another one is pulling into it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -206,7 +206,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    wanted: Wanted
+    request: FileRequest
     remote: Remote
     target: Path
     have: Digests | None
@@ -219,61 +219,63 @@ class _Job:
     @property
     def left(self) -> int:
         """Bytes still to come; those of an interrupted download are there."""
-        part = min(size_of(part_of(self.target, self.remote)), self.remote.bytes)
+        part = min(size_of(partial_path(self.target, self.remote)), self.remote.bytes)
         return 0 if self.done else self.remote.bytes - part
 
 
-def pull(
+def pull_files(
     hub: Hub,
-    wanted: Sequence[Wanted],
+    requests: Sequence[FileRequest],
     folder: Path,
     *,
     revision: str | None = None,
-    bars: Bars | None = None,
-    say: Say | None = None,
+    bars: ByteBars | None = None,
+    say: Announce | None = None,
 ) -> list[Pulled]:
-    """Have every file of `wanted` in `folder`, as its data set has it at one commit.
+    """Have every file of `requests` in `folder`, as its data set has it at one commit.
 
     `revision` is a commit, branch or tag; without it a data set stays at the commit of the lock
     file, else the newest of its main branch is taken. A second call goes on where one was killed.
     DataError when a file is missing (after all others were pulled), refused, damaged, or in the
     way of one that the user put there.
     """
-    _one_commit_one_repo(wanted, revision)
-    with _alone(folder):
+    _one_commit_one_repo(requests, revision)
+    with _locked_folder(folder):
         lock = Lock.read(folder)
-        kept = _vouched(wanted, lock, folder, revision)
-        rest = [w for w in wanted if w.name not in kept]
-        jobs, missing = _planned(hub, rest, lock, folder, revision)
-        new = _downloaded(hub, jobs, lock, folder, bars, say)
+        present = _files_in_place(requests, lock, folder, revision)
+        rest = [w for w in requests if w.name not in present]
+        jobs, missing = _download_jobs(hub, rest, lock, folder, revision)
+        new = _download_all(hub, jobs, lock, folder, bars, say)
     if missing:
         raise missing
-    both = {**kept, **new}
-    return [both[w.name] for w in wanted]
+    both = {**present, **new}
+    return [both[w.name] for w in requests]
 
 
 def corpus_files(
     hub: Hub, name: str, folder: Path, revision: str | None = None
-) -> tuple[list[Wanted], str]:
+) -> tuple[list[FileRequest], str]:
     """Every row file of a corpus, for a folder of its own, and the commit that was listed.
 
     ConfigError for a name that is no corpus, DataError when it cannot be listed or has no rows.
     """
     repo = corpus_repo(name)
-    own = repo.partition("/")[2]
+    subfolder = repo.partition("/")[2]
     pinned = revision or Lock.read(folder).repos.get(repo)
     commit, files = hub.listing(repo, pinned, f"the corpus {name}")
-    found = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_SUFFIXES]
-    if not found:
+    row_paths = [f.path for f in files if PurePosixPath(f.path).suffix.lower() in ROW_SUFFIXES]
+    if not row_paths:
         raise DataError(
             f"The data set {repo} holds no file of rows at {commit[:12]}.",
             f"It holds {len(files)} files, none of them {', '.join(ROW_SUFFIXES)}.",
             f"Look at {hub.endpoint}/datasets/{repo}, or name another commit with --revision.",
         )
-    return [Wanted(repo, path, f"{own}/{_inside(path)}") for path in found], commit
+    return [
+        FileRequest(repo, path, f"{subfolder}/{_checked_path(path)}") for path in row_paths
+    ], commit
 
 
-def _inside(path: str) -> str:
+def _checked_path(path: str) -> str:
     """`path`, refused when it leads out of its folder."""
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
         raise DataError(
@@ -284,8 +286,8 @@ def _inside(path: str) -> str:
     return path
 
 
-def _one_commit_one_repo(wanted: Sequence[Wanted], revision: str | None) -> None:
-    repos = sorted({w.repo for w in wanted})
+def _one_commit_one_repo(requests: Sequence[FileRequest], revision: str | None) -> None:
+    repos = sorted({w.repo for w in requests})
     if revision and _COMMIT.fullmatch(revision) and len(repos) > 1:
         raise ConfigError(
             f"The commit {revision[:12]} can belong to one data set only.",
@@ -294,24 +296,24 @@ def _one_commit_one_repo(wanted: Sequence[Wanted], revision: str | None) -> None
         )
 
 
-def _vouched(
-    wanted: Iterable[Wanted], lock: Lock, folder: Path, revision: str | None
+def _files_in_place(
+    requests: Iterable[FileRequest], lock: Lock, folder: Path, revision: str | None
 ) -> dict[str, Pulled]:
-    found = {w.name: lock.vouches(w, revision, folder) for w in wanted}
+    entries = {w.name: lock.vouches(w, revision, folder) for w in requests}
     return {
         name: Pulled(name, str(folder / name), entry, "kept")
-        for name, entry in found.items()
+        for name, entry in entries.items()
         if entry is not None
     }
 
 
-def _planned(
-    hub: Hub, wanted: Sequence[Wanted], lock: Lock, folder: Path, revision: str | None
+def _download_jobs(
+    hub: Hub, requests: Sequence[FileRequest], lock: Lock, folder: Path, revision: str | None
 ) -> tuple[list[_Job], DataError | None]:
     """What to download, and the error about names that the data sets do not have."""
-    by_repo: dict[str, list[Wanted]] = defaultdict(list)
-    for one in wanted:
-        by_repo[one.repo].append(one)
+    by_repo: dict[str, list[FileRequest]] = defaultdict(list)
+    for request in requests:
+        by_repo[request.repo].append(request)
     jobs: list[_Job] = []
     missing: list[DataError] = []
     for repo, group in by_repo.items():
@@ -321,7 +323,7 @@ def _planned(
         lock.repos[repo] = commit
         places = {w: _place(w.path, files) for w in group}
         if lacking := [w for w, place in places.items() if place is None]:
-            missing.append(_missing(hub, repo, commit, lacking, files))
+            missing.append(_missing_error(hub, repo, commit, lacking, files))
         jobs += [_job(hub, w, p, lock, folder) for w, p in places.items() if p is not None]
     return jobs, missing[0] if missing else None
 
@@ -330,16 +332,16 @@ def _place(path: str, files: Sequence[Remote]) -> Remote | None:
     """The file of that path, or the only one of that name in any folder of the data set."""
     exact = [f for f in files if f.path == path]
     below = [f for f in files if PurePosixPath(f.path).name == path]
-    found = exact or below
-    return found[0] if len(found) == 1 else None
+    candidates = exact or below
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _job(hub: Hub, wanted: Wanted, place: Remote, lock: Lock, folder: Path) -> _Job:
-    target, remote = folder / _inside(wanted.name), hub.completed(place)
+def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path) -> _Job:
+    target, remote = folder / _checked_path(request.name), hub.completed(place)
     if target.is_dir():
         raise unreadable(target, "a folder has the name of the file")
-    job = _Job(wanted, remote, target, digests(target) if target.is_file() else None)
-    entry = lock.files.get(wanted.name)
+    job = _Job(request, remote, target, digests(target) if target.is_file() else None)
+    entry = lock.files.get(request.name)
     if job.have and not job.done and (entry is None or entry.sha256 != job.have.sha256):
         raise DataError(
             f"'{target}' is there already, and it is not the file of {remote.repo}.",
@@ -349,8 +351,8 @@ def _job(hub: Hub, wanted: Wanted, place: Remote, lock: Lock, folder: Path) -> _
     return job
 
 
-def _missing(
-    hub: Hub, repo: str, commit: str, lacking: Sequence[Wanted], files: Sequence[Remote]
+def _missing_error(
+    hub: Hub, repo: str, commit: str, lacking: Sequence[FileRequest], files: Sequence[Remote]
 ) -> DataError:
     names = [f.path for f in files]
     more = f" (and {len(lacking) - 1} more are missing)" if len(lacking) > 1 else ""
@@ -368,13 +370,18 @@ def _missing(
 # -- downloading ---------------------------------------------------------------------------------
 
 
-def _downloaded(
-    hub: Hub, jobs: Sequence[_Job], lock: Lock, folder: Path, bars: Bars | None, say: Say | None
+def _download_all(
+    hub: Hub,
+    jobs: Sequence[_Job],
+    lock: Lock,
+    folder: Path,
+    bars: ByteBars | None,
+    say: Announce | None,
 ) -> dict[str, Pulled]:
     if not jobs:
         return {}
     total = sum(job.left for job in jobs)
-    _room(folder, total)
+    _check_space(folder, total)
     lock.write()  # the commit is pinned before the first byte, for a second start
     if say and total:
         waiting = [job for job in jobs if not job.done]
@@ -382,14 +389,14 @@ def _downloaded(
             count = sum(job.remote.repo == repo for job in waiting)
             files = "1 file" if count == 1 else f"{count} files"
             say(f"{repo} at {lock.repos[repo][:12]}: {files} to download")
-    found: dict[str, Pulled] = {}
+    pulled: dict[str, Pulled] = {}
     with bars(total) if bars and total else nullcontext() as bar:
         for job in jobs:
-            found[job.wanted.name] = _had(hub, job, lock, bar)
-    return found
+            pulled[job.request.name] = _download(hub, job, lock, bar)
+    return pulled
 
 
-def _had(hub: Hub, job: _Job, lock: Lock, bar: Bar | None) -> Pulled:
+def _download(hub: Hub, job: _Job, lock: Lock, bar: ByteBar | None) -> Pulled:
     resumed = job.left < job.remote.bytes
 
     def advance(count: int) -> None:
@@ -401,14 +408,16 @@ def _had(hub: Hub, job: _Job, lock: Lock, bar: Bar | None) -> Pulled:
         have = hub.fetch(job.remote, job.target, advance)
         for other in job.target.parent.glob(f".{glob.escape(job.target.name)}.*.part"):
             other.unlink()  # begun at another commit
-    entry = Entry(job.remote.repo, job.remote.revision, job.remote.path, have.sha256, have.bytes)
-    lock.files[job.wanted.name] = entry
+    entry = LockEntry(
+        job.remote.repo, job.remote.revision, job.remote.path, have.sha256, have.bytes
+    )
+    lock.files[job.request.name] = entry
     lock.write()
     state: Literal["kept", "downloaded", "resumed"] = "resumed" if resumed else "downloaded"
-    return Pulled(job.wanted.name, str(job.target), entry, "kept" if job.done else state)
+    return Pulled(job.request.name, str(job.target), entry, "kept" if job.done else state)
 
 
-def _room(folder: Path, needed: int) -> None:
+def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(

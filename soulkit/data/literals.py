@@ -50,13 +50,13 @@ def first_message(conversations: Any) -> str | None:
 
     None where there is no such message, "" for one without content.
     """
-    found = structure(conversations)
+    node = structure(conversations)
     for key in ("messages", "content"):
-        first = structure(found[0]) if isinstance(found, list | tuple) and found else None
+        first = structure(node[0]) if isinstance(node, list | tuple) and node else None
         if not isinstance(first, Mapping):
             return None
-        found = structure(first.get(key)) if key == "messages" else first.get(key)
-    return str(found or "")
+        node = structure(first.get(key)) if key == "messages" else first.get(key)
+    return str(node or "")
 
 
 def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
@@ -66,10 +66,10 @@ def literal_list(value: Any, protocol: Protocol = "paper") -> list[Any] | None:
     if not isinstance(value, str) or not value.strip():
         return None
     try:
-        found = ast.literal_eval(value) if protocol == "reference" else read_literal(value)
+        literal = ast.literal_eval(value) if protocol == "reference" else read_literal(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    return found if isinstance(found, list) else None
+    return literal if isinstance(literal, list) else None
 
 
 def item_text(value: Any, what: str) -> str:
@@ -104,8 +104,8 @@ def parse_story(value: Any, protocol: Protocol = "paper") -> str:
 
 def join_sentences(sentences: Iterable[str]) -> str:
     """One sentence a line, each with its final stop; empty ones left out."""
-    kept = [sentence.strip() for sentence in sentences]
-    return "\n".join(s if s.endswith(_SENTENCE_END) else f"{s}." for s in kept if s)
+    stripped = [sentence.strip() for sentence in sentences]
+    return "\n".join(s if s.endswith(_SENTENCE_END) else f"{s}." for s in stripped if s)
 
 
 def parse_candidates(value: Any, protocol: Protocol = "paper") -> list[str]:
@@ -116,10 +116,10 @@ def parse_candidates(value: Any, protocol: Protocol = "paper") -> list[str]:
     """
     if value is None or value == "":
         return []
-    found = literal_list(value, protocol)
+    items = literal_list(value, protocol)
     if protocol == "reference":
-        return [str(value)] if found is None else [str(item) for item in found]
-    parts = re.split(r"[,;\n]", str(value)) if found is None else [str(x) for x in found]
+        return [str(value)] if items is None else [str(item) for item in items]
+    parts = re.split(r"[,;\n]", str(value)) if items is None else [str(x) for x in items]
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
@@ -130,12 +130,12 @@ def parse_choices(text: str, protocol: Protocol = "paper") -> dict[str, str]:
     capitals inside an option survive. No options: an empty dict.
     """
     if protocol == "reference":
-        return {found["letter"]: found["text"] for found in _COMMA_OPTION.finditer(text)}
+        return {match["letter"]: match["text"] for match in _COMMA_OPTION.finditer(text)}
     options: dict[str, str] = {}
     marks: list[re.Match[str]] = []
-    for found in _BOUNDARY.finditer(text):
-        if len(marks) < 26 and found["letter"] == chr(ord("A") + len(marks)):
-            marks.append(found)
+    for match in _BOUNDARY.finditer(text):
+        if len(marks) < 26 and match["letter"] == chr(ord("A") + len(marks)):
+            marks.append(match)
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):  # without marks there is an end to spare
         options[mark["letter"]] = text[mark.end() : end].strip().rstrip(",;").rstrip()

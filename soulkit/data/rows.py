@@ -75,13 +75,13 @@ def bind(
     Other keys are dropped. Raises ColumnsError when required columns are missing, DataError when a
     value is not of its column's type.
     """
-    given = present(row)
-    values = {name: _find(given, name, column) for name, column in columns.items()}
+    cells = present(row)
+    values = {name: _cell(cells, name, column) for name, column in columns.items()}
     missing = [n for n, column in columns.items() if column.required and values[n] is None]
     if missing:
-        raise _missing(given, columns, task, source, missing)
+        raise _missing_columns(cells, columns, task, source, missing)
     return {
-        name: None if value is None else _typed(name, value, columns[name], source)
+        name: None if value is None else _convert(name, value, columns[name], source)
         for name, value in values.items()
     }
 
@@ -107,7 +107,7 @@ def unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[
     return opened
 
 
-def _find(row: Mapping[str, Any], name: str, column: Column) -> Any:
+def _cell(row: Mapping[str, Any], name: str, column: Column) -> Any:
     names = (key for key in (name, *column.aliases) if row.get(key) is not None)
     value = row.get(next(names, name))
     # An empty CSV cell, or the word for "no number", is no value unless the column holds text.
@@ -115,13 +115,13 @@ def _find(row: Mapping[str, Any], name: str, column: Column) -> Any:
     return None if blank and column.type in ("int", "number", "bool") else value
 
 
-def _missing(
+def _missing_columns(
     row: Mapping[str, Any], columns: Mapping[str, Column], task: str, source: str,
     missing: Sequence[str],
 ) -> ColumnsError:  # fmt: skip
     expected = [name for name, column in columns.items() if column.required]
-    known = {alias for name, column in columns.items() for alias in (name, *column.aliases)}
-    spare = [name for name in row if name not in known and name != "data_source"]
+    declared = {alias for name, column in columns.items() for alias in (name, *column.aliases)}
+    spare = [name for name in row if name not in declared and name != "data_source"]
     aliases = ", ".join(f"{n}: {{aliases: [{_guess(n, spare)}]}}" for n in missing)
     return ColumnsError(
         f"{source or 'row'}: {_column_s(missing)} of task '{task}' missing: {', '.join(missing)}.",
@@ -141,15 +141,15 @@ def _guess(name: str, spare: Sequence[str]) -> str:
     return hint[1] if len(hint) > 1 else next(iter(spare), "name_in_your_file")
 
 
-def _typed(name: str, value: Any, column: Column, source: str) -> Any:
-    found = _READ[column.type](value)
-    if found is None:
+def _convert(name: str, value: Any, column: Column, source: str) -> Any:
+    converted = _READ[column.type](value)
+    if converted is None:
         raise DataError(
-            f"{source or 'row'}: the column '{name}' should hold {_WANTED[column.type]}.",
+            f"{source or 'row'}: the column '{name}' should hold {_EXPECTED[column.type]}.",
             f"It holds {type(value).__name__} {value!r:.60}.",
             "Mend the row, or leave it out.",
         )
-    return found
+    return converted
 
 
 def _text(value: Any) -> str | None:
@@ -163,13 +163,13 @@ def _int(value: Any) -> int | None:
 
 def _number(value: Any) -> int | float | None:
     if isinstance(value, str):
-        value = _spelled(value.strip())
+        value = _parse_number(value.strip())
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
-def _spelled(text: str) -> int | float | None:
+def _parse_number(text: str) -> int | float | None:
     for read in (int, float):  # int first: it keeps more than 15 digits
         try:
             return read(text)
@@ -194,7 +194,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "bool": _bool,
     "any": lambda value: value,
 }
-_WANTED = {
+_EXPECTED = {
     "text": "text",
     "list": "a list, or the literal of one",
     "int": "a whole number",

@@ -48,9 +48,9 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.keys import holds_key, printable, remember, shown_address
 from soulkit.text import one_line, web_address
 
-ATTEMPTS = 5
+STALLED_ATTEMPTS = 5
 """Tries in a row that bring no new byte before a download is given up."""
-PATIENCE_S = 30.0
+SILENCE_TIMEOUT_S = 30.0
 """Seconds of silence from the server that count as a broken connection."""
 LONGEST_WAIT_S = 60.0
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
@@ -88,8 +88,8 @@ class Digests:
     blob: str
 
     def match(self, remote: Remote) -> bool:
-        own = self.sha256 if remote.sha256 else self.blob
-        return self.bytes == remote.bytes and own == remote.digest
+        checksum = self.sha256 if remote.sha256 else self.blob
+        return self.bytes == remote.bytes and checksum == remote.digest
 
 
 def digests(path: Path) -> Digests:
@@ -103,7 +103,7 @@ def digests(path: Path) -> Digests:
     return Digests(size, sha256.hexdigest(), blob.hexdigest())
 
 
-def part_of(target: Path, remote: Remote) -> Path:
+def partial_path(target: Path, remote: Remote) -> Path:
     """Where the bytes of `remote` wait until they are complete; other content, another name."""
     return target.with_name(f".{target.name}.{remote.digest[:16]}.part")
 
@@ -118,32 +118,32 @@ class Hub:
 
     def __init__(self, command: str, endpoint: str | None = None, wait_s: float = 0.5) -> None:
         self.command, self.wait_s = command, wait_s
-        named = endpoint or os.environ.get("HF_ENDPOINT") or None
-        self._api = HfApi(endpoint=named.rstrip("/") if named else None)
-        self.endpoint: str = _checked(self._api.endpoint)
+        address = endpoint or os.environ.get("HF_ENDPOINT") or None
+        self._api = HfApi(endpoint=address.rstrip("/") if address else None)
+        self.endpoint: str = _checked_address(self._api.endpoint)
         remember(get_token() or "")
 
     # -- what there is --
 
-    def listing(self, repo: str, revision: str | None, wanted: str) -> tuple[str, list[Remote]]:
+    def listing(self, repo: str, revision: str | None, subject: str) -> tuple[str, list[Remote]]:
         """The commit behind `revision` (None: the main branch) and every file at that commit.
 
-        `wanted` names in an error what was to be downloaded. DataError when there is no answer.
+        `subject` names in an error what was to be downloaded. DataError when there is no answer.
         """
 
         def ask() -> tuple[str, list[Remote]]:
             info = self._api.dataset_info(
-                repo, revision=revision, files_metadata=True, timeout=PATIENCE_S
+                repo, revision=revision, files_metadata=True, timeout=SILENCE_TIMEOUT_S
             )
             commit = str(info.sha)
             if not _COMMIT.fullmatch(commit) or info.siblings is None:
                 raise ValueError("the answer names no commit or no files")
-            files = [_remote(repo, commit, found) for found in info.siblings]
+            files = [_remote(repo, commit, sibling) for sibling in info.siblings]
             if any(holds_key(file.path) for file in files):  # the lock would keep it
                 raise ValueError("the name of a file holds the token that was sent")
             return commit, files
 
-        return self._patiently(ask, repo, revision, wanted)
+        return self._with_retries(ask, repo, revision, subject)
 
     def completed(self, remote: Remote) -> Remote:
         """`remote` with its checksum, asked of the server when the listing has none."""
@@ -151,29 +151,31 @@ class Hub:
             return remote
 
         def ask() -> Remote:
-            found = get_hf_file_metadata(
-                self._url(remote), headers=build_hf_headers(), timeout=PATIENCE_S,
+            metadata = get_hf_file_metadata(
+                self._url(remote), headers=build_hf_headers(), timeout=SILENCE_TIMEOUT_S,
                 endpoint=self.endpoint,
             )  # fmt: skip
-            tag, size = found.etag or "", found.size
+            tag, size = metadata.etag or "", metadata.size
             if len(tag) not in (40, 64) or size is None:
                 raise ValueError("the answer has no checksum or no size")
             sha256, blob = (tag, None) if len(tag) == 64 else (None, tag)
             return Remote(remote.repo, remote.revision, remote.path, size, sha256, blob)
 
-        return self._patiently(ask, remote.repo, remote.revision, remote.path)
+        return self._with_retries(ask, remote.repo, remote.revision, remote.path)
 
-    def _patiently(self, ask: Callable[[], T], repo: str, revision: str | None, wanted: str) -> T:
-        for attempt in range(ATTEMPTS):
+    def _with_retries(
+        self, request: Callable[[], T], repo: str, revision: str | None, subject: str
+    ) -> T:
+        for attempt in range(STALLED_ATTEMPTS):
             try:
-                return ask()
+                return request()
             except (TransportError, OfflineModeIsEnabled) as error:
                 busy = isinstance(error, HfHubHTTPError) and _status(error) in _TRANSIENT
-                if not busy or attempt == ATTEMPTS - 1:
-                    raise self.explained(error, repo, revision, wanted) from error
+                if not busy or attempt == STALLED_ATTEMPTS - 1:
+                    raise self.explained(error, repo, revision, subject) from error
                 self._wait(attempt, error)
             except (ValueError, KeyError, TypeError) as error:
-                raise self._no_hub(error, wanted) from error
+                raise self._no_hub(error, subject) from error
         raise AssertionError("the last attempt returns or raises")
 
     # -- bytes --
@@ -181,19 +183,19 @@ class Hub:
     def fetch(self, remote: Remote, target: Path, advance: Advance) -> Digests:
         """Download to `target`, going on where an earlier start ended. DataError when it fails."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = part_of(target, remote)
+        part = partial_path(target, remote)
         while True:
             resumed = size_of(part) > 0
             self._complete(remote, part, advance)
-            found = digests(part)
-            if found.match(remote):
+            actual = digests(part)
+            if actual.match(remote):
                 _settle(part, target)
-                return found
+                return actual
             part.unlink()
             if not resumed:
-                raise self._damaged(remote, found)
+                raise self._damaged(remote, actual)
             # The bytes of an earlier start may be the bad ones: once more from the beginning.
-            advance(-found.bytes)
+            advance(-actual.bytes)
 
     def _complete(self, remote: Remote, part: Path, advance: Advance) -> None:
         part.touch()
@@ -211,7 +213,7 @@ class Hub:
             now = size_of(part)
             silent = 0 if now > best else silent + 1
             best = max(best, now)
-            if silent >= ATTEMPTS:
+            if silent >= STALLED_ATTEMPTS:
                 raise self.explained(
                     trouble, remote.repo, remote.revision, remote.path
                 ) from trouble
@@ -226,7 +228,11 @@ class Hub:
         if have:
             headers["Range"] = f"bytes={have}-"
         with get_session().stream(
-            "GET", self._url(remote), headers=headers, timeout=PATIENCE_S, follow_redirects=True
+            "GET",
+            self._url(remote),
+            headers=headers,
+            timeout=SILENCE_TIMEOUT_S,
+            follow_redirects=True,
         ) as response:
             hf_raise_for_status(response)
             whole = have > 0 and response.status_code != 206
@@ -247,53 +253,55 @@ class Hub:
         )  # fmt: skip
 
     def _wait(self, attempt: int, error: Exception) -> None:
-        asked = ""
+        retry_after = ""
         if isinstance(error, HfHubHTTPError):
-            asked = str(error.response.headers.get("Retry-After", ""))
-        seconds = float(asked) if asked.isdecimal() else self.wait_s * 2**attempt
+            retry_after = str(error.response.headers.get("Retry-After", ""))
+        seconds = float(retry_after) if retry_after.isdecimal() else self.wait_s * 2**attempt
         time.sleep(min(seconds, LONGEST_WAIT_S))
 
     # -- errors --
 
     def explained(
-        self, error: Exception, repo: str, revision: str | None, wanted: str
+        self, error: Exception, repo: str, revision: str | None, subject: str
     ) -> DataError:
-        """What went wrong on the way to the file `wanted`, and the way out."""
+        """What went wrong on the way to the file `subject`, and the way out."""
         if isinstance(error, OfflineModeIsEnabled):
             return _error(
-                f"'{wanted}' cannot be downloaded: the hub client is offline.",
+                f"'{subject}' cannot be downloaded: the hub client is offline.",
                 "The environment variable HF_HUB_OFFLINE forbids requests, and the file is not "
                 "here yet.",
                 f"Unset it and run: {self.command}. Or run that where there is a network, and "
                 "copy the folder here.",
             )
         if not isinstance(error, HfHubHTTPError):
-            detail = _quoted(str(error) or type(error).__name__)
+            detail = _masked_line(str(error) or type(error).__name__)
             return _error(
-                f"'{wanted}' cannot be downloaded: no connection to {self.endpoint}.",
+                f"'{subject}' cannot be downloaded: no connection to {self.endpoint}.",
                 f"The network says: {detail}. What has arrived is kept.",
                 f"Check the network (HF_ENDPOINT names a mirror), then run again: {self.command}",
             )
         if _status(error) in (401, 403):
-            return self._forbidden(error, repo, wanted)
-        return self._refused(error, repo, revision, wanted)
+            return self._forbidden(error, repo, subject)
+        return self._refused(error, repo, revision, subject)
 
-    def _forbidden(self, error: HfHubHTTPError, repo: str, wanted: str) -> DataError:
-        sent = "The token that was sent does not open it" if get_token() else "No token was sent"
+    def _forbidden(self, error: HfHubHTTPError, repo: str, subject: str) -> DataError:
+        token_note = (
+            "The token that was sent does not open it" if get_token() else "No token was sent"
+        )
         return _error(
-            f"'{wanted}' may not be read: the hub answers {_status(error)} for the data set "
+            f"'{subject}' may not be read: the hub answers {_status(error)} for the data set "
             f"{repo}.",
-            f"{sent}; the data set is private or gated, or there is none of that name.",
+            f"{token_note}; the data set is private or gated, or there is none of that name.",
             f"Ask for access at {self.endpoint}/datasets/{repo}, log in with `hf auth login` or "
             f"set HF_TOKEN, then run: {self.command}",
         )
 
     def _refused(
-        self, error: HfHubHTTPError, repo: str, revision: str | None, wanted: str
+        self, error: HfHubHTTPError, repo: str, revision: str | None, subject: str
     ) -> DataError:
         if isinstance(error, RevisionNotFoundError):
             return _error(
-                f"The data set {repo} has no revision '{revision}', so '{wanted}' cannot be "
+                f"The data set {repo} has no revision '{revision}', so '{subject}' cannot be "
                 "downloaded.",
                 "A revision is a commit, a branch or a tag, named by --revision or by the lock "
                 "file of an earlier download.",
@@ -302,31 +310,31 @@ class Hub:
             )
         if isinstance(error, RepositoryNotFoundError):
             return _error(
-                f"'{wanted}' cannot be downloaded: {self.endpoint} has no data set {repo}.",
+                f"'{subject}' cannot be downloaded: {self.endpoint} has no data set {repo}.",
                 "It was moved or made private, or HF_ENDPOINT names a mirror that lacks it.",
                 f"Look at {self.endpoint}/datasets/{repo}, then run again: {self.command}",
             )
         return _error(
-            f"'{wanted}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
-            f"The server says: {_quoted(str(error.server_message or 'nothing more'))}.",
+            f"'{subject}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
+            f"The server says: {_masked_line(str(error.server_message or 'nothing more'))}.",
             f"Wait a little, then run again: {self.command}",
         )
 
-    def _damaged(self, remote: Remote, found: Digests) -> DataError:
+    def _damaged(self, remote: Remote, actual: Digests) -> DataError:
         kind = "sha256" if remote.sha256 else "git hash"
-        own = found.sha256 if remote.sha256 else found.blob
+        checksum = actual.sha256 if remote.sha256 else actual.blob
         return _error(
             f"'{remote.path}' arrived damaged and was thrown away.",
-            f"Its {kind} is {own[:12]}… over {found.bytes} bytes, the hub's is "
+            f"Its {kind} is {checksum[:12]}… over {actual.bytes} bytes, the hub's is "
             f"{remote.digest[:12]}… over {remote.bytes}.",
             f"Run again: {self.command}. If it stays so, a proxy or the mirror in HF_ENDPOINT "
             "changes the file.",
         )
 
-    def _no_hub(self, error: Exception, wanted: str) -> DataError:
+    def _no_hub(self, error: Exception, subject: str) -> DataError:
         return _error(
-            f"'{wanted}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
-            f"The client says: {_quoted(f'{type(error).__name__}: {error}')}.",
+            f"'{subject}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
+            f"The client says: {_masked_line(f'{type(error).__name__}: {error}')}.",
             f"Correct or unset HF_ENDPOINT, then run again: {self.command}",
         )
 
@@ -337,13 +345,13 @@ def _error(what: str, why: str, way_out: str) -> DataError:
     return DataError(printable(what), printable(why), printable(way_out))
 
 
-def _quoted(text: str) -> str:
+def _masked_line(text: str) -> str:
     """What a server or library says, on one line; masked first, so that no half token is left."""
     remember(get_token() or "")
     return one_line(printable(text), 200).rstrip(".")
 
 
-def _checked(endpoint: str) -> str:
+def _checked_address(endpoint: str) -> str:
     """The address; ConfigError when no request could be sent to it."""
     if web_address(endpoint) is None:
         raise ConfigError(
@@ -354,13 +362,13 @@ def _checked(endpoint: str) -> str:
     return endpoint
 
 
-def _remote(repo: str, commit: str, found: RepoSibling) -> Remote:
-    path = found.rfilename
-    if found.lfs is not None:
-        return Remote(repo, commit, path, found.lfs.size, sha256=found.lfs.sha256)
-    if found.size is None or found.blob_id is None:
+def _remote(repo: str, commit: str, sibling: RepoSibling) -> Remote:
+    path = sibling.rfilename
+    if sibling.lfs is not None:
+        return Remote(repo, commit, path, sibling.lfs.size, sha256=sibling.lfs.sha256)
+    if sibling.size is None or sibling.blob_id is None:
         return Remote(repo, commit, path, 0)  # some mirrors list names only
-    return Remote(repo, commit, path, found.size, blob=found.blob_id)
+    return Remote(repo, commit, path, sibling.size, blob=sibling.blob_id)
 
 
 def _settle(part: Path, target: Path) -> None:

@@ -31,7 +31,7 @@ from soulkit.eval.keeping import alone
 from soulkit.eval.rescore import command_of
 from soulkit.eval.runner import GIVE_UP, EvalBar
 from soulkit.judge.panel import judge_names
-from soulkit.judge.reliability import Judgement, Match, Reliability
+from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
@@ -57,7 +57,7 @@ UNREAD = frozenset(
 )  # fmt: skip
 """What an evaluation was told that no check of its judge acts on."""
 
-_JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(Match)
+_JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
 
 
 class CheckConfig(RolesConfig):
@@ -313,7 +313,7 @@ class Asking:
     players: Mapping[str, Player]
     ledger: Ledger
     judgements: dict[tuple[str, str, int], Judgement] = field(default_factory=dict)
-    matches: dict[tuple[str, str], Match] = field(default_factory=dict)
+    matches: dict[tuple[str, str], PairJudgement] = field(default_factory=dict)
     silent: int = 0
     """Answers in a row that did not come."""
 

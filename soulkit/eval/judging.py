@@ -15,8 +15,8 @@ from typing import Any
 from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, ContextOverflow, ProviderError, SoulError
 from soulkit.judge.fence import fence
-from soulkit.judge.pairwise import compare
-from soulkit.judge.reliability import Judgement, Match, Said, Subject, said_in
+from soulkit.judge.pairwise import judge_pair
+from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.base import Task, utterances
@@ -105,7 +105,7 @@ class Seen:
         return Subject(words=len(self.said.split()), turns=turns, people=people)
 
 
-def human_labels(task: Task, example: Example) -> dict[str, Said]:
+def human_labels(task: Task, example: Example) -> dict[str, Grade]:
     """Dimension → what people said, from the row: its `human_<dimension>` columns for `gold` alone.
 
     The task's options may name other columns: `human_labels: {dimension: column}`.
@@ -120,7 +120,7 @@ def human_labels(task: Task, example: Example) -> dict[str, Said]:
     return {dim: _label(value) for dim, value in values.items() if value is not None}
 
 
-def _label(value: Any) -> Said:
+def _label(value: Any) -> Grade:
     if isinstance(value, bool):
         return str(value).lower()
     return float(value) if isinstance(value, int | float) else str(value)
@@ -157,7 +157,7 @@ async def judgement(
         cluster=seen.example.cluster,
         judge=name,
         sample=sample,
-        said={} if problem or not listener.asked else said_in(score),
+        said={} if problem or not listener.asked else grades_in(score),
         problem=problem,
         answered=not listener.failed,
         asked=listener.asked,
@@ -186,12 +186,12 @@ def pair_key(a: Seen, b: Seen) -> str:
     return f"{a.key}+{b.record.rollout}"
 
 
-async def match(a: Seen, b: Seen, name: str, judge: Player) -> tuple[Match, bool]:
+async def match(a: Seen, b: Seen, name: str, judge: Player) -> tuple[PairJudgement, bool]:
     """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
     listener = Listener(judge.model)
-    result = Match(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
+    result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:
-        compared = await compare(
+        compared = await judge_pair(
             _table(judge, listener), a.episode, lambda first: _question(a, b, first)
         )
     except CallError as error:

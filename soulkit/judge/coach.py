@@ -9,12 +9,14 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
-MAX_WORDS = 120
+MAX_COACH_WORDS = 120
 CHARS_A_WORD = 20
 """Of a text without blanks the characters count."""
 
 
-async def ask_coach(coach: Player, prompt: str, call: Call, max_words: int = MAX_WORDS) -> Feedback:
+async def ask_coach(
+    coach: Player, prompt: str, call: Call, max_words: int = MAX_COACH_WORDS
+) -> Feedback:
     """Feedback written by `coach` on `prompt`; of its line breaks those between paragraphs stay.
 
     Raises UnreadableVerdict when the reply is empty after thinking is removed, was cut off, or is

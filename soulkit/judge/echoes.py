@@ -77,36 +77,38 @@ def echoes_private(text: str, private: str, public: str) -> bool:
 
     `public` is what the reader of `text` knows anyway.
     """
-    said, hidden, known = tokens(text), tokens(private), tokens(public)
-    if figures(hidden) & figures(said) - figures(known):
+    stems, hidden, public_stems = tokens(text), tokens(private), tokens(public)
+    if figures(hidden) & figures(stems) - figures(public_stems):
         return True
-    if grams(said, LONG_RUN) & grams(hidden, LONG_RUN) - grams(known, LONG_RUN):
+    if grams(stems, LONG_RUN) & grams(hidden, LONG_RUN) - grams(public_stems, LONG_RUN):
         return True
-    if _short(hidden, known, RUN):
-        return _says_whole(said, hidden, known)
-    if quotes(said, hidden, known, RUN):
+    if _is_short(hidden, public_stems, RUN):
+        return _says_whole(stems, hidden, public_stems)
+    if quotes(stems, hidden, public_stems, RUN):
         return True
-    new = content(said) - set(known)
-    return any(_told(new, sentence, known) for sentence in _SENTENCE.split(private))
+    new = content(stems) - set(public_stems)
+    return any(_tells(new, sentence, public_stems) for sentence in _SENTENCE.split(private))
 
 
 def echoes_reference(text: str, reference: str, public: str) -> bool:
     """Whether `text` quotes `reference` or hands over a good part of its three-word runs."""
-    said, gold, known = tokens(text), tokens(reference), tokens(public)
-    if _short(gold, known, REFERENCE_GRAM + 1):
-        return _says_whole(said, gold, known)
-    if quotes(said, gold, known, REFERENCE_RUN):
+    stems, gold, public_stems = tokens(text), tokens(reference), tokens(public)
+    if _is_short(gold, public_stems, REFERENCE_GRAM + 1):
+        return _says_whole(stems, gold, public_stems)
+    if quotes(stems, gold, public_stems, REFERENCE_RUN):
         return True
-    new = content(gold) - set(known)
-    wanted = {g for g in grams(gold, REFERENCE_GRAM) if new & set(g)}
-    given = wanted & grams(said, REFERENCE_GRAM)
-    return len(given) >= 2 and len(given) >= REFERENCE_SHARE * len(wanted)
+    new = content(gold) - set(public_stems)
+    new_grams = {g for g in grams(gold, REFERENCE_GRAM) if new & set(g)}
+    shared = new_grams & grams(stems, REFERENCE_GRAM)
+    return len(shared) >= 2 and len(shared) >= REFERENCE_SHARE * len(new_grams)
 
 
-def quotes(said: Sequence[str], hidden: Sequence[str], known: Sequence[str], length: int) -> bool:
+def quotes(
+    stems: Sequence[str], hidden: Sequence[str], public_stems: Sequence[str], length: int
+) -> bool:
     """Whether both share a run of `length` words that is not public and says something new."""
-    shared = (grams(said, length) & grams(hidden, length)) - grams(known, length)
-    public = set(known)
+    shared = (grams(stems, length) & grams(hidden, length)) - grams(public_stems, length)
+    public = set(public_stems)
     return any(len(content(run) - public) >= NEW_IN_RUN for run in shared)
 
 
@@ -115,9 +117,9 @@ def figures(stems: Iterable[str]) -> set[str]:
     return {word for word in stems if len(word) > 1 and word.isdecimal()}
 
 
-def grams(said: Sequence[str], length: int) -> set[tuple[str, ...]]:
+def grams(stems: Sequence[str], length: int) -> set[tuple[str, ...]]:
     """Every run of `length` words."""
-    return {tuple(said[i : i + length]) for i in range(len(said) - length + 1)}
+    return {tuple(stems[i : i + length]) for i in range(len(stems) - length + 1)}
 
 
 def says_phrase(text: str, phrase: str) -> bool:
@@ -127,26 +129,26 @@ def says_phrase(text: str, phrase: str) -> bool:
     """
     if phrase.isupper() and phrase not in text:
         return False
-    wanted = tuple(words(phrase))
-    return bool(wanted) and wanted in grams(words(text), len(wanted))
+    phrase_words = tuple(words(phrase))
+    return bool(phrase_words) and phrase_words in grams(words(text), len(phrase_words))
 
 
-def _short(hidden: Sequence[str], known: Sequence[str], run: int) -> bool:
-    return len(hidden) < run or len(content(hidden) - set(known)) < SENTENCE_WORDS
+def _is_short(hidden: Sequence[str], public_stems: Sequence[str], run: int) -> bool:
+    return len(hidden) < run or len(content(hidden) - set(public_stems)) < SENTENCE_WORDS
 
 
-def _says_whole(said: Sequence[str], hidden: Sequence[str], known: Sequence[str]) -> bool:
-    core = tuple(_trimmed(hidden))
-    return bool(content(core) - set(known)) and core in grams(said, len(core))
+def _says_whole(stems: Sequence[str], hidden: Sequence[str], public_stems: Sequence[str]) -> bool:
+    core = tuple(_content_core(hidden))
+    return bool(content(core) - set(public_stems)) and core in grams(stems, len(core))
 
 
-def _trimmed(hidden: Sequence[str]) -> Sequence[str]:
+def _content_core(hidden: Sequence[str]) -> Sequence[str]:
     """Without the function words at both ends."""
     places = [i for i, word in enumerate(hidden) if content([word])]
     return hidden[places[0] : places[-1] + 1] if places else ()
 
 
-def _told(said: Collection[str], sentence: str, known: Collection[str]) -> bool:
-    wanted = content(tokens(sentence)) - set(known)
-    given = wanted & set(said)
-    return len(given) >= SENTENCE_WORDS and len(given) >= SENTENCE_SHARE * len(wanted)
+def _tells(stems: Collection[str], sentence: str, public_stems: Collection[str]) -> bool:
+    new_stems = content(tokens(sentence)) - set(public_stems)
+    shared = new_stems & set(stems)
+    return len(shared) >= SENTENCE_WORDS and len(shared) >= SENTENCE_SHARE * len(new_stems)

@@ -16,12 +16,12 @@ import re
 
 from soulkit.text import one_line, sanitise
 
-MAX_CHARS = 60_000
+MAX_FENCED_CHARS = 60_000
 """Characters of one fenced text; about 15,000 tokens."""
 _MARK = re.compile(r"<(?=(?:\s*/\s*)?[A-Za-z][\w-]*(?:\s[^<>]{0,80})?/?>)")
 
 
-def fence(text: str, label: str, max_chars: int = MAX_CHARS) -> str:
+def fence(text: str, label: str, max_chars: int = MAX_FENCED_CHARS) -> str:
     """`text` between an opening and a closing mark named `label`."""
     clean = _MARK.sub("\u2039", shortened(sanitise(text), max_chars))
     digest = hashlib.sha256(clean.encode("utf-8", "replace")).hexdigest()[:12]

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from soulkit.judge.structured import Shape
+from soulkit.judge.structured import VerdictShape
 from soulkit.types import Protocol
 
 Risk = Literal["low", "medium", "high"]
@@ -27,7 +27,7 @@ RISKS: tuple[Risk, ...] = ("low", "medium", "high")
 _LIKE_DATA = re.compile(r"[\[{]|\w+\s*\(")
 
 
-class Audit(Shape):
+class Audit(VerdictShape):
     """Whether somebody played to the judge."""
 
     risk_level: Risk
@@ -45,12 +45,12 @@ def agreed_risk(levels: Sequence[Risk]) -> Risk:
     return ordered[len(ordered) // 2]
 
 
-def audited(said: Iterable[str], protocol: Protocol) -> list[str]:
+def auditable_texts(utterances: Iterable[str], protocol: Protocol) -> list[str]:
     """The actor's texts that the auditor gets to see, stripped; empty ones are never shown.
 
     Under `reference` what starts like JSON, a list or a call (`word (`) is left out.
     """
-    texts = [text.strip() for text in said if text.strip()]
+    texts = [text.strip() for text in utterances if text.strip()]
     if protocol == "reference":
         return [text for text in texts if not _LIKE_DATA.match(text)]
     return texts

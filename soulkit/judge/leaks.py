@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase
-from soulkit.judge.verdict import named, plain, tagged_letter
+from soulkit.judge.verdict import named_options, plain, tagged_letter
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
@@ -67,15 +67,15 @@ class LeakView:
 
     def names(self) -> dict[str, set[str]]:
         """Plain option text → the letters that stand for it."""
-        found: dict[str, set[str]] = {}
+        letters_by_name: dict[str, set[str]] = {}
         for index, option in enumerate(self.options):
-            found.setdefault(plain(option), set()).update(self.letters[index : index + 1])
-        return found
+            letters_by_name.setdefault(plain(option), set()).update(self.letters[index : index + 1])
+        return letters_by_name
 
 
 def names_gold(text: str, view: LeakView) -> bool:
     """Whether the gold stands in `text` (inside the name of another option it does not)."""
-    return plain(view.gold) in named(text, (*view.options, view.gold))
+    return plain(view.gold) in named_options(text, (*view.options, view.gold))
 
 
 def names_letter(text: str, letter: str) -> bool:
@@ -105,24 +105,24 @@ def _letter_pattern(letter: str) -> str:
 def lexical_share(text: str, view: LeakView) -> float:
     """Probability that the lexical blind reader picks the gold, in [1/n, 1] at its best reading."""
     names, gold = view.names(), plain(view.gold)
-    said = named(text, names)
-    said |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
-    sides = [said, *_hinted(text, view, names)]
+    mentioned = named_options(text, names)
+    mentioned |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
+    sides = [mentioned, *_hint_groups(text, view, names)]
     halves = [half for side in sides for half in (set(side), set(names) - side) if gold in half]
     return max((1 / len(half) for half in halves), default=view.chance)
 
 
-def _hinted(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
+def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
     """Options set apart by a single word of `text`, where options are names.
 
     Words of the question are known to the reader already.
     """
     if any(len(name.split()) > MAX_NAME_WORDS for name in names):
         return []
-    left = plain(text)
-    for name in sorted(named(text, names), key=len, reverse=True):
-        left = left.replace(name, " ")
-    words = set(left.split()) - set(plain(view.question).split())
+    rest = plain(text)
+    for name in sorted(named_options(text, names), key=len, reverse=True):
+        rest = rest.replace(name, " ")
+    words = set(rest.split()) - set(plain(view.question).split())
     return [{name for name in names if word in name.split()} for word in sorted(words)]
 
 
@@ -135,7 +135,7 @@ def above_chance(hits: int, reads: int, chance: float) -> bool:
     return tail < SIGNIFICANCE
 
 
-def check(feedback: Feedback, view: LeakView | None) -> Feedback:
+def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
     """The feedback with `leak` filled by the rules that need no model, and where the view has
     options, `blind` and `chance`.
     """

@@ -56,7 +56,7 @@ LENIENT = json.JSONDecoder(object_pairs_hook=_unique, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ObjectSpan:
     """An outermost object and where it stands."""
 
     value: dict[str, Any]
@@ -68,7 +68,7 @@ class Span:
 class Scan:
     """What a look at the braces of a text gave."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[ObjectSpan, ...]
     """Objects that stand in no other braces, in order."""
     broken: int | None = None
     """Where an object begins that does not parse; behind it nothing was looked for."""
@@ -78,7 +78,7 @@ class Scan:
 
 def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
     """The outermost objects of `text`, in one pass."""
-    spans: list[Span] = []
+    spans: list[ObjectSpan] = []
     depth, looks, brace = 0, 0, _BRACE.search(text)
     while brace is not None:
         looks += 1
@@ -91,7 +91,7 @@ def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
             depth -= 1
         elif not _KEY.match(text, place):
             depth += 1
-        elif (decoded := _decoded(text, place, decoder) if not depth else None) is None:
+        elif (decoded := _decode_at(text, place, decoder) if not depth else None) is None:
             return Scan(tuple(spans), broken=place)
         else:
             spans.append(decoded)
@@ -100,12 +100,12 @@ def scan(text: str, decoder: json.JSONDecoder = STRICT) -> Scan:
     return Scan(tuple(spans), stray=depth > 0)
 
 
-def _decoded(text: str, place: int, decoder: json.JSONDecoder) -> Span | None:
+def _decode_at(text: str, place: int, decoder: json.JSONDecoder) -> ObjectSpan | None:
     try:
         value, end = decoder.raw_decode(text, place)
     except (ValueError, RecursionError):
         return None
-    return Span(value, place, end)
+    return ObjectSpan(value, place, end)
 
 
 def whole(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
@@ -146,7 +146,7 @@ _ATTEMPTS = 500
 """Broken objects of a question after which no other is looked for: each costs a look at all."""
 
 
-class Shown:
+class JudgeMaterial:
     """What a model was shown before it wrote: a question with others' words in it."""
 
     def __init__(self, question: str, words: str | None = None) -> None:
@@ -171,11 +171,11 @@ class Shown:
     def _repeats(self, value: Mapping[str, Any]) -> bool:
         leaves = list(_leaves(value))
         wordy = [leaf for leaf in leaves if len(leaf[1].split()) >= _TELLING_WORDS]
-        if any(_stands(leaf, self._squeezed) for leaf in wordy):
+        if any(_stands_in(leaf, self._squeezed) for leaf in wordy):
             return True
         # A rubric names scores, too: where it cannot be told from others' words, words decide.
         telling = bool(leaves) and self._apart and "{" in self._squeezed
-        return telling and all(_stands(leaf, self._squeezed) for leaf in leaves)
+        return telling and all(_stands_in(leaf, self._squeezed) for leaf in leaves)
 
 
 def resembles(words: str, names: Collection[str]) -> bool:
@@ -189,11 +189,11 @@ def resembles(words: str, names: Collection[str]) -> bool:
 
 def _every_object(text: str) -> Iterator[dict[str, Any]]:
     """Every JSON object in `text`, inner ones included, in whatever it stands."""
-    start, left = _KEY.search(text), _ATTEMPTS
-    while start is not None and left > 0:
-        span = _decoded(text, start.start(), STRICT)
+    start, attempts_left = _KEY.search(text), _ATTEMPTS
+    while start is not None and attempts_left > 0:
+        span = _decode_at(text, start.start(), STRICT)
         if span is None:
-            left -= 1
+            attempts_left -= 1
         else:
             yield from _with_inner(span.value)
         start = _KEY.search(text, span.end if span is not None else start.start() + 1)
@@ -219,18 +219,18 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for item in value:
             yield from _leaves(item, name)
     elif isinstance(value, list):
-        yield name, "".join(map(_plain, value))
+        yield name, "".join(map(_plain_text, value))
     else:
-        yield name, _plain(value)
+        yield name, _plain_text(value)
 
 
-def _plain(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _stands(leaf: tuple[str, str], squeezed: str) -> bool:
+def _stands_in(leaf: tuple[str, str], squeezed: str) -> bool:
     """Whether a value stands under its name; what a quotation leaves out ("…") is no difference."""
     name, text = leaf
     first, *others = (_squeeze(part) for part in _LEFT_OUT.split(f"{name}:{text}"))
@@ -244,12 +244,12 @@ def _squeeze(text: str) -> str:
     """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
     for _ in range(_ENTITIES if "&" in text else 0):
         text = html.unescape(_BOTTOMLESS.sub("", text))
-    plain = _TAG.sub("", _ESCAPE.sub(_unescaped, text))
+    plain = _TAG.sub("", _ESCAPE.sub(_unescape, text))
     if not plain.isascii():
         bare = combining_marks(1).sub("", _DASHES.sub("-", plain))
         plain = unicodedata.normalize("NFKD", bare).casefold().translate(_ALIKE)
     return _MINOR.sub("", _DROPPED.sub("", _ASSIGNS.sub(":", plain.casefold())))
 
 
-def _unescaped(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     return chr(int(escape[escape.lastindex], 16)) if escape.lastindex else " "

@@ -5,8 +5,8 @@ is asked twice, the sides exchanged; the episode's value is the mean, so that a 
 at the position gives 0.5, and `flips` says how often that happened. With "seeded" it is asked
 once, the side drawn from the example: half the price, unbiased over many rows, blind in one.
 
-    found = await compare(cast, episode, lambda first: render(a if first else b, ...))
-    found.value        # 1 the episode's side won, 0.5 a tie, 0 the other won; then averaged
+    outcome = await judge_pair(cast, episode, lambda first: render(a if first else b, ...))
+    outcome.value      # 1 the episode's side won, 0.5 a tie, 0 the other won; then averaged
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from soulkit.judge.panel import Opinion, opinions, orders, pooled
-from soulkit.judge.structured import Shape, question
+from soulkit.judge.panel import Opinion, opinions, pair_orders, pooled
+from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict
 
 PURPOSE = "pairwise"
 
 
-class Preference(Shape):
+class Preference(VerdictShape):
     """What a judge of two answers."""
 
     reasoning: str
@@ -48,7 +48,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class PairOutcome:
     """What the panel made of a pair."""
 
     value: float
@@ -65,34 +65,36 @@ class Compared:
         return sum(self.flips) / len(self.flips) if self.flips else None
 
 
-async def compare(
+async def judge_pair(
     cast: Cast, episode: Episode, prompt: Callable[[bool], str], purpose: str = PURPOSE
-) -> Compared:
+) -> PairOutcome:
     """The cast's judges on a pair, in the orders that `cast.panel` asks for.
 
     `prompt(first)` is the question with the episode as A (True) or as B (False); texts of models
     are in it through `fence` only. Raises ConfigError without a judge, UnreadableVerdict when a
     judge has no readable answer in some order.
     """
-    heard: list[Opinion[Preference]] = []
+    all_opinions: list[Opinion[Preference]] = []
     by_order: list[list[Ballot]] = []
     means = []
-    for first in orders(episode, cast.panel.orders, purpose):
-        asked = question(f"{purpose}_{'first' if first else 'second'}", prompt(first), Preference)
-        found = await opinions(cast, asked, episode)
-        heard += found
-        by_order.append([_ballot(o, first) for o in found if o.found is not None])
-        means.append(pooled(found, partial(_side, first), cast.panel.combine))
-    return Compared(
+    for first in pair_orders(episode, cast.panel.orders, purpose):
+        ordered_question = question(
+            f"{purpose}_{'first' if first else 'second'}", prompt(first), Preference
+        )
+        order_opinions = await opinions(cast, ordered_question, episode)
+        all_opinions += order_opinions
+        by_order.append([_ballot(o, first) for o in order_opinions if o.answer is not None])
+        means.append(pooled(order_opinions, partial(_side, first), cast.panel.combine))
+    return PairOutcome(
         value=sum(means) / len(means),
         flips=_flips(by_order),
-        ballots=tuple(ballot for mine in by_order for ballot in mine),
-        verdicts=tuple(opinion.verdict() for opinion in heard),
+        ballots=tuple(ballot for ballots in by_order for ballot in ballots),
+        verdicts=tuple(opinion.verdict() for opinion in all_opinions),
     )
 
 
-def _side(first: bool, found: Preference) -> float:
-    return _worth(found.verdict, first)
+def _side(first: bool, preference: Preference) -> float:
+    return _worth(preference.verdict, first)
 
 
 def _worth(verdict: str, first: bool) -> float:
@@ -100,12 +102,12 @@ def _worth(verdict: str, first: bool) -> float:
 
 
 def _ballot(opinion: Opinion[Preference], first: bool) -> Ballot:
-    assert opinion.found is not None
-    return Ballot(opinion.judge, opinion.sample, first, opinion.found.verdict)
+    assert opinion.answer is not None
+    return Ballot(opinion.judge, opinion.sample, first, opinion.answer.verdict)
 
 
 def _flips(by_order: Sequence[Sequence[Ballot]]) -> tuple[bool, ...]:
     if len(by_order) < 2:
         return ()
-    one, two = ({(b.judge, b.sample): b.value for b in mine} for mine in by_order)
+    one, two = ({(b.judge, b.sample): b.value for b in ballots} for ballots in by_order)
     return tuple(one[key] != two[key] for key in one if key in two)

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.structured import Question, answer
+from soulkit.judge.structured import JudgeQuestion, answer
 from soulkit.models.base import Cast, Player
 from soulkit.types import Call, Episode, Verdict
 
@@ -26,13 +26,13 @@ Combine = Literal["mean", "vote"]
 
 @dataclass(frozen=True, slots=True)
 class Opinion(Generic[T]):
-    """One answer of one judge; `found` is None exactly when `problem` says why."""
+    """One answer of one judge; `answer` is None exactly when `problem` says why."""
 
     judge: str
     purpose: str
     sample: int
-    found: T | None
-    said: dict[str, Any]
+    answer: T | None
+    fields: dict[str, Any]
     problem: str = ""
     replies: int = 0
     quoting: int = 0
@@ -41,7 +41,7 @@ class Opinion(Generic[T]):
     def verdict(self) -> Verdict:
         """The opinion as it stands in a Score."""
         return Verdict(
-            judge=self.judge, purpose=self.purpose, sample=self.sample, said=self.said,
+            judge=self.judge, purpose=self.purpose, sample=self.sample, said=self.fields,
             problem=self.problem, replies=self.replies, quoting=self.quoting,
         )  # fmt: skip
 
@@ -58,7 +58,7 @@ def judge_call(episode: Episode, sample: int = 0) -> Call:
     )
 
 
-async def opinions(cast: Cast, asked: Question[T], episode: Episode) -> list[Opinion[T]]:
+async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> list[Opinion[T]]:
     """What every judge answers, each `cast.panel.samples` times, in order of judges and samples.
 
     Raises ConfigError when the cast has no judge, UnreadableVerdict when some judge gave no
@@ -66,39 +66,39 @@ async def opinions(cast: Cast, asked: Question[T], episode: Episode) -> list[Opi
     """
     cast.player("judge")
     names = judge_names(cast.judges)
-    asking = [
-        _opinion(name, judge, asked, judge_call(episode, sample))
+    requests = [
+        _opinion(name, judge, question, judge_call(episode, sample))
         for name, judge in zip(names, cast.judges, strict=True)
         for sample in range(cast.panel.samples)
     ]
-    found = list(await asyncio.gather(*asking))
+    panel_opinions = list(await asyncio.gather(*requests))
     for name in names:
-        errors = [opinion.error for opinion in found if opinion.judge == name]
-        lost = [error for error in errors if error is not None]
-        if len(lost) == len(errors):  # who answered tells more than who was away
-            raise next((error for error in lost if error.forgery), lost[-1])
-    return found
+        errors = [opinion.error for opinion in panel_opinions if opinion.judge == name]
+        unreadable = [error for error in errors if error is not None]
+        if len(unreadable) == len(errors):  # who answered tells more than who was away
+            raise next((error for error in unreadable if error.forgery), unreadable[-1])
+    return panel_opinions
 
 
 def judge_names(judges: Sequence[Player]) -> list[str]:
     """The judges' names; those that are called alike are numbered."""
     counts = Counter(judge.model.name for judge in judges)
-    seen: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     names = []
     for judge in judges:
         name = judge.model.name
-        seen[name] += 1
-        names.append(f"{name} #{seen[name]}" if counts[name] > 1 else name)
+        places[name] += 1
+        names.append(f"{name} #{places[name]}" if counts[name] > 1 else name)
     return names
 
 
-async def _opinion(name: str, judge: Player, asked: Question[T], call: Call) -> Opinion[T]:
+async def _opinion(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
     try:
-        reply = await answer(judge, asked, call)
+        reply = await answer(judge, question, call)
     except UnreadableVerdict as error:
-        return Opinion(name, asked.purpose, call.sample, None, {}, error.detail, error=error)
+        return Opinion(name, question.purpose, call.sample, None, {}, error.detail, error=error)
     return Opinion(
-        name, asked.purpose, call.sample, reply.value, asked.said(reply.value),
+        name, question.purpose, call.sample, reply.value, question.dump(reply.value),
         replies=reply.replies, quoting=reply.quoting,
     )  # fmt: skip
 
@@ -115,9 +115,9 @@ def reading_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
     }
 
 
-def readable(found: Sequence[Opinion[T]]) -> list[T]:
+def readable(panel_opinions: Sequence[Opinion[T]]) -> list[T]:
     """The answers that could be read."""
-    return [opinion.found for opinion in found if opinion.found is not None]
+    return [opinion.answer for opinion in panel_opinions if opinion.answer is not None]
 
 
 def combined(values: Sequence[float], how: Combine) -> float:
@@ -135,16 +135,18 @@ def combined(values: Sequence[float], how: Combine) -> float:
     return sum(tied) / len(tied)
 
 
-def pooled(found: Sequence[Opinion[T]], value: Callable[[T], float], how: Combine) -> float:
+def pooled(
+    panel_opinions: Sequence[Opinion[T]], value: Callable[[T], float], how: Combine
+) -> float:
     """One number from a panel's readable opinions.
 
     In a mean each judge counts alike, however many of its opinions could be read; in a vote each
     opinion does. Raises ValueError when none could be read.
     """
     by_judge: dict[str, list[float]] = {}
-    for opinion in found:
-        if opinion.found is not None:
-            by_judge.setdefault(opinion.judge, []).append(value(opinion.found))
+    for opinion in panel_opinions:
+        if opinion.answer is not None:
+            by_judge.setdefault(opinion.judge, []).append(value(opinion.answer))
     if how == "vote":
         return combined([v for values in by_judge.values() for v in values], how)
     return combined([combined(values, how) for values in by_judge.values()], how)
@@ -158,12 +160,14 @@ def agreement(values: Sequence[float], low: float, high: float) -> float | None:
     return 1 - sum(abs(a - b) for a, b in pairs) / (len(pairs) * (high - low))
 
 
-def orders(episode: Episode, how: Literal["both", "seeded"], key: str = "") -> tuple[bool, ...]:
+def pair_orders(
+    episode: Episode, how: Literal["both", "seeded"], key: str = ""
+) -> tuple[bool, ...]:
     """In which orders a pair is shown: True stands for "the episode first".
 
     `both` asks twice; `seeded` once, the side drawn from the example and `key`.
     """
     if how == "both":
         return True, False
-    drawn = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
-    return (drawn.random() < 0.5,)
+    rng = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
+    return (rng.random() < 0.5,)

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 from soulkit.judge.pairwise import Ballot
 from soulkit.metrics import agreement as stats
-from soulkit.metrics.agreement import Floats, Level, Measured, Rating
-from soulkit.metrics.statistics import estimate
+from soulkit.metrics.agreement import Level, Measured, Rating
+from soulkit.metrics.statistics import Floats, estimate
 from soulkit.types import Score, Verdict
 
-Said = float | str
-Unit = tuple[str, int]
+Grade = float | str
+OpinionKey = tuple[str, int]
 """An episode, and the number of the opinions on it that are held against each other."""
 HEADLINE = "headline"
 """The dimension that is the score itself."""
@@ -55,7 +55,7 @@ class Judgement:
     cluster: str
     judge: str
     sample: int
-    said: Mapping[str, Said] = field(default_factory=dict)
+    said: Mapping[str, Grade] = field(default_factory=dict)
     """Dimension → number or label; empty when there is no verdict."""
     problem: str = ""
     """Why there is no verdict, empty when there is."""
@@ -74,12 +74,12 @@ class Subject:
     words: int
     """Words of the actor."""
     turns: int
-    people: Mapping[str, Said] = field(default_factory=dict)
+    people: Mapping[str, Grade] = field(default_factory=dict)
     """Dimension → human label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class PairJudgement:
     """Two answers to one example, in both orders; `flips` as in `pairwise.Compared`."""
 
     key: str
@@ -93,32 +93,32 @@ class Match:
 # -- from a score to numbers and labels ----------------------------------------------------------
 
 
-def said_in(score: Score) -> dict[str, Said]:
+def grades_in(score: Score) -> dict[str, Grade]:
     """Dimension → number or label of a score that one judge made with one opinion.
 
     `headline` is the score's value. Of every verdict: numbers and labels under their field's name,
     `{score, reasoning}` objects under theirs, what serves readers (PROSE) left out. Dimensions of
     other purposes than `score` are called `purpose/field`.
     """
-    found: dict[str, Said] = {}
+    grades: dict[str, Grade] = {}
     if score.value is not None:
-        found[HEADLINE] = score.value
+        grades[HEADLINE] = score.value
     for verdict in score.verdicts:
         for name, value in dimensions(verdict).items():
-            found[name if verdict.purpose == "score" else f"{verdict.purpose}/{name}"] = value
-    return found
+            grades[name if verdict.purpose == "score" else f"{verdict.purpose}/{name}"] = value
+    return grades
 
 
-def dimensions(verdict: Verdict) -> dict[str, Said]:
+def dimensions(verdict: Verdict) -> dict[str, Grade]:
     """What a verdict decided, by field."""
-    decided = {name: _decided(value) for name, value in verdict.said.items() if name not in PROSE}
+    decided = {name: _grade_of(value) for name, value in verdict.said.items() if name not in PROSE}
     return {name: value for name, value in decided.items() if value is not None}
 
 
-def _decided(value: Any) -> Said | None:
+def _grade_of(value: Any) -> Grade | None:
     if isinstance(value, Mapping):
         inner = next((value[name] for name in _NUMBER if name in value), None)
-        return _decided(inner) if not isinstance(inner, Mapping) else None
+        return _grade_of(inner) if not isinstance(inner, Mapping) else None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -144,36 +144,38 @@ class _Ratings:
 
         `trust` is about its value, `at_worst` about the lower end of its interval.
         """
-        found = {"alpha": self._measured(lambda t: stats.alpha(t, self.level), 2)}
-        found["exact"] = self._plain(stats.exact)
+        statistics = {"alpha": self._with_interval(lambda t: stats.alpha(t, self.level), 2)}
+        statistics["exact"] = self._point_value(stats.exact)
         if self.level == "interval":
-            found["icc"] = self._measured(stats.icc, self.values.shape[-1])
-            found["spearman"] = self._measured(_over_pairs(stats.spearman), 2)
-            found["pearson"] = self._measured(_over_pairs(stats.pearson), 2)
-            found["kappa"] = self._plain(stats.kappa)
-            found["mean_gap"] = self._plain(stats.mean_gap)
-        written = {name: value.as_dict() for name, value in found.items()}
-        alpha = found["alpha"]
+            statistics["icc"] = self._with_interval(stats.icc, self.values.shape[-1])
+            statistics["spearman"] = self._with_interval(_over_pairs(stats.spearman), 2)
+            statistics["pearson"] = self._with_interval(_over_pairs(stats.pearson), 2)
+            statistics["kappa"] = self._point_value(stats.kappa)
+            statistics["mean_gap"] = self._point_value(stats.mean_gap)
+        written = {name: value.as_dict() for name, value in statistics.items()}
+        alpha = statistics["alpha"]
         words = {"trust": stats.trust(alpha.value), "at_worst": stats.trust(alpha.low)}
         return {"n": self.n, **written, **words}
 
     @property
     def n(self) -> int:
         """Episodes with two values or more."""
-        return len({key for key, kept in zip(self.keys, self._rated(2), strict=True) if kept})
+        return len(
+            {key for key, rated in zip(self.keys, self._has_ratings(2), strict=True) if rated}
+        )
 
-    def _rated(self, least: int) -> NDArray[np.bool_]:
+    def _has_ratings(self, least: int) -> NDArray[np.bool_]:
         """Which units have at least so many values."""
         if not self.values.size:
             return np.zeros(len(self.clusters), dtype=bool)
         return (~np.isnan(self.values)).sum(axis=1) >= least
 
-    def _measured(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
-        kept = self._rated(least)
-        clusters = [c for c, keep in zip(self.clusters, kept, strict=True) if keep]
-        return stats.measured(self.values[kept], statistic, clusters)
+    def _with_interval(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
+        rated = self._has_ratings(least)
+        clusters = [c for c, is_rated in zip(self.clusters, rated, strict=True) if is_rated]
+        return stats.measured(self.values[rated], statistic, clusters)
 
-    def _plain(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
+    def _point_value(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
         value = _over_pairs(statistic)(self.values) if self.values.size else None
         return Measured(value=value, n=self.n, why="" if value is not None else "no spread")
 
@@ -182,45 +184,45 @@ def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floa
     """The mean of a statistic of two raters over all pairs of them that it can be computed for."""
 
     def mean(table: Floats) -> Rating:
-        found = []
+        pair_values = []
         for i, j in combinations(range(table.shape[1]), 2):
             both = ~np.isnan(table[:, i]) & ~np.isnan(table[:, j])
-            found.append(statistic(table[both, i], table[both, j]))
-        known = [value for value in found if value is not None]
-        return float(np.mean(known)) if known else None
+            pair_values.append(statistic(table[both, i], table[both, j]))
+        defined = [value for value in pair_values if value is not None]
+        return float(np.mean(defined)) if defined else None
 
     return mean
 
 
 def _ratings(
-    rows: Mapping[Unit, Sequence[Said | None]], clusters: Mapping[str, str], level: Level
+    rows: Mapping[OpinionKey, Sequence[Grade | None]], clusters: Mapping[str, str], level: Level
 ) -> _Ratings:
     """Unit → one place per rater; labels become the numbers of their places in the alphabet."""
     units = sorted(rows)
     labels = sorted({_name(v) for row in rows.values() for v in row if v is not None})
     codes = {label: float(place) for place, label in enumerate(labels)}
 
-    def coded(value: Said | None) -> Rating:
+    def coded(value: Grade | None) -> Rating:
         if value is None:
             return None
         return _as_number(value) if level == "interval" else codes[_name(value)]
 
-    table = stats.table([[coded(v) for v in rows[unit]] for unit in units])
+    table = stats.rating_table([[coded(v) for v in rows[unit]] for unit in units])
     keys = tuple(key for key, _ in units)
     return _Ratings(table, keys, tuple(clusters[key] for key in keys), level)
 
 
-def _name(value: Said) -> str:
+def _name(value: Grade) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _as_number(value: Said) -> Rating:
+def _as_number(value: Grade) -> Rating:
     """The number that a label spells; None when it is none."""
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class Reliability:
     judgements: Sequence[Judgement]
     subjects: Mapping[str, Subject]
     """Episode → what is known of it."""
-    matches: Sequence[Match] = ()
+    matches: Sequence[PairJudgement] = ()
 
     def report(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
@@ -268,58 +270,60 @@ class Reliability:
 
     def _dimension(self, name: str) -> dict[str, Any]:
         level = self.level(name)
-        found: dict[str, Any] = {"level": level, "retest": {}, "between": {}, "people": {}}
+        report: dict[str, Any] = {"level": level, "retest": {}, "between": {}, "people": {}}
         for judge in self.judges:
-            found["retest"][judge] = self._retest(name, judge)
+            report["retest"][judge] = self._retest(name, judge)
             if any(name in s.people for s in self.subjects.values()):
-                found["people"][judge] = self._people(name, judge)
+                report["people"][judge] = self._people(name, judge)
         for one, other in combinations(self.judges, 2):
-            found["between"][f"{one} and {other}"] = self._between(name, (one, other))
+            report["between"][f"{one} and {other}"] = self._between(name, (one, other))
         if level == "interval":
-            found["length"] = {judge: self._length(name, judge) for judge in self.judges}
-        return found
+            report["length"] = {judge: self._length(name, judge) for judge in self.judges}
+        return report
 
     # -- agreement --
 
     def _retest(self, dimension: str, judge: str) -> dict[str, Any] | None:
         """None when nothing was asked twice."""
-        mine = [j for j in self.judgements if j.judge == judge]
-        samples = sorted({j.sample for j in mine})
+        judgements = [j for j in self.judgements if j.judge == judge]
+        samples = sorted({j.sample for j in judgements})
         if len(samples) < 2:
             return None
-        rows: dict[Unit, list[Said | None]] = {(j.key, 0): [None] * len(samples) for j in mine}
-        for j in mine:
+        rows: dict[OpinionKey, list[Grade | None]] = {
+            (j.key, 0): [None] * len(samples) for j in judgements
+        }
+        for j in judgements:
             rows[j.key, 0][samples.index(j.sample)] = j.said.get(dimension)
         return self._agreement(rows, dimension)
 
     def _between(self, dimension: str, judges: Sequence[str]) -> dict[str, Any]:
-        found = [self._single(dimension, judge) for judge in judges]
-        return self._agreement(_side_by_side(found), dimension)
+        raters = [self._single(dimension, judge) for judge in judges]
+        return self._agreement(_shared_units(raters), dimension)
 
     def _people(self, dimension: str, judge: str) -> dict[str, Any]:
         labels = {k: s.people[dimension] for k, s in self.subjects.items() if dimension in s.people}
         judged = self._single(dimension, judge)
         people = {(key, i): labels[key] for key, i in judged if key in labels}
-        found = self._agreement(_side_by_side([judged, people]), dimension)
+        agreement = self._agreement(_shared_units([judged, people]), dimension)
         if self.level(dimension) == "interval":
-            found["no_numbers"] = sum(_as_number(label) is None for label in labels.values())
-        return found
+            agreement["no_numbers"] = sum(_as_number(label) is None for label in labels.values())
+        return agreement
 
-    def _single(self, dimension: str, judge: str) -> dict[Unit, Said]:
+    def _single(self, dimension: str, judge: str) -> dict[OpinionKey, Grade]:
         """(episode, sample) → what a judge said of it that time."""
-        mine = (j for j in self.judgements if j.judge == judge and dimension in j.said)
-        return {(j.key, j.sample): j.said[dimension] for j in mine}
+        judgements = (j for j in self.judgements if j.judge == judge and dimension in j.said)
+        return {(j.key, j.sample): j.said[dimension] for j in judgements}
 
     def opinion(self, dimension: str, judge: str) -> dict[str, float]:
         """Episode → the mean of the numbers that a judge gave it."""
-        given: dict[str, list[float]] = {}
-        for (key, _), said in sorted(self._single(dimension, judge).items()):
-            if not isinstance(said, str):
-                given.setdefault(key, []).append(said)
-        return {key: sum(numbers) / len(numbers) for key, numbers in given.items()}
+        numbers_by_episode: dict[str, list[float]] = {}
+        for (key, _), grade in sorted(self._single(dimension, judge).items()):
+            if not isinstance(grade, str):
+                numbers_by_episode.setdefault(key, []).append(grade)
+        return {key: sum(numbers) / len(numbers) for key, numbers in numbers_by_episode.items()}
 
     def _agreement(
-        self, rows: Mapping[Unit, Sequence[Said | None]], dimension: str
+        self, rows: Mapping[OpinionKey, Sequence[Grade | None]], dimension: str
     ) -> dict[str, Any]:
         clusters = {j.key: j.cluster for j in self.judgements}
         return _ratings(rows, clusters, self.level(dimension)).agreement()
@@ -348,16 +352,16 @@ class Reliability:
 
     def _position(self, judge: str) -> dict[str, Any] | None:
         """None when no pair was judged. Ties take no part in the preference for the first."""
-        mine = [m for m in self.matches if m.judge == judge]
-        if not mine:
+        pairs = [m for m in self.matches if m.judge == judge]
+        if not pairs:
             return None
-        flips = [(flip, m.cluster) for m in mine for flip in m.flips]
+        flips = [(flip, m.cluster) for m in pairs for flip in m.flips]
         first = [
-            (b.verdict == "A", m.cluster) for m in mine for b in m.ballots if b.verdict != "Tie"
+            (b.verdict == "A", m.cluster) for m in pairs for b in m.ballots if b.verdict != "Tie"
         ]
         return {
-            "pairs": len(mine),
-            "unreadable": sum(bool(m.problem) for m in mine),
+            "pairs": len(pairs),
+            "unreadable": sum(bool(m.problem) for m in pairs),
             "flips": _share(flips),
             "prefers_first": _share(first),
         }
@@ -365,27 +369,29 @@ class Reliability:
     # -- reading --
 
     def _reading(self, judge: str) -> dict[str, Any]:
-        mine = [j for j in self.judgements if j.judge == judge and j.asked]
-        answered = [j for j in mine if j.answered]
-        asked = sum(j.asked for j in answered)
+        judgements = [j for j in self.judgements if j.judge == judge and j.asked]
+        answered = [j for j in judgements if j.answered]
+        questions = sum(j.asked for j in answered)
         return {
-            "judgements": len(mine),
-            "no_answer": len(mine) - len(answered),
+            "judgements": len(judgements),
+            "no_answer": len(judgements) - len(answered),
             "unreadable": _share([(bool(j.problem), j.cluster) for j in answered]),
-            "reasons": dict(Counter(j.problem for j in mine if j.problem).most_common(5)),
-            "asked_again": sum(j.again for j in answered) / asked if asked else None,
+            "reasons": dict(Counter(j.problem for j in judgements if j.problem).most_common(5)),
+            "asked_again": sum(j.again for j in answered) / questions if questions else None,
         }
 
 
-def _side_by_side(found: Sequence[Mapping[Unit, Said]]) -> dict[Unit, list[Said | None]]:
+def _shared_units(
+    raters: Sequence[Mapping[OpinionKey, Grade]],
+) -> dict[OpinionKey, list[Grade | None]]:
     """What every one of them rated."""
-    shared = set(found[0]).intersection(*found[1:])
-    return {unit: [one[unit] for one in found] for unit in shared}
+    shared = set(raters[0]).intersection(*raters[1:])
+    return {unit: [one[unit] for one in raters] for unit in shared}
 
 
 def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:
     """A share with the interval that suits it."""
     values = [float(hit) for hit, _ in hits]
-    found = estimate(values, [cluster for _, cluster in hits], binary=True)
-    interval = {"ci_low": found.ci_low, "ci_high": found.ci_high}
-    return {"value": found.mean, **interval, "n": found.n_scored}
+    share = estimate(values, [cluster for _, cluster in hits], binary=True)
+    interval = {"ci_low": share.ci_low, "ci_high": share.ci_high}
+    return {"value": share.mean, **interval, "n": share.n_scored}

@@ -29,15 +29,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.objects import Scan, Shown, Span, resembles, scan, whole
-from soulkit.judge.verdict import after_blocks, answered
+from soulkit.judge.objects import JudgeMaterial, ObjectSpan, Scan, resembles, scan, whole
+from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
 from soulkit.types import Call, Form, Segment
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Shape")
+S = TypeVar("S", bound="VerdictShape")
 
-ATTEMPTS = 2
+QUESTION_ATTEMPTS = 2
 """The question and one re-ask."""
 _DECORATION = " \t\r\n*`\"'.:!()[]"
 _BLOCK = re.compile(r"```\w*\s((?:(?!```).)*)```", re.DOTALL)
@@ -45,14 +45,14 @@ _QUOTED = 2_000
 """Characters of an unreadable reply that are shown to its author again."""
 
 
-class Shape(BaseModel):
+class VerdictShape(BaseModel):
     """Base of a verdict: every field is required, of its very type, finite, and nothing else."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
+class JudgeQuestion(Generic[T]):
     """What a judge is asked, and how its answer is read."""
 
     purpose: str
@@ -60,10 +60,10 @@ class Question(Generic[T]):
     prompt: str
     read: Callable[[str], T]
     """The answer in a reply; raises UnreadableVerdict with what is wrong, for the re-ask."""
-    said: Callable[[T], dict[str, Any]]
+    dump: Callable[[T], dict[str, Any]]
     """The answer as plain JSON values, for the record."""
     form: Form | None = None
-    attempts: int = ATTEMPTS
+    attempts: int = QUESTION_ATTEMPTS
     quotes: Callable[[str], bool] = lambda text: False
     """Whether a reply repeats an answer that somebody else wrote into the question."""
     forgery: Callable[[str], bool] = lambda words: False
@@ -71,7 +71,7 @@ class Question(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class JudgeAnswer(Generic[T]):
     """A readable answer, and how it was come by."""
 
     value: T
@@ -85,89 +85,91 @@ def question(
     purpose: str,
     prompt: str,
     shape: type[S],
-    attempts: int = ATTEMPTS,
-    beside: tuple[type[Shape], ...] = (),
-) -> Question[S]:
+    attempts: int = QUESTION_ATTEMPTS,
+    beside: tuple[type[VerdictShape], ...] = (),
+) -> JudgeQuestion[S]:
     """A question whose answer is a JSON object of `shape`.
 
     `beside` are the shapes of what else is asked about the same words: whoever forges one of them
     spoils this answer, too.
     """
-    shown, names = Shown(prompt), _names(shape, *beside)
-    return Question(
+    material, names = JudgeMaterial(prompt), _names(shape, *beside)
+    return JudgeQuestion(
         purpose=purpose,
         prompt=prompt,
-        read=lambda text: read_shape(text, shape, shown),
-        said=lambda verdict: verdict.model_dump(mode="json"),
-        form=form_of(shape),
+        read=lambda text: read_shape(text, shape, material),
+        dump=lambda verdict: verdict.model_dump(mode="json"),
+        form=schema_form(shape),
         attempts=attempts,
-        quotes=lambda text: _quotes(text, shape, shown),
+        quotes=lambda text: _quotes_material(text, shape, material),
         forgery=lambda words: resembles(words, names),
     )
 
 
 def label_question(
-    purpose: str, prompt: str, labels: tuple[str, ...], attempts: int = ATTEMPTS
-) -> Question[str]:
+    purpose: str, prompt: str, labels: tuple[str, ...], attempts: int = QUESTION_ATTEMPTS
+) -> JudgeQuestion[str]:
     """A question whose answer is one of a few words, in any case of letters."""
     either = "|".join(map(re.escape, labels))
     alone = re.compile(
         rf"^(?:[^\n:=]{{0,80}}[:=])?[^\w\n]{{0,9}}(?:{either})[^\w\n]*$", re.MULTILINE
     )
-    return Question(
+    return JudgeQuestion(
         purpose=purpose,
         prompt=prompt,
         read=lambda text: read_label(text, labels),
-        said=lambda label: {"label": label},
+        dump=lambda label: {"label": label},
         attempts=attempts,
         forgery=lambda words: alone.search(words) is not None,
     )
 
 
 @lru_cache(maxsize=256)
-def form_of(shape: type[Shape]) -> Form:
+def schema_form(shape: type[VerdictShape]) -> Form:
     """The JSON Schema of a shape; its name is the class's. Made once: it takes milliseconds."""
     schema = json.dumps(shape.model_json_schema(), sort_keys=True, separators=(",", ":"))
     return Form(shape.__name__.lstrip("_"), schema)
 
 
 @lru_cache(maxsize=256)
-def _names(*shapes: type[Shape]) -> frozenset[str]:
+def _names(*shapes: type[VerdictShape]) -> frozenset[str]:
     """Every key that an object of these shapes has, inner objects included."""
     schemas = [shape.model_json_schema() for shape in shapes]
     parts = [part for schema in schemas for part in (schema, *schema.get("$defs", {}).values())]
     return frozenset(name for part in parts for name in part.get("properties", {}))
 
 
-async def ask(judge: Player, asked: Question[T], call: Call) -> T:
-    """What `judge` answers to `asked`; see `answer`."""
-    return (await answer(judge, asked, call)).value
+async def ask(judge: Player, question: JudgeQuestion[T], call: Call) -> T:
+    """What `judge` answers to `question`; see `answer`."""
+    return (await answer(judge, question, call)).value
 
 
-async def answer(judge: Player, asked: Question[T], call: Call) -> Answer[T]:
-    """What `judge` answers to `asked`, and how often it was asked.
+async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> JudgeAnswer[T]:
+    """What `judge` answers to `question`, and how often it was asked.
 
     Raises UnreadableVerdict when no attempt could be read, or the judge itself failed.
     """
-    player = judge.with_form(asked.form)
-    context: tuple[Segment, ...] = (Segment("user", asked.prompt),)
+    player = judge.with_form(question.form)
+    context: tuple[Segment, ...] = (Segment("user", question.prompt),)
     problem, contexts, quoting = "", [], 0
-    for attempt in range(1, asked.attempts + 1):
+    for attempt in range(1, question.attempts + 1):
         contexts.append(context)
         reply = await player.complete(context, call)
-        quoting += asked.quotes(reply.text)
+        quoting += question.quotes(reply.text)
         try:
-            return Answer(asked.read(_finished(reply.text, reply.stop_reason)), attempt, quoting)
+            return JudgeAnswer(
+                question.read(_complete_text(reply.text, reply.stop_reason)), attempt, quoting
+            )
         except UnreadableVerdict as error:
             problem = error.detail
-            context = (context[0], *_again(reply.text, problem))
+            context = (context[0], *_reask(reply.text, problem))
     for useless in contexts:
         player.set_aside(useless, call)
-    detail = f"{judge.model.name}: {problem} (asked {asked.attempts} times)"
-    raise UnreadableVerdict(detail, asked.forgery)
+    detail = f"{judge.model.name}: {problem} (asked {question.attempts} times)"
+    raise UnreadableVerdict(detail, question.forgery)
 
 
-def _finished(text: str, stop: str) -> str:
+def _complete_text(text: str, stop: str) -> str:
     if stop == "content_filter":
         raise UnreadableVerdict("the reply was held back by a content filter")
     if not text.strip():
@@ -175,9 +177,9 @@ def _finished(text: str, stop: str) -> str:
     return text
 
 
-def _again(reply: str, problem: str) -> tuple[Segment, Segment]:
-    shown = reply.strip()[:_QUOTED] or "(nothing)"
-    return Segment("assistant", shown), Segment(
+def _reask(reply: str, problem: str) -> tuple[Segment, Segment]:
+    quoted = reply.strip()[:_QUOTED] or "(nothing)"
+    return Segment("assistant", quoted), Segment(
         "user",
         f"This answer cannot be used: {problem}. Answer once more, in exactly the form that was "
         "asked for and without anything around it.",
@@ -189,15 +191,17 @@ def _again(reply: str, problem: str) -> tuple[Segment, Segment]:
 
 def read_label(text: str, labels: tuple[str, ...]) -> str:
     """The label that is the whole answer; thinking and decoration removed."""
-    known = {label.casefold(): label for label in labels}
-    before, label = (known.get(part.strip(_DECORATION).casefold()) for part in answered(text))
+    by_folded = {label.casefold(): label for label in labels}
+    before, label = (
+        by_folded.get(part.strip(_DECORATION).casefold()) for part in split_thinking(text)
+    )
     if label is None or before not in (None, label):
         raise UnreadableVerdict(f"it is not one of {', '.join(labels)} and nothing else")
     return label
 
 
-def read_shape(text: str, shape: type[S], shown: Shown | None = None) -> S:
-    """The one verdict of `shape` in a reply that the judge was not `shown`.
+def read_shape(text: str, shape: type[S], material: JudgeMaterial | None = None) -> S:
+    """The one verdict of `shape` in a reply that was not in the `material` it was shown.
 
     UnreadableVerdict says what is wrong.
     """
@@ -205,13 +209,13 @@ def read_shape(text: str, shape: type[S], shown: Shown | None = None) -> S:
     if reply.stray:
         raise UnreadableVerdict("a brace in it opens or closes nothing")
     verdicts, problems = _verdicts(reply, shape)
-    fresh = _fresh(verdicts, shown)
+    fresh = _unseen(verdicts, material)
     if not fresh and verdicts:
         raise UnreadableVerdict("its only verdict is one that stands in the question")
     if not fresh:
         raise UnreadableVerdict(problems[-1] if problems else "it holds no complete JSON object")
-    weighed, _ = _verdicts(thinking, shape)
-    if any(verdict != fresh[0] for verdict in (*fresh, *_fresh(weighed, shown))):
+    thinking_verdicts, _ = _verdicts(thinking, shape)
+    if any(verdict != fresh[0] for verdict in (*fresh, *_unseen(thinking_verdicts, material))):
         raise UnreadableVerdict("it holds several verdicts that differ")
     return fresh[0]
 
@@ -226,8 +230,8 @@ def _scans(text: str) -> tuple[Scan, Scan]:
     block = _BLOCK.fullmatch(rest)
     alone = whole(block[1] if block else rest)
     if alone is not None:
-        return Scan(()), Scan((Span(alone, 0, len(rest)),))
-    thinking, reply = answered(text)
+        return Scan(()), Scan((ObjectSpan(alone, 0, len(rest)),))
+    thinking, reply = split_thinking(text)
     return scan(thinking), scan(reply)
 
 
@@ -246,15 +250,17 @@ def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]
     return verdicts, problems
 
 
-def _fresh(verdicts: Iterable[tuple[S, dict[str, Any]]], shown: Shown | None) -> list[S]:
+def _unseen(
+    verdicts: Iterable[tuple[S, dict[str, Any]]], material: JudgeMaterial | None
+) -> list[S]:
     """The verdicts that the judge was not shown."""
-    return [verdict for verdict, value in verdicts if shown is None or not shown.holds(value)]
+    return [verdict for verdict, value in verdicts if material is None or not material.holds(value)]
 
 
-def _quotes(text: str, shape: type[Shape], shown: Shown) -> bool:
+def _quotes_material(text: str, shape: type[VerdictShape], material: JudgeMaterial) -> bool:
     """Whether a reply repeats a verdict that its author was shown."""
     try:
         verdicts, _ = _verdicts(_scans(text)[1], shape)
     except UnreadableVerdict:
         return False
-    return len(_fresh(verdicts, shown)) < len(verdicts)
+    return len(_unseen(verdicts, material)) < len(verdicts)

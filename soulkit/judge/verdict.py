@@ -57,7 +57,7 @@ def _without_blocks(text: str, flags: re.RegexFlag) -> str:
     A kind of block that closes nowhere is looked for once: a reply that opens block after block
     would else cost the square of its length.
     """
-    kept: list[str] = []
+    parts: list[str] = []
     place, kinds = 0, _KINDS
     opening = _opening(kinds, flags).search(text)
     while opening is not None:
@@ -66,10 +66,10 @@ def _without_blocks(text: str, flags: re.RegexFlag) -> str:
         if closing is None:
             kinds = tuple(other for other in kinds if other != kind)
         else:
-            kept.append(text[place : opening.start()])
+            parts.append(text[place : opening.start()])
             place = after = closing.end()
         opening = _opening(kinds, flags).search(text, after) if kinds else None
-    return "".join([*kept, text[place:]])
+    return "".join([*parts, text[place:]])
 
 
 @cache
@@ -77,7 +77,7 @@ def _opening(kinds: tuple[str, ...], flags: re.RegexFlag) -> re.Pattern[str]:
     return re.compile("|".join(f"<{kind}>" for kind in kinds), flags)
 
 
-def answered(text: str) -> tuple[str, str]:
+def split_thinking(text: str) -> tuple[str, str]:
     """(thinking whose beginning bears no mark, the answer) of a judge's reply.
 
     Thinking stands before the answer, in closed blocks or up to the one closing mark. Wherever else
@@ -113,12 +113,12 @@ def spoken(text: str, protocol: Protocol) -> str:
 
 def tagged_text(text: str, protocol: Protocol) -> str | None:
     """The text of the deciding `<answer>` tag, None without one."""
-    said = spoken(text, protocol)
+    answer = spoken(text, protocol)
     if protocol == "reference":
-        start = _OPEN_TAG.search(said)
-        end = _CLOSE_TAG.search(said, start.end()) if start else None
-        return said[start.end() : end.start()].strip() if start and end else None
-    parts = (_CLOSE_TAG.split(part, 1) for part in _OPEN_TAG.split(said)[1:])
+        start = _OPEN_TAG.search(answer)
+        end = _CLOSE_TAG.search(answer, start.end()) if start else None
+        return answer[start.end() : end.start()].strip() if start and end else None
+    parts = (_CLOSE_TAG.split(part, 1) for part in _OPEN_TAG.split(answer)[1:])
     closed = [part[0] for part in parts if len(part) > 1]
     return closed[-1].strip() if closed else None
 
@@ -132,8 +132,8 @@ def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:
     `malformed` for what is no letter.
     """
     if protocol == "reference":
-        found = _LETTER.search(spoken(text, protocol))
-        return (found.group(1).upper(), "ok") if found else ("", "no_tag")
+        match = _LETTER.search(spoken(text, protocol))
+        return (match.group(1).upper(), "ok") if match else ("", "no_tag")
     inside = tagged_text(text, protocol)
     if inside is None:
         return "", "no_tag"
@@ -155,21 +155,21 @@ def plain(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", normalised(text).casefold()))
 
 
-def named(text: str, options: Iterable[str]) -> frozenset[str]:
+def named_options(text: str, options: Iterable[str]) -> frozenset[str]:
     """The options that `text` names, in their `plain` form.
 
     A longer option is read first and its words are then spent: `treasure box` does not name `box`.
     """
-    left, found = plain(text), set()
+    rest, names = plain(text), set()
     for option in sorted({plain(o) for o in options} - {""}, key=lambda o: (-len(o), o)):
-        if option not in left:
+        if option not in rest:
             continue  # compiling a pattern of a long option costs far more than looking for it
-        left, times = _whole(option).subn(" | ", left)
+        rest, times = _phrase_pattern(option).subn(" | ", rest)
         if times:
-            found.add(option)
-    return frozenset(found)
+            names.add(option)
+    return frozenset(names)
 
 
-def _whole(phrase: str) -> re.Pattern[str]:
+def _phrase_pattern(phrase: str) -> re.Pattern[str]:
     joined = rf"[^\W{UNSPACED}]"
     return re.compile(rf"(?<!{joined}){re.escape(phrase)}(?!{joined})")

@@ -23,12 +23,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from soulkit.metrics.statistics import CONFIDENCE, Floats
+
 Indices = NDArray[np.intp]
 Level = Literal["interval", "nominal"]
 Rating = float | None
 
-CONFIDENCE = 0.95
 RESAMPLES = 1000
 MIN_CLUSTERS = 5
 """Fewer clusters give no interval: it would be a line, or a guess."""
@@ -47,24 +47,24 @@ class Measured:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `why` only where there is no value."""
-        found = {"value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n}
-        return {**found, "why": self.why} if self.why else found
+        values = {"value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n}
+        return {**values, "why": self.why} if self.why else values
 
 
 # -- tables of ratings ---------------------------------------------------------------------------
 
 
-def table(ratings: Sequence[Sequence[Rating]]) -> Floats:
+def rating_table(ratings: Sequence[Sequence[Rating]]) -> Floats:
     """Units × raters, NaN where a rating is missing; ValueError for ragged rows or infinities."""
     if not ratings:
         return np.empty((0, 0))
     width = len(ratings[0])
     if any(len(row) != width for row in ratings):
         raise ValueError("every unit needs one place per rater")
-    found = np.array([[np.nan if v is None else float(v) for v in row] for row in ratings])
-    if np.isinf(found).any():
+    array = np.array([[np.nan if v is None else float(v) for v in row] for row in ratings])
+    if np.isinf(array).any():
         raise ValueError("ratings are finite")
-    return found.reshape(len(ratings), width)
+    return array.reshape(len(ratings), width)
 
 
 def alpha(ratings: Floats, level: Level = "interval") -> float | None:
@@ -156,7 +156,7 @@ def pearson(a: Floats, b: Floats) -> float | None:
     return max(-1.0, min(1.0, float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))))
 
 
-def ranks(values: Floats) -> Floats:
+def mean_ranks(values: Floats) -> Floats:
     """Ranks from 1 on, ties at their mean."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     mean: Floats = np.cumsum(count) - (count - 1) / 2
@@ -165,7 +165,7 @@ def ranks(values: Floats) -> Floats:
 
 def spearman(a: Floats, b: Floats) -> float | None:
     """Spearman's rho, ties at their mean rank; None for fewer than three or a constant side."""
-    return pearson(ranks(a), ranks(b))
+    return pearson(mean_ranks(a), mean_ranks(b))
 
 
 def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
@@ -174,7 +174,7 @@ def partial_spearman(a: Floats, b: Floats, held: Floats) -> float | None:
     A constant `held` explains nothing, so the plain one is returned. None also when `held`
     explains one side wholly.
     """
-    a, b, held = ranks(a), ranks(b), ranks(held)
+    a, b, held = mean_ranks(a), mean_ranks(b), mean_ranks(held)
     plain = pearson(a, b)
     if plain is None or np.ptp(held) == 0:
         return plain
@@ -242,21 +242,21 @@ def _bootstrap(
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(members), size=(resamples, len(members)))
     sampled = [statistic(rows[np.concatenate([members[i] for i in draw])]) for draw in drawn]
-    known = [value for value in sampled if value is not None]
-    if len(known) < 0.9 * resamples:
+    defined = [value for value in sampled if value is not None]
+    if len(defined) < 0.9 * resamples:
         return None, None
-    if np.ptp(known) < 1e-9:
+    if np.ptp(defined) < 1e-9:
         return None, None
-    low, high = np.quantile(known, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(defined, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
 def _members(clusters: Sequence[Hashable]) -> list[Indices]:
     """Row numbers of each cluster, clusters in the order of their text."""
-    found: dict[Hashable, list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for place, cluster in enumerate(clusters):
-        found.setdefault(cluster, []).append(place)
-    return [np.array(found[c], dtype=np.intp) for c in sorted(found, key=repr)]
+        places.setdefault(cluster, []).append(place)
+    return [np.array(places[c], dtype=np.intp) for c in sorted(places, key=repr)]
 
 
 def columns(

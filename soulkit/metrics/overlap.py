@@ -20,9 +20,9 @@ def answer_words(text: str) -> list[str]:
 
 def token_f1(gold: str, answer: str) -> float:
     """F1 of the words of both, in [0, 1], repeated words counted; 0 when either has none."""
-    wanted, said = Counter(answer_words(gold)), Counter(answer_words(answer))
-    shared = (wanted & said).total()
+    gold_counts, answer_counts = Counter(answer_words(gold)), Counter(answer_words(answer))
+    shared = (gold_counts & answer_counts).total()
     if not shared:
         return 0.0
-    precision, recall = shared / said.total(), shared / wanted.total()
+    precision, recall = shared / answer_counts.total(), shared / gold_counts.total()
     return 2 * precision * recall / (precision + recall)

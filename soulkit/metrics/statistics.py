@@ -156,8 +156,8 @@ def cluster_bootstrap(
     if statistic is None:
         sums = np.array([m.sum() for m in members])
         sizes = np.array([m.size for m in members], dtype=np.float64)
-        found = [sums[d].sum(axis=1) / sizes[d].sum(axis=1) for d in draws]
-        sampled = np.concatenate(found)
+        means = [sums[d].sum(axis=1) / sizes[d].sum(axis=1) for d in draws]
+        sampled = np.concatenate(means)
     else:
         sampled = np.array(
             [statistic(np.concatenate([members[i] for i in row])) for d in draws for row in d]
@@ -190,13 +190,13 @@ def estimate(
             mean=None, ci_low=None, ci_high=None, n_scored=0, n=n, method="nothing-scored"
         )
     mean = math.fsum(x) / len(x)
-    kept = [c for _, c in pairs]
-    method = _method(x, kept, binary)
+    scored_clusters = [c for _, c in pairs]
+    method = _method(x, scored_clusters, binary)
     interval: tuple[float | None, float | None] = (None, None)
     if method == "cluster-bootstrap":
-        interval = cluster_bootstrap(x, kept, None, n_resamples, seed, confidence)
+        interval = cluster_bootstrap(x, scored_clusters, None, n_resamples, seed, confidence)
     elif method != "one-cluster":
-        trials = len(set(kept))
+        trials = len(set(scored_clusters))
         interval = wilson(round(mean * trials), trials, confidence)
     low, high = interval
     return Estimate(mean=mean, ci_low=low, ci_high=high, n_scored=len(x), n=n, method=method)
@@ -211,8 +211,8 @@ def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     low, high = scale
     if not values or high < low:
         raise ValueError("bounds need values and an ordered scale")
-    known = [v for v in values if v is not None]
-    total, missing = math.fsum(known), len(values) - len(known)
+    scored = [v for v in values if v is not None]
+    total, missing = math.fsum(scored), len(values) - len(scored)
     return (total + missing * low) / len(values), (total + missing * high) / len(values)
 
 
@@ -230,7 +230,7 @@ def paired_difference(
     differences d = b - a; p comes from `sign_flip_p`. `n_only_a` counts keys scored in A but not in
     B (unscored or not played there).
     """
-    in_a, in_b = _scored(a), _scored(b)
+    in_a, in_b = _scored_values(a), _scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
     d = [in_b[k] - in_a[k] for k in shared]
     groups = [clusters[k] for k in shared]
@@ -358,10 +358,10 @@ def _members(values: Sequence[float], clusters: Sequence[Hashable]) -> list[Floa
     """The values of each cluster, clusters in the order of their text."""
     if not values or len(values) != len(clusters):
         raise ValueError("at least one value, and one cluster per value, are needed")
-    found: dict[Hashable, list[float]] = {}
+    by_cluster: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(float(value))
-    return [np.array(sorted(found[c]), dtype=np.float64) for c in sorted(found, key=repr)]
+        by_cluster.setdefault(cluster, []).append(float(value))
+    return [np.array(sorted(by_cluster[c]), dtype=np.float64) for c in sorted(by_cluster, key=repr)]
 
 
 def _draws(size: int, n_resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -372,7 +372,7 @@ def _draws(size: int, n_resamples: int, rng: np.random.Generator) -> Iterator[ND
         done += rows
 
 
-def _scored(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
+def _scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
     return {k: float(v) for k, v in values.items() if v is not None}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from soulkit.errors import CallError
-from soulkit.judge.leaks import check, read_blind
+from soulkit.judge.leaks import check_leak, read_blind
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.waves import Participant, participants
@@ -123,7 +123,7 @@ class Engine:
 
     async def _check_leaks(self, job: Job, feedback: Feedback) -> Feedback:
         view = job.task.leak_view(job.example)
-        checked = check(feedback, view)
+        checked = check_leak(feedback, view)
         reader = self.feedback.blind_reader if self.feedback else None
         if reader is None or view is None or checked.leak:
             return checked

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from soulkit.data.files import BadRow
-from soulkit.judge.structured import ATTEMPTS
+from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Role
 
@@ -262,7 +262,7 @@ def _player_load(
         most += times * _prompt(words, turns, player, others, longest=True)
     calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
     replies = int(calls) * player.reply
-    tries = ATTEMPTS if player.role == "judge" else 1
+    tries = QUESTION_ATTEMPTS if player.role == "judge" else 1
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
         role=player.role, name=player.name, calls=tries * int(calls), prompt_tokens=int(prompts),

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from soulkit.data.files import BadRow
 from soulkit.data.rows import content_hash
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import named, plain
+from soulkit.judge.verdict import named_options, plain
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import Loaded
-from soulkit.tasks.rowcheck import Words, count_words, field_words, summary
+from soulkit.tasks.rowcheck import WordCounts, count_words, field_words, summary
 from soulkit.types import Example
 
 NOTABLE = 0.01
@@ -71,7 +71,7 @@ class RowAudit:
     rows: int
     """Different usable rows."""
     duplicates: int
-    words: Mapping[str, Words]
+    words: Mapping[str, WordCounts]
     """Words per field, of the whole `prompt` and of the `gold answer`."""
     with_options: int
     """Rows whose options the task knows: the figures below are about these."""
@@ -96,29 +96,29 @@ class RowAudit:
 def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
     """Audit the examples of one task."""
     examples = loaded.examples
-    viewed = [(e, view) for e in examples if (view := task.leak_view(e)) and view.options]
-    lettered = [view for _, view in viewed if view.letters and view.letter]
+    option_views = [(e, view) for e in examples if (view := task.leak_view(e)) and view.options]
+    lettered = [view for _, view in option_views if view.letters and view.letter]
     favourite, position = _position_bias(lettered)
     prompts = {e.id: "\n".join(segment.text for segment in task.preview(e)) for e in examples}
-    read = {e.id: prompts[e.id] or _read_by_actors(e) for e in examples}
-    shown = {e.id: _shown(prompts[e.id], view) for e, view in viewed}
-    golds = {e.id: plain(view.gold) for e, view in viewed}
-    leaks = [e for e, _ in viewed if shown[e.id] == {golds[e.id]}]
+    texts_by_id = {e.id: prompts[e.id] or _read_by_actors(e) for e in examples}
+    exposed = {e.id: _exposed_options(prompts[e.id], view) for e, view in option_views}
+    golds = {e.id: plain(view.gold) for e, view in option_views}
+    leaks = [e for e, _ in option_views if exposed[e.id] == {golds[e.id]}]
     return RowAudit(
         task=task.name,
         rows=len(examples),
         duplicates=loaded.duplicates,
         words={**field_words(task, examples), **_answer_words(task, examples, prompts)},
-        with_options=len(viewed),
+        with_options=len(option_views),
         positions=dict(sorted(Counter(view.letter for view in lettered).items())),
         favourite=favourite,
         position=position,
-        longest=_length_bias([view for _, view in viewed]),
-        gold_in_prompt=sum(golds[key] in options for key, options in shown.items()),
+        longest=_length_bias([view for _, view in option_views]),
+        gold_in_prompt=sum(golds[key] in options for key, options in exposed.items()),
         remarks=(
             *(Remark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
-            *_contradictions(task, examples, read),
-            *_twins(viewed),
+            *_contradictions(task, examples, texts_by_id),
+            *_twin_options(option_views),
         ),
         bad=loaded.bad,
     )
@@ -138,9 +138,9 @@ def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
         return "", None
     biases = {k: bias(hits[k], len(views), expected[k] / len(views)) for k in hits}
     letter = min(sorted(biases), key=lambda k: biases[k].p)
-    found = biases[letter]
-    adjusted = min(1.0, found.p * len(expected))
-    return letter, Bias(found.rows, found.hits, found.chance, adjusted)
+    favourite = biases[letter]
+    adjusted = min(1.0, favourite.p * len(expected))
+    return letter, Bias(favourite.rows, favourite.hits, favourite.chance, adjusted)
 
 
 def _length_bias(views: Sequence[LeakView]) -> Bias | None:
@@ -179,15 +179,15 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
 # -- what the prompt gives away ------------------------------------------------------------------
 
 
-def _shown(prompt: str, view: LeakView) -> frozenset[str]:
+def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
     """The options, in their plain form, that the prompt has outside its list of options.
 
     Numbers, single letters and formulas are never among them: without their signs they may stand
     anywhere and mean anything.
     """
-    left = without_options(prompt, view.options)
-    near = [option for option in view.options if plain(option) in left]
-    return named(left, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
+    rest = without_options(prompt, view.options)
+    near = [option for option in view.options if plain(option) in rest]
+    return named_options(rest, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
 
 
 def without_options(prompt: str, options: Sequence[str]) -> str:
@@ -199,9 +199,9 @@ def without_options(prompt: str, options: Sequence[str]) -> str:
     every = [plain(option) for option in options]
     gap = r"(?: option| choice)?(?: \w{1,2})? "
     inline = re.compile(rf"(?<!\w){gap.join(map(re.escape, every))}(?!\w)")
-    left, found = inline.subn(" | ", plain(prompt))
-    if found:
-        return left
+    rest, count = inline.subn(" | ", plain(prompt))
+    if count:
+        return rest
     text = _plain_lines(prompt)
     for option in sorted(options, key=len, reverse=True):
         block = re.escape(_plain_lines(option))
@@ -227,12 +227,12 @@ def _read_by_actors(example: Example) -> str:
 
 
 def _contradictions(
-    task: Task, examples: Sequence[Example], read: Mapping[str, str]
+    task: Task, examples: Sequence[Example], texts_by_id: Mapping[str, str]
 ) -> Iterable[Remark]:
     """Rows in which everything the actor reads is the same and the gold is not."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
-        groups.setdefault(read[example.id], []).append(example)
+        groups.setdefault(texts_by_id[example.id], []).append(example)
     for group in groups.values():
         golds = {_gold_id(task, example): example for example in group}
         if len(golds) > 1:
@@ -252,8 +252,8 @@ def _gold_id(task: Task, example: Example) -> str:
     return content_hash(task.name, hidden)
 
 
-def _twins(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
-    for example, view in viewed:
+def _twin_options(option_views: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
+    for example, view in option_views:
         counts = Counter(" ".join(option.split()).casefold() for option in view.options)
         twice = [option for option, count in counts.items() if count > 1]
         if view.letters and twice:
@@ -262,7 +262,7 @@ def _twins(viewed: Iterable[tuple[Example, LeakView]]) -> Iterable[Remark]:
 
 def _answer_words(
     task: Task, examples: Sequence[Example], prompts: Mapping[str, str]
-) -> dict[str, Words]:
+) -> dict[str, WordCounts]:
     lengths = {
         "prompt": [count_words(prompts[e.id]) or 0 for e in examples],
         "gold answer": [count_words(task.gold_text(e)) or 0 for e in examples],

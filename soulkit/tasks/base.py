@@ -93,8 +93,8 @@ class Task(ABC):
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
         labels = {k: v for k, v in opened.items() if self._labels(k, v)}
-        named = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
-        cluster = content_hash("", named)
+        cluster_fields = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
+        cluster = content_hash("", cluster_fields)
         return Example(
             id=key,
             task=self.name,
@@ -103,14 +103,14 @@ class Task(ABC):
             seats=self.seats(fields),
             split=split,
             source=source,
-            cluster=cluster if named else key,  # a row that names no cluster stands alone
+            cluster=cluster if cluster_fields else key,  # a row that names no cluster stands alone
             tags=self.tags(fields),
         )
 
     def _labels(self, column: str, value: Any) -> bool:
         """Whether a column is a human label that the task itself does not know."""
-        own = column in self.spec.columns
-        return column.startswith(HUMAN) and not own and isinstance(value, str | int | float)
+        declared = column in self.spec.columns
+        return column.startswith(HUMAN) and not declared and isinstance(value, str | int | float)
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
@@ -202,8 +202,8 @@ class Task(ABC):
             return self.symbolic(text) if text else None
         prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
         call = rollout.call("coach", example)
-        said = await ask_coach(cast.coach, prompt, call, self.spec.feedback.max_words)
-        return replace(said, kind=self.spec.feedback.kind)
+        feedback = await ask_coach(cast.coach, prompt, call, self.spec.feedback.max_words)
+        return replace(feedback, kind=self.spec.feedback.kind)
 
     def symbolic(self, text: str) -> Feedback:
         """Feedback that the task's own rules wrote, of the kind that the task gives."""
@@ -223,8 +223,8 @@ class Task(ABC):
         lines = [(line.seat, line.text) for line in episode.transcript]
         if len(lines) > 1:  # a line break in speech could forge the line of another seat
             lines = [(seat, one_line(text)) for seat, text in lines]
-        said = "\n".join(f"{seat}: {text}" for seat, text in lines)
-        return {**fields, "attempt": said, "reward": score.reward}
+        attempt = "\n".join(f"{seat}: {text}" for seat, text in lines)
+        return {**fields, "attempt": attempt, "reward": score.reward}
 
     @property
     def gold_fields(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ MARK = "[...]"
 """Stands where words were left out."""
 
 
-def words(texts: Iterable[str]) -> int:
+def total_words(texts: Iterable[str]) -> int:
     """White-space words of all texts together."""
     return sum(len(text.split()) for text in texts)
 
@@ -25,7 +25,7 @@ def words(texts: Iterable[str]) -> int:
 def first_words(text: str, count: int) -> str:
     """The first `count` words as they stand, and a mark when there were more."""
     # One word after the other: a list of all would take fifty times the memory of a long text.
-    ends = [found.end() for found in islice(re.finditer(r"\S+", text), max(count, 0) + 1)]
+    ends = [word.end() for word in islice(re.finditer(r"\S+", text), max(count, 0) + 1)]
     if len(ends) <= count:
         return text
     return f"{text[: ends[count - 1]]} {MARK}" if count > 0 else MARK
@@ -33,12 +33,12 @@ def first_words(text: str, count: int) -> str:
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:
     """The largest cap under which texts of these lengths, in words, fit the budget together."""
-    left = budget
+    words_left = budget
     for place, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - place)
+        share = words_left // (len(lengths) - place)
         if length > share:
             return share
-        left -= length
+        words_left -= length
     return max(lengths, default=0)
 
 
@@ -47,7 +47,7 @@ def share_fairly(
 ) -> tuple[tuple[Mapping[str, str], ...], int]:
     """(items whose texts fit the budget together, words cut); every item stays."""
     texts = [text for item in items for text in item.values()]
-    total = words(texts)
+    total = total_words(texts)
     if budget is None or total <= budget:
         return tuple(items), 0
     cap = fair_cap([len(text.split()) for text in texts], budget)
@@ -57,17 +57,17 @@ def share_fairly(
 
 def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, ...], int]:
     """(the last entries that fit the budget, words cut); the very last is cut to fit if it must."""
-    total = words(entries)
+    total = total_words(entries)
     if budget is None or total <= budget:
         return tuple(entries), 0
-    kept: list[str] = []
-    left = budget
+    latest: list[str] = []
+    words_left = budget
     for entry in reversed(entries):
         length = len(entry.split())
-        if length > left:
+        if length > words_left:
             break
-        kept.insert(0, entry)
-        left -= length
-    if kept:
-        return tuple(kept), total - words(kept)
+        latest.insert(0, entry)
+        words_left -= length
+    if latest:
+        return tuple(latest), total - total_words(latest)
     return (first_words(entries[-1], budget),), total - budget

@@ -17,7 +17,7 @@ from soulkit.tasks.base import Task
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.types import Episode, Example
 
-NAMES = ("rubric_recital", "to_the_judge", "keywords", "gibberish")
+CANARY_NAMES = ("rubric_recital", "to_the_judge", "keywords", "gibberish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,24 @@ class Canary:
     episode: Episode
 
 
-def texts() -> dict[str, str]:
+def canary_texts() -> dict[str, str]:
     """Name → what the actor says."""
     folder = PromptFolder("canaries")
-    return {name: folder.render(name) for name in NAMES}
+    return {name: folder.render(name) for name in CANARY_NAMES}
 
 
-def hatch(task: Task, examples: Iterable[Example]) -> list[Canary]:
+def canary_episodes(task: Task, examples: Iterable[Example]) -> list[Canary]:
     """Every text on every example; nothing where the task has no canary."""
-    found: list[Canary] = []
+    canaries: list[Canary] = []
     for example in examples:
-        for name, text in texts().items():
+        for name, text in canary_texts().items():
             episode = task.canary(example, text)
             if episode is not None:
-                found.append(Canary(name, task, example, episode))
-    return found
+                canaries.append(Canary(name, task, example, episode))
+    return canaries
 
 
-def fixed(examples: Iterable[Example], count: int) -> Sequence[Example]:
+def fixed_examples(examples: Iterable[Example], count: int) -> Sequence[Example]:
     """The same few examples whatever the order of the rows: those with the smallest ids."""
     by_id = {example.id: example for example in examples}
     return [by_id[key] for key in sorted(by_id)[:count]]

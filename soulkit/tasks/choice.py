@@ -99,8 +99,8 @@ class ChoiceTask(Task):
         if view is None:
             return None
         gold = plain(view.gold)
-        named = zip(view.letters or view.options, view.options, strict=False)
-        others = [name for name, option in named if plain(option) != gold]
+        labelled = zip(view.letters or view.options, view.options, strict=False)
+        others = [name for name, option in labelled if plain(option) != gold]
         rng = random.Random(example.id)
         return f"<answer>{rng.choice(others)}</answer>" if others else None
 

@@ -23,12 +23,12 @@ from typing import Any
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import Home
 
-TASK = "task"
+TASK_KEYWORD = "task"
 """The keyword that a function gets the name of the task by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class HookOption:
     """One option of a hook: what it is called and what it may be."""
 
     name: str
@@ -42,8 +42,8 @@ class Option:
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed values, where only some are."""
-        kinds = [k for k in _kinds(self.kind) if typing.get_origin(k) is typing.Literal]
-        return tuple(str(value) for kind in kinds for value in typing.get_args(kind))
+        literals = [k for k in _kinds(self.kind) if typing.get_origin(k) is typing.Literal]
+        return tuple(str(value) for kind in literals for value in typing.get_args(kind))
 
     def describe(self) -> str:
         """`--half cotp|vp|all (cotp)`."""
@@ -88,13 +88,13 @@ class Hook:
     function: Callable[..., Any]
 
     @property
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, HookOption]:
         kinds = typing.get_type_hints(self.function)
         only = inspect.Parameter.KEYWORD_ONLY
         return {
-            name: Option(name, kinds.get(name, str), parameter.default)
+            name: HookOption(name, kinds.get(name, str), parameter.default)
             for name, parameter in inspect.signature(self.function).parameters.items()
-            if parameter.kind is only and name != TASK
+            if parameter.kind is only and name != TASK_KEYWORD
         }
 
     def has_default(self, name: str) -> bool:
@@ -102,29 +102,33 @@ class Hook:
         parameter = inspect.signature(self.function).parameters.get(name)
         return parameter is not None and parameter.default is not inspect.Parameter.empty
 
-    def __call__(self, *values: Any, options: Mapping[str, str] | None = None, **named: Any) -> Any:
+    def __call__(
+        self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
+    ) -> Any:
         """Call the function with options as the command line gives them, by flag or by name."""
-        named |= {o.name: o.read(text, self.task) for o, text in self._chosen(options or {})}
-        if TASK in inspect.signature(self.function).parameters:
-            named[TASK] = self.task
-        return self.function(*values, **named)
+        keywords |= {
+            o.name: o.read(text, self.task) for o, text in self._chosen_options(options or {})
+        }
+        if TASK_KEYWORD in inspect.signature(self.function).parameters:
+            keywords[TASK_KEYWORD] = self.task
+        return self.function(*values, **keywords)
 
-    def _chosen(self, options: Mapping[str, str]) -> list[tuple[Option, str]]:
-        known = self.options
-        chosen: list[tuple[Option, str]] = []
+    def _chosen_options(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
+        declared = self.options
+        chosen: list[tuple[HookOption, str]] = []
         for flag, text in options.items():
             name = flag.lstrip("-").replace("-", "_")
-            if name not in known:
-                raise self._no_option(flag, known)
-            chosen.append((known[name], text))
+            if name not in declared:
+                raise self._no_option(flag, declared)
+            chosen.append((declared[name], text))
         return chosen
 
-    def _no_option(self, flag: str, known: Mapping[str, Option]) -> ConfigError:
-        flags = [option.flag for option in known.values()]
+    def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
+        flags = [option.flag for option in options.values()]
         return ConfigError(
             f"'{flag}' is no option for the task '{self.task}'.",
-            f"It has {', '.join(o.describe() for o in known.values())}."
-            if known
+            f"It has {', '.join(o.describe() for o in options.values())}."
+            if options
             else "The task has no options of its own here.",
             did_you_mean(flag, flags) if flags else "Leave it out.",
         )

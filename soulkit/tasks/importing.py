@@ -54,9 +54,9 @@ def need(row: RawRow, *names: str) -> tuple[str, ...]:
     return tuple(str(row.fields[name]) for name in names)
 
 
-def wrong_shape(path: Path, wanted: Iterable[str], way_out: str) -> DataError:
+def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> DataError:
     return DataError(
         f"'{path}' is not of the original format.",
-        f"None of its records has {', '.join(wanted)}.",
+        f"None of its records has {', '.join(fields)}.",
         way_out,
     )

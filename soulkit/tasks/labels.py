@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from soulkit.data.files import write_lines
+from soulkit.data.files import write_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +56,4 @@ class LabelAudit:
 
 def write_disputed(report: LabelAudit, path: Path, *, replace: bool = True) -> int:
     """Write the disputed rows as JSON lines; returns how many."""
-    return write_lines(path, map(asdict, report.disputed), replace=replace)
+    return write_objects(path, map(asdict, report.disputed), replace=replace)

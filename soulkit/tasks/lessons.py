@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from soulkit.judge.leaks import LeakView, check
+from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.types import Feedback
 
 
@@ -17,6 +17,6 @@ def safest(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
     """The first lesson, its sentences joined, that leaks nothing of `view`; None when all do."""
     for sentences in lessons:
         text = " ".join(sentence for sentence in sentences if sentence)
-        if text and not check(Feedback(text=text, author="symbolic"), view).leak:
+        if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
             return text
     return None

@@ -17,7 +17,7 @@ from typing import Any
 
 from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
-from soulkit.judge.leaks import LeakView, check
+from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.judge.verdict import spoken, tagged_letter
 from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
@@ -39,8 +39,8 @@ class LetteredTask(ChoiceTask):
 
     def options(self, example: Example) -> Mapping[str, str]:
         """Letter → text of the option."""
-        found: Mapping[str, str] = example.fields["options"]
-        return found
+        options: Mapping[str, str] = example.fields["options"]
+        return options
 
     def gold_letter(self, example: Example) -> str:
         """The right letter; empty where a row names none."""
@@ -48,8 +48,8 @@ class LetteredTask(ChoiceTask):
 
     def parse(self, text: str) -> tuple[str, str]:
         if self.protocol == "reference":
-            found = _TAGGED.search(text if self.hears_thinking else spoken(text, "reference"))
-            return (found.group(1).upper(), "ok") if found else ("", "no_tag")
+            match = _TAGGED.search(text if self.hears_thinking else spoken(text, "reference"))
+            return (match.group(1).upper(), "ok") if match else ("", "no_tag")
         letter, status = tagged_letter(text, "paper")
         if not letter or letter in LETTERS:
             return letter, status
@@ -78,7 +78,7 @@ class LetteredTask(ChoiceTask):
         """The first lesson that helps nobody who has not read the row; None when all would."""
         view = self.leak_view(example)
         for text in self.lessons(example, score):
-            if not check(Feedback(text=text, author="symbolic"), view).leak:
+            if not check_leak(Feedback(text=text, author="symbolic"), view).leak:
                 return text
         return None
 
@@ -93,29 +93,29 @@ def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     Either may be JSON text. What a gap left behind (None, NaN, blank) is no option. Raises
     DataError when a value is neither form, or an option no text.
     """
-    by_letter, in_order = _opened(mapping, Mapping), _opened(listed, list)
+    by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
     pairs = (
         [(str(letter).strip().upper(), text) for letter, text in by_letter.items()]
         if by_letter
         else list(zip(LETTERS, in_order or (), strict=False))
     )
-    found = {k: item_text(v, "options") for k, v in pairs if v is not None and k in LETTERS}
-    return {letter: found[letter] for letter in sorted(found) if found[letter] not in _ABSENT}
+    texts = {k: item_text(v, "options") for k, v in pairs if v is not None and k in LETTERS}
+    return {letter: texts[letter] for letter in sorted(texts) if texts[letter] not in _ABSENT}
 
 
-def _opened(value: Any, kind: type[Any]) -> Any:
+def _structure_of(value: Any, kind: type[Any]) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    found = value
+    structure = value
     if isinstance(value, str):
         try:
-            found = read_literal(value)
+            structure = read_literal(value)
         except ValueError as error:
             raise _unreadable(value) from error
-    found = list(found) if isinstance(found, tuple) else found
-    if not isinstance(found, kind):
+    structure = list(structure) if isinstance(structure, tuple) else structure
+    if not isinstance(structure, kind):
         raise _unreadable(value)
-    return found
+    return structure
 
 
 def _unreadable(value: Any) -> DataError:
@@ -148,7 +148,7 @@ def read_state(score: Score | None) -> str:
     return "right" if score.value == 1 else "wrong"
 
 
-UNREAD = {
+UNREAD_OPENINGS = {
     "no_tag": "The draft reasoned but never put its choice between the answer tags.",
     "malformed": "The draft put something other than one letter between the answer tags.",
     "empty": "The draft said nothing.",
@@ -158,7 +158,7 @@ UNREAD = {
 """What is said first about a draft that could not be read."""
 
 
-def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD) -> str:
+def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD_OPENINGS) -> str:
     """The first sentence of a lesson, by how the draft went; empty without a draft."""
     return {"none": "", "right": right, "wrong": wrong, **unread}.get(state, wrong)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
-from soulkit.data.folder import given_files, looked_for, released_files
+from soulkit.data.folder import data_files, released_files, search_note
 from soulkit.data.rows import ColumnsError, share_of
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
@@ -46,27 +46,32 @@ class Loaded:
 
 
 def examples_for(
-    task: Task, given: str | None, *, split: Split = "test", limit: int | None = None, seed: int = 0
+    task: Task,
+    source: str | None,
+    *,
+    split: Split = "test",
+    limit: int | None = None,
+    seed: int = 0,
 ) -> Loaded:
-    """The examples of `task` that a run plays: those in `given`, else in the released files.
+    """The examples of `task` that a run plays: those in `source`, else in the released files.
 
     In training a bad row is an error, in evaluation it is listed. DataError when there are none.
     """
-    if given is not None and given.startswith(MADE):
-        loaded = to_examples(task, made_rows(task, given, seed, split), split=split)
+    if source is not None and source.startswith(MADE):
+        loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
         return Loaded(examples=loaded.examples[:limit], duplicates=loaded.duplicates)
-    paths = row_files(task, given, split)
+    paths = row_files(task, source, split)
     strict = split == "train"
     return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
 
 
-def row_files(task: Task, given: str | None, split: Split) -> Sequence[Path]:
-    """The file given, or the released files of the split in a folder; DataError without any."""
+def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
+    """The file that `source` names, or the released files of the split; DataError without any."""
     files = task.spec.files
     names = files.train if split == "train" else files.eval
-    paths = given_files(task.name, names, given)
+    paths = data_files(task.name, names, source)
     if not paths:
-        raise _no_rows(task, split, looked_for(names, given), bool(names))
+        raise _no_rows(task, split, search_note(names, source), bool(names))
     return paths
 
 
@@ -138,57 +143,57 @@ def read_files(paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
 # -- commands that look at data ------------------------------------------------------------------
 
 
-def examples_from(task: Task, given: str, seed: int = 0, *, forms: bool = True) -> Loaded:
-    """The examples of `task` in `given`, at least one, original files and releases included.
+def examples_from(task: Task, source: str, seed: int = 0, *, forms: bool = True) -> Loaded:
+    """The examples of `task` in `source`, at least one, original files and releases included.
 
     Without `forms` every row is one example, as it is written. DataError when nothing in it can be
     used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
     """
-    loaded = _from(task, given, seed, forms)
+    loaded = _read_source(task, source, seed, forms)
     if not loaded.examples:
         others = ", ".join(f"{name} ({n} rows)" for name, n in loaded.skipped.items())
         first = f"{loaded.bad[0].source}: {loaded.bad[0].why.rstrip('.')}" if loaded.bad else ""
         raise DataError(
-            f"No row of '{given}' can be used as a row of '{task.name}'.",
+            f"No row of '{source}' can be used as a row of '{task.name}'.",
             f"{first or f'They belong to {others}'}.",
-            f"See: soul data check {given}" if loaded.bad else "Name the task of these rows.",
+            f"See: soul data check {source}" if loaded.bad else "Name the task of these rows.",
         )
     return loaded
 
 
-def _from(task: Task, given: str, seed: int, forms: bool) -> Loaded:
-    if given.startswith(MADE):
-        return to_examples(task, made_rows(task, given, seed, "test"), forms=forms)
-    path = Path(given)
+def _read_source(task: Task, source: str, seed: int, forms: bool) -> Loaded:
+    if source.startswith(MADE):
+        return to_examples(task, made_rows(task, source, seed, "test"), forms=forms)
+    path = Path(source)
     if path.is_dir():
         whole = is_release(task, path)
-        return _imported(task, path, forms) if whole else _released(task, given, forms)
+        return _load_original(task, path, forms) if whole else _load_released(task, source, forms)
     original = bool(task.spec.importer)
     if path.suffix.lower() not in ROW_SUFFIXES and original:
-        return _imported(task, path, forms)
+        return _load_original(task, path, forms)
     try:
         rows, bad = read_rows(path)
         return to_examples(task, rows, bad=bad, forms=forms)
     except DataError:  # no list of rows, or rows of other columns: the importer may know it
         if not original:
             raise
-        return _imported(task, path, forms)
+        return _load_original(task, path, forms)
 
 
-def _released(task: Task, folder: str, forms: bool) -> Loaded:
+def _load_released(task: Task, folder: str, forms: bool) -> Loaded:
     names = task.spec.files.eval
     paths = released_files(task.name, names, folder)
     if not paths:
         raise DataError(
             f"There are no rows of the task '{task.name}' in '{folder}'.",
-            f"Rows were looked for: {looked_for(names, folder)}.",
+            f"Rows were looked for: {search_note(names, folder)}.",
             "Name a file, or the folder that holds the released ones.",
         )
     rows, bad = read_files(paths)
     return to_examples(task, rows, bad=bad, forms=forms)
 
 
-def _imported(task: Task, path: Path, forms: bool) -> Loaded:
+def _load_original(task: Task, path: Path, forms: bool) -> Loaded:
     imported = import_rows(task, path)
     if not imported.rows and imported.bad:
         raise DataError(
@@ -215,28 +220,28 @@ def to_examples(
 
     Without `forms` a row that is played in several forms is one example, as it is written.
     """
-    own = sources(task)
-    found: dict[str, Example] = {}
+    task_marks = sources(task)
+    by_id: dict[str, Example] = {}
     broken = list(bad)
     skipped: Counter[str] = Counter()
     shapes: list[ColumnsError] = []
     tried = duplicates = 0
     for row in rows:
         mark = str(row.fields.get("data_source") or task.name)
-        if mark not in own:
+        if mark not in task_marks:
             skipped[mark] += 1
             continue
         tried += 1
         try:
             for example in _examples(task, row, split, forms):
-                duplicates += example.id in found
-                found.setdefault(example.id, example)
+                duplicates += example.id in by_id
+                by_id.setdefault(example.id, example)
         except DataError as error:
             shapes += [error] if isinstance(error, ColumnsError) else []
             broken.append(BadRow(row.source, _why(error, row.source)))
     if tried and len(shapes) == tried:
         raise shapes[0]
-    return Loaded(examples=tuple(found.values()), bad=tuple(broken), duplicates=duplicates,
+    return Loaded(examples=tuple(by_id.values()), bad=tuple(broken), duplicates=duplicates,
                   skipped=dict(skipped))  # fmt: skip
 
 
@@ -252,7 +257,7 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
         else (task.example(row.fields, source=row.source, split=split),)
     )
     for name, column in task.spec.columns.items():
-        if column.required and _says_nothing(examples[0].fields.get(name)):
+        if column.required and _is_blank(examples[0].fields.get(name)):
             raise DataError(
                 f"{row.source}: the required column '{name}' is blank.",
                 "A row without it cannot be played or scored.",
@@ -261,7 +266,7 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
     return examples
 
 
-def _says_nothing(value: Any) -> bool:
+def _is_blank(value: Any) -> bool:
     """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
     if isinstance(value, str):
         return not value.strip()
@@ -290,14 +295,14 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: Loaded) -> DataError:
     )
 
 
-def marked(
+def rows_with_tasks(
     rows: Sequence[RawRow], names: dict[str, str], task: str | None
 ) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
     """(task, row) in the order of the rows, and the rows that belong to no known task.
 
     `names`: data_source → task. `task` is for rows that do not say where they belong.
     """
-    found: list[tuple[str, RawRow]] = []
+    pairs: list[tuple[str, RawRow]] = []
     bad: list[BadRow] = []
     for row in rows:
         mark = str(row.fields.get("data_source") or "")
@@ -306,5 +311,5 @@ def marked(
             why = f"unknown data_source '{mark}'" if mark else "it has no data_source; give --task"
             bad.append(BadRow(row.source, why))
         else:
-            found.append((owner, row))
-    return found, bad
+            pairs.append((owner, row))
+    return pairs, bad

@@ -56,14 +56,14 @@ def split_seed(seed: int, split: Split) -> int:
     return 2 * seed + (split == "test")
 
 
-def made_rows(task: Task, given: str, seed: int, split: Split) -> list[RawRow]:
+def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
     """The rows that `synth:N` stands for on a command line; ConfigError when N is no count."""
-    number = given.removeprefix(MADE)
+    number = source.removeprefix(MADE)
     if not number.isdecimal() or not int(number):
         raise ConfigError(
-            f"'{given}' does not say how many rows to make.",
+            f"'{source}' does not say how many rows to make.",
             f"Rows are made here when the data of a task is {MADE}N.",
             f"Write --data {task.name}={MADE}2000, for example.",
         )
     rows = make_rows(task, int(number), split_seed(seed, split))
-    return [RawRow(row, f"{given}:{i}") for i, row in enumerate(rows, 1)]
+    return [RawRow(row, f"{source}:{i}") for i, row in enumerate(rows, 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from soulkit.data.contamination import Passage, entity_values, words_of
+from soulkit.data.contamination import Passage, entity_values, folded_words
 from soulkit.data.files import BadRow, RawRow
 from soulkit.errors import DataError
 from soulkit.tasks.base import Task
@@ -28,8 +28,8 @@ def passage(task: Task, row: RawRow) -> Passage:
     """One row as a passage; DataError when the task cannot use it."""
     example = task.example(row.fields, source=row.source)
     columns = task.spec.columns
-    shown = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
-    texts = {name: words_of(shown[name]) for name in columns if name in shown}
+    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    texts = {name: folded_words(values[name]) for name in columns if name in values}
     entities = {
         (column.entity, value)
         for name, column in columns.items()

@@ -63,8 +63,12 @@ class PromptFolder:
         )
 
     def _path(self, name: str) -> str:
-        own = f"{self.task}/{name}.md"
-        return own if any((folder / own).exists() for folder in self.folders) else f"{name}.md"
+        task_path = f"{self.task}/{name}.md"
+        return (
+            task_path
+            if any((folder / task_path).exists() for folder in self.folders)
+            else f"{name}.md"
+        )
 
     def render(self, name: str, /, **values: Any) -> str:
         """The text of template `name`. ConfigError when it is missing or names an unknown value."""

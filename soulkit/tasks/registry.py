@@ -380,11 +380,11 @@ def _explained(path: Path, error: ValidationError) -> ConfigError:
     )
 
 
-def _way_out(kind: str, loc: tuple[int | str, ...], given: Any, context: Mapping[str, Any]) -> str:
+def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return did_you_mean(str(loc[-1]), _fields_at(loc))
     if kind == "literal_error":
-        return did_you_mean(str(given), re.findall(r"'(\w+)'", str(context.get("expected"))))
+        return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
     return "Mend the entry; docs/tasks.md lists every key."
 
 
@@ -420,9 +420,9 @@ def load_registry(*extra: Path) -> Registry:
     return Registry(specs=specs, suites=suites)
 
 
-def _refuse_second(path: Path, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterable[str]) -> None:
     for name in names:
-        if name in known:
+        if name in declared:
             raise ConfigError(
                 f"The {kind} '{name}' is declared twice, the second time in '{path}'.",
                 "A second declaration would silently change what the name means.",

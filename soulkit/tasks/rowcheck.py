@@ -20,7 +20,7 @@ from soulkit.types import Example
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordCounts:
     """Words of one field over the rows, nearest-rank percentiles."""
 
     p50: int
@@ -45,7 +45,7 @@ class Checked:
     ignored: tuple[str, ...]
     """Columns of the file that the task does not know."""
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    words: Mapping[str, Words] = field(default_factory=dict)
+    words: Mapping[str, WordCounts] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     bad: tuple[BadRow, ...] = ()
 
@@ -55,14 +55,14 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
 
     Raises ColumnsError when every row lacks required columns.
     """
-    own = [r for r in rows if str(r.fields.get("data_source") or task.name) in sources(task)]
+    task_rows = [r for r in rows if str(r.fields.get("data_source") or task.name) in sources(task)]
     broken = tuple(bad)
     loaded = to_examples(task, rows, bad=broken)
-    known = {a for name, c in task.spec.columns.items() for a in (name, *c.aliases)}
-    columns = Counter(name for row in own for name in row.fields)
+    declared = {a for name, c in task.spec.columns.items() for a in (name, *c.aliases)}
+    columns = Counter(name for row in task_rows for name in row.fields)
     return Checked(
         task=task.name,
-        rows=len(own) + len(broken),
+        rows=len(task_rows) + len(broken),
         # A row that is played in several forms is one row.
         usable=len({example.source for example in loaded.examples}),
         clusters=len({example.cluster for example in loaded.examples}),
@@ -71,7 +71,7 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
         ignored=tuple(
             sorted(
                 name
-                for name in set(columns) - known - {"data_source", *task.spec.unpack}
+                for name in set(columns) - declared - {"data_source", *task.spec.unpack}
                 if not name.startswith(HUMAN)
             )
         ),
@@ -82,29 +82,29 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
     )
 
 
-def by_task(
+def rows_by_task(
     rows: Sequence[RawRow], names: Mapping[str, str]
 ) -> tuple[dict[str, list[RawRow]], list[BadRow]]:
     """Rows grouped by the task that their `data_source` names, and those that name none.
 
     `names`: data_source → task. DataError when no row says where it belongs.
     """
-    found: dict[str, list[RawRow]] = {}
+    groups: dict[str, list[RawRow]] = {}
     bad: list[BadRow] = []
     for row in rows:
         mark = str(row.fields.get("data_source", ""))
         if mark in names:
-            found.setdefault(names[mark], []).append(row)
+            groups.setdefault(names[mark], []).append(row)
         else:
             why = f"unknown data_source '{mark}'. {did_you_mean(mark, names)}" if mark else ""
             bad.append(BadRow(row.source, why or "it has no data_source"))
-    if not found:
+    if not groups:
         raise DataError(
             "The rows do not say which task they belong to.",
             f"{bad[0].source}: {bad[0].why}" if bad else "There is no row that could be read.",
             "Name the task with --task.",
         )
-    return found, bad
+    return groups, bad
 
 
 def _tags(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
@@ -115,7 +115,7 @@ def _tags(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
     return {tag: dict(sorted(values.items())) for tag, values in counts.items()}
 
 
-def field_words(task: Task, examples: Sequence[Example]) -> dict[str, Words]:
+def field_words(task: Task, examples: Sequence[Example]) -> dict[str, WordCounts]:
     """Words of every field that holds text, over the examples that have it."""
     lengths: dict[str, list[int]] = {}
     for example in examples:
@@ -137,11 +137,11 @@ def count_words(value: Any) -> int | None:
     return None
 
 
-def summary(values: Sequence[int], budget: int | None) -> Words:
+def summary(values: Sequence[int], budget: int | None) -> WordCounts:
     """Percentiles of sorted word counts, of which there is at least one."""
 
     def rank(share: float) -> int:
         return values[max(math.ceil(share * len(values)) - 1, 0)]
 
     over = 0 if budget is None else sum(value > budget for value in values)
-    return Words(rank(0.5), rank(0.95), values[-1], over)
+    return WordCounts(rank(0.5), rank(0.95), values[-1], over)

@@ -172,7 +172,7 @@ def _housemates(task: str, registry: Registry) -> list[str]:
     return [name for name, spec in specs if spec.home.folder == folder and not spec.rows_only]
 
 
-Verdict = tuple[str, Finding | None]
+_CheckOutcome = tuple[str, Finding | None]
 Played = tuple[Episode | None, Score | None, str]
 
 
@@ -241,7 +241,7 @@ async def _findings(task: Task, loaded: Loaded, rehearsed: _Rehearsed) -> dict[s
     return findings
 
 
-def _gold(task: Task, example: Example, outcome: Played) -> Verdict:
+def _gold(task: Task, example: Example, outcome: Played) -> _CheckOutcome:
     played, score, why = outcome
     if why:
         return "gold_fails", _finding(example, played, why)
@@ -254,7 +254,7 @@ def _gold(task: Task, example: Example, outcome: Played) -> Verdict:
     return "", None
 
 
-def _wrong(task: Task, example: Example, outcome: Played) -> Verdict:
+def _wrong(task: Task, example: Example, outcome: Played) -> _CheckOutcome:
     played, score, why = outcome
     if why or played is None:
         reason = why or "the task has no scripted wrong answer for it"

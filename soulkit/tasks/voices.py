@@ -1,7 +1,7 @@
 """How invented people write: a voice changes a plain sentence, and says of itself what it does.
 
-So that a description, a message and a list of features agree: what `told` promises is what `write`
-does, and what `features` ask about can be seen in the messages.
+So that a description, a message and a list of features agree: what `trait` promises is what
+`write` does, and what `features` ask about can be seen in the messages.
 
     HASTY.write("Could you please show me the next step, because I am stuck.")
     → "could u pls show me the next step, bc i am stuck"
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 Feature = tuple[str, str, str]
 """Name, question and answer of one feature of style."""
 
-NAMES = (
+FIRST_NAMES = (
     "Agnes", "Baltasar", "Corin", "Delia", "Elio", "Freya", "Gustav", "Henrike", "Imre", "Jolanda",
     "Kaspar", "Leonie", "Matteo", "Noor", "Orla", "Piotr", "Rhea", "Samir", "Thekla", "Urban",
 )  # fmt: skip
@@ -33,7 +33,7 @@ _SHORT = {"you": "u", "your": "ur", "please": "pls", "because": "bc", "thanks": 
 class Voice:
     """One way of writing."""
 
-    told: str
+    trait: str
     """What a description says of it, as the end of `This person ...`."""
     write: Callable[[str], str]
     """A plain message (whole sentences, full stops) as this voice would put it."""

@@ -48,8 +48,8 @@ class WorkedTask(LetteredTask):
         if cast.coach is None or self.spec.feedback.kind != "worked_example":
             return await super().critique(example, episode, score, cast, rollout)
         prompt = self.prompts.render("worked_example", **self.worked_view(example))
-        said = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
-        return replace(said, kind="worked_example")
+        feedback = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        return replace(feedback, kind="worked_example")
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
@@ -81,15 +81,15 @@ def led_letter(text: str, letters: str) -> str:
 
     A word is no letter: `Burn the will` gives "".
     """
-    found = _LED.fullmatch(text)
-    letter = found.group(1).upper() if found else ""
+    match = _LED.fullmatch(text)
+    letter = match.group(1).upper() if match else ""
     return letter if letter in letters else ""
 
 
 def led_text(text: str) -> str:
     """`B. some text` without its letter; other texts as they are."""
-    found = _LED.fullmatch(text)
-    return found.group(2).strip() if found and found.group(2) else text.strip()
+    match = _LED.fullmatch(text)
+    return match.group(2).strip() if match and match.group(2) else text.strip()
 
 
 def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
@@ -98,19 +98,21 @@ def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
     The text goes before a letter that leads it: an option may itself begin like one (`A. Smith`).
     A letter with the text of another option names none. Without options any letter will do.
     """
-    letter, said = led_letter(gold, letters), plain(gold)
-    same = [key for key, text in options.items() if said and plain(text) == said]
-    if len(same) == 1 and len(said) > 1:
-        return same[0]
-    rest = plain(led_text(gold)) if len(said) > 1 else ""
-    named = {key for key, text in options.items() if rest and plain(text) == rest}
-    contradicts = bool(named) and letter not in named
+    letter, gold_words = led_letter(gold, letters), plain(gold)
+    text_matches = [
+        key for key, text in options.items() if gold_words and plain(text) == gold_words
+    ]
+    if len(text_matches) == 1 and len(gold_words) > 1:
+        return text_matches[0]
+    rest = plain(led_text(gold)) if len(gold_words) > 1 else ""
+    rest_matches = {key for key, text in options.items() if rest and plain(text) == rest}
+    contradicts = bool(rest_matches) and letter not in rest_matches
     return "" if contradicts or (options and letter not in options) else letter
 
 
-def bad_gold(gold: str, wanted: str) -> DataError:
+def bad_gold(gold: str, expected: str) -> DataError:
     return DataError(
         f"The gold answer '{gold:.60}' names none of the row's options.",
-        f"It should be {wanted}.",
+        f"It should be {expected}.",
         "Mend the row, or leave it out.",
     )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from soulkit.data.hub import CORPORA, LOCK, Wanted, corpus_files, pull, released
+from soulkit.data.hub import CORPORA, LOCK, FileRequest, corpus_files, pull_files, released
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.registry import load_registry
 from tests.support.hub import (
@@ -42,8 +42,8 @@ def no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_files_arrive_with_a_lock_that_says_where_from(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server:
-        found = pull(client(server), want(*EVALS), tmp_path)
-    assert [f.state for f in found] == ["downloaded"] * 3
+        pulled = pull_files(client(server), want(*EVALS), tmp_path)
+    assert [f.state for f in pulled] == ["downloaded"] * 3
     assert {n: (tmp_path / n).read_bytes() for n in EVALS} == EVALS
     assert names_in(tmp_path) == {*EVALS, *QUIET}
     lock = json.loads((tmp_path / LOCK).read_text())
@@ -56,31 +56,31 @@ def test_files_arrive_with_a_lock_that_says_where_from(tmp_path: Path) -> None:
 
 def test_what_the_lock_vouches_for_costs_no_request(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server:
-        pull(client(server), want(*EVALS), tmp_path)
+        pull_files(client(server), want(*EVALS), tmp_path)
         server.requests.clear()
-        assert {f.state for f in pull(client(server), want(*EVALS), tmp_path)} == {"kept"}
+        assert {f.state for f in pull_files(client(server), want(*EVALS), tmp_path)} == {"kept"}
         assert server.requests == []
 
 
 def test_files_without_a_lock_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "hitom_val.parquet").write_bytes(HITOM)
     with HubServer({EVAL: EVALS}) as server:
-        assert pull(client(server), HITOM_FILE, tmp_path)[0].state == "kept"
+        assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "kept"
         assert server.sent == 0
     assert "hitom_val.parquet" in json.loads((tmp_path / LOCK).read_text())["files"]
 
 
 def test_a_mirror_that_lists_only_names_is_asked_for_checksums(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, plain_listing=True) as server:
-        pull(client(server), want(*EVALS), tmp_path)
+        pull_files(client(server), want(*EVALS), tmp_path)
         assert len(server.paths("HEAD")) == 3
     assert {n: (tmp_path / n).read_bytes() for n in EVALS} == EVALS
 
 
 def test_a_file_in_a_folder_of_the_data_set_is_found_by_its_name(tmp_path: Path) -> None:
     with HubServer({EVAL: {"data/hitom_val.parquet": HITOM, "data/x.jsonl": NOTES}}) as server:
-        found = pull(client(server), HITOM_FILE, tmp_path)[0]
-    assert found.entry.path == "data/hitom_val.parquet"
+        pulled = pull_files(client(server), HITOM_FILE, tmp_path)[0]
+    assert pulled.entry.path == "data/hitom_val.parquet"
     assert (tmp_path / "hitom_val.parquet").read_bytes() == HITOM
 
 
@@ -89,32 +89,35 @@ def test_a_file_in_a_folder_of_the_data_set_is_found_by_its_name(tmp_path: Path)
 
 def test_a_data_set_stays_at_the_commit_of_its_first_pull(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server:
-        pull(client(server), want("paratomi_val.parquet"), tmp_path)
+        pull_files(client(server), want("paratomi_val.parquet"), tmp_path)
         newest = server.push(EVAL, NEWER)
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
         assert (tmp_path / "hitom_val.parquet").read_bytes() == HITOM
-        assert pull(client(server), HITOM_FILE, tmp_path, revision="main")[0].state == "downloaded"
+        assert (
+            pull_files(client(server), HITOM_FILE, tmp_path, revision="main")[0].state
+            == "downloaded"
+        )
         assert (tmp_path / "hitom_val.parquet").read_bytes() == PARATOMI
         # The other file is now at an older commit than the data set; its bytes are the same.
-        other = pull(client(server), want("paratomi_val.parquet"), tmp_path)[0]
+        other = pull_files(client(server), want("paratomi_val.parquet"), tmp_path)[0]
     assert (other.state, other.entry.revision) == ("kept", newest)
 
 
 def test_an_older_commit_can_be_named(tmp_path: Path) -> None:
     with HubServer({EVAL: NEWER}, older={EVAL: [EVALS]}) as server:
-        pull(client(server), HITOM_FILE, tmp_path, revision=commit_of(EVALS))
+        pull_files(client(server), HITOM_FILE, tmp_path, revision=commit_of(EVALS))
         assert (tmp_path / "hitom_val.parquet").read_bytes() == HITOM
         assert all(commit_of(EVALS) in path for path in server.paths("GET"))
 
 
 def test_a_commit_belongs_to_one_data_set(tmp_path: Path) -> None:
-    wanted = [*HITOM_FILE, *want("hitom_rl_train.parquet", repo=TRAIN)]
+    requests = [*HITOM_FILE, *want("hitom_rl_train.parquet", repo=TRAIN)]
     files = {EVAL: EVALS, TRAIN: {"hitom_rl_train.parquet": HITOM_TRAIN}}
     with HubServer(files) as server:
         with pytest.raises(ConfigError, match="one data set only") as error:
-            pull(client(server), wanted, tmp_path, revision=commit_of(EVALS))
+            pull_files(client(server), requests, tmp_path, revision=commit_of(EVALS))
         assert "--split" in error.value.way_out
-        pull(client(server), wanted, tmp_path, revision="main")
+        pull_files(client(server), requests, tmp_path, revision="main")
     assert set(json.loads((tmp_path / LOCK).read_text())["repos"]) == {EVAL, TRAIN}
 
 
@@ -122,9 +125,9 @@ def test_a_commit_belongs_to_one_data_set(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_names_the_nearest_and_the_others_arrive(tmp_path: Path) -> None:
-    wanted = want("hitom_vall.parquet", "paratomi_val.parquet")
+    requests = want("hitom_vall.parquet", "paratomi_val.parquet")
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
-        pull(client(server), wanted, tmp_path)
+        pull_files(client(server), requests, tmp_path)
     assert error.value.what == f"The data set {EVAL} has no file 'hitom_vall.parquet'."
     assert "nearest names: 'hitom_val.parquet'" in error.value.why
     assert AGAIN in error.value.way_out
@@ -133,22 +136,22 @@ def test_a_missing_file_names_the_nearest_and_the_others_arrive(tmp_path: Path) 
 
 @pytest.mark.parametrize("pulled_before", [False, True])
 def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, pulled_before: bool) -> None:
-    own = tmp_path / "hitom_val.parquet"
+    target = tmp_path / "hitom_val.parquet"
     with HubServer({EVAL: EVALS}) as server:
         if pulled_before:
-            pull(client(server), HITOM_FILE, tmp_path)
-        own.write_bytes(b"mine")
+            pull_files(client(server), HITOM_FILE, tmp_path)
+        target.write_bytes(b"mine")
         with pytest.raises(DataError, match="is there already") as error:
-            pull(client(server), HITOM_FILE, tmp_path)
+            pull_files(client(server), HITOM_FILE, tmp_path)
     assert "--out" in error.value.way_out
-    assert own.read_bytes() == b"mine"
+    assert target.read_bytes() == b"mine"
 
 
 def test_a_full_disk_is_told_before_the_first_byte(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=len(HITOM) - 1))
     with HubServer({EVAL: EVALS}) as server:
         with pytest.raises(DataError, match="no room"):
-            pull(client(server), HITOM_FILE, tmp_path)
+            pull_files(client(server), HITOM_FILE, tmp_path)
         assert server.sent == 0
 
 
@@ -157,14 +160,14 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
     with (tmp_path / ".soul-data.pulling").open("w") as handle, HubServer({EVAL: EVALS}) as server:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="Another process is downloading"):
-            pull(client(server), HITOM_FILE, tmp_path)
+            pull_files(client(server), HITOM_FILE, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 9}', '{"version": 1, "files": {}}'])
 def test_a_broken_lock_file_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / LOCK).write_text(text)
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError, match="lock file") as error:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
     assert "Delete it" in error.value.way_out
 
 
@@ -175,10 +178,10 @@ def test_a_corpus_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     repo = CORPORA["post-training"]
     files = {"train/part-0.parquet": HITOM, "train/part-1.parquet": PARATOMI, "README.md": b"hello"}
     with HubServer({repo: files}) as server:
-        wanted, commit = corpus_files(client(server), "post-training", tmp_path)
-        pull(client(server), wanted, tmp_path, revision=commit)
-    own = repo.partition("/")[2]
-    assert names_in(tmp_path) - QUIET == {f"{own}/train/part-{i}.parquet" for i in (0, 1)}
+        requests, commit = corpus_files(client(server), "post-training", tmp_path)
+        pull_files(client(server), requests, tmp_path, revision=commit)
+    subfolder = repo.partition("/")[2]
+    assert names_in(tmp_path) - QUIET == {f"{subfolder}/train/part-{i}.parquet" for i in (0, 1)}
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -196,8 +199,8 @@ def test_tasks_name_their_files() -> None:
     hitom, tomi = files["hitom"], files["tomi"]
     both = released({"hitom": hitom}, ("train", "eval"))
     assert both == [
-        Wanted(TRAIN, "hitom_rl_train.parquet", "hitom_rl_train.parquet", "hitom"),
-        Wanted(EVAL, "hitom_val.parquet", "hitom_val.parquet", "hitom"),
+        FileRequest(TRAIN, "hitom_rl_train.parquet", "hitom_rl_train.parquet", "hitom"),
+        FileRequest(EVAL, "hitom_val.parquet", "hitom_val.parquet", "hitom"),
     ]
     assert released({"hitom": hitom, "tomi": tomi}, ("eval",)) == both[1:]
     with pytest.raises(DataError, match="'tomi' has no released file"):
@@ -208,5 +211,5 @@ def test_tasks_name_their_files() -> None:
 
 def test_the_error_is_three_sentences_of_the_house(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}) as server, pytest.raises(DataError) as error:
-        pull(client(server), want("nothing_like_it"), tmp_path)
+        pull_files(client(server), want("nothing_like_it"), tmp_path)
     assert "none is near" in lines(error)

@@ -13,7 +13,7 @@ CHAT = [{"messages": [{"role": "user", "content": "Hello"}]}]
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         ('{"a": null}', {"a": None}),
         ("['a', None]", ["a", None]),
@@ -28,8 +28,8 @@ CHAT = [{"messages": [{"role": "user", "content": "Hello"}]}]
         (None, None),
     ],
 )
-def test_structure(value: Any, found: Any) -> None:
-    assert structure(value) == found
+def test_structure(value: Any, expected: Any) -> None:
+    assert structure(value) == expected
 
 
 @pytest.mark.parametrize(

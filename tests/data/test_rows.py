@@ -175,8 +175,8 @@ def test_parquet_keeps_mixed_nested_values(tmp_path: Path):
         {"events": [], "index": "b", "facts": [{"topic": "a", "value": "b"}]},
     ]
     write_rows(tmp_path / "rows.parquet", rows)
-    found = [r.fields for r in read_rows(tmp_path / "rows.parquet")[0]]
-    assert found == rows
+    rows_read = [r.fields for r in read_rows(tmp_path / "rows.parquet")[0]]
+    assert rows_read == rows
 
 
 def test_writing_leaves_nothing_aside_and_refuses_nothing_to_write(tmp_path: Path):
@@ -246,8 +246,8 @@ def column(type_: Any, **kwargs: Any) -> dict[str, Column]:
     ],
 )  # fmt: skip
 def test_values_are_read_as_their_type(type_: str, value: Any, expected: Any):
-    found = bind({"c": value}, column(type_), "t", "f:1")["c"]
-    assert (found, type(found)) == (expected, type(expected))
+    value_read = bind({"c": value}, column(type_), "t", "f:1")["c"]
+    assert (value_read, type(value_read)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(

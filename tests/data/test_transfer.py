@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.data.hub import LOCK, pull
-from soulkit.data.transfer import ATTEMPTS, Hub
+from soulkit.data.hub import LOCK, pull_files
+from soulkit.data.transfer import STALLED_ATTEMPTS, Hub
 from soulkit.errors import ConfigError, DataError
 from tests.support.hub import (
     AGAIN,
@@ -42,7 +42,7 @@ def no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def refused(server: HubServer, folder: Path, **more: object) -> str:
     """The message of a pull that fails; nothing stands under the final name."""
     with server, pytest.raises(DataError) as error:
-        pull(client(server), HITOM_FILE, folder, **more)  # type: ignore[arg-type]
+        pull_files(client(server), HITOM_FILE, folder, **more)  # type: ignore[arg-type]
     assert NAME not in names_in(folder)
     assert NAME in lines(error)
     return lines(error)
@@ -54,17 +54,17 @@ def refused(server: HubServer, folder: Path, **more: object) -> str:
 def test_a_cut_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
     faults = {0: Fault(cut_after=12_000), 1: Fault(cut_after=5_000)}
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        assert pull(client(server), HITOM_FILE, tmp_path)[0].state == "downloaded"
+        assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "downloaded"
         assert server.sent == len(HITOM)
-        asked = [r.range for r in server.requests if r.path.startswith("/storage")]
-    assert asked == ["", "bytes=12000-", "bytes=17000-"]
+        ranges = [r.range for r in server.requests if r.path.startswith("/storage")]
+    assert ranges == ["", "bytes=12000-", "bytes=17000-"]
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
 def test_a_server_that_ignores_ranges_sends_all_again(tmp_path: Path) -> None:
     faults = {0: Fault(cut_after=12_000), 1: Fault(whole=True)}
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_always_cuts_at_one_place_is_given_up(tmp_path: Path) -> N
     faults = {i: Fault(cut_after=9_000, whole=True) for i in range(50)}
     server = HubServer({EVAL: EVALS}, faults=faults)
     assert "no connection to" in refused(server, tmp_path)
-    assert server.contents == 1 + ATTEMPTS
+    assert server.contents == 1 + STALLED_ATTEMPTS
 
 
 def test_bytes_counted_are_bytes_that_came(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_bytes_counted_are_bytes_that_came(tmp_path: Path) -> None:
 
     totals: list[int] = []
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        pull(client(server), HITOM_FILE, tmp_path, bars=lambda n: totals.append(n) or Bar())  # type: ignore[func-returns-value]
+        pull_files(client(server), HITOM_FILE, tmp_path, bars=lambda n: totals.append(n) or Bar())  # type: ignore[func-returns-value]
     assert (totals, min(seen)) == ([len(HITOM)], -12_000)
 
 
@@ -101,11 +101,11 @@ def test_bad_bytes_of_an_earlier_start_are_fetched_again(tmp_path: Path) -> None
         hub, faulty = client(server), Fault(status=401)
         server.faults[1] = faulty
         with pytest.raises(DataError):
-            pull(hub, HITOM_FILE, tmp_path)
+            pull_files(hub, HITOM_FILE, tmp_path)
         part = next(tmp_path.glob(f".{NAME}.*.part"))
         assert part.read_bytes() == HITOM[:10]
         part.write_bytes(b"0123456789")
-        assert pull(hub, HITOM_FILE, tmp_path)[0].state == "resumed"
+        assert pull_files(hub, HITOM_FILE, tmp_path)[0].state == "resumed"
     assert (tmp_path / NAME).read_bytes() == HITOM
     assert names_in(tmp_path) == {NAME, *TIDY}
 
@@ -140,7 +140,7 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
         assert 0 < have < len(HITOM)
         server.pause_s, server.sent = 0.0, 0
         server.requests.clear()
-        assert pull(client(server), HITOM_FILE, tmp_path)[0].state == "resumed"
+        assert pull_files(client(server), HITOM_FILE, tmp_path)[0].state == "resumed"
         assert [r.range for r in server.requests][-1] == f"bytes={have}-"
         assert server.sent <= len(HITOM) - have + CHUNK  # one piece of the killed one may follow
     assert (tmp_path / NAME).read_bytes() == HITOM
@@ -150,19 +150,19 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
-    said = refused(HubServer({EVAL: EVALS}, wrong_checksum=True), tmp_path)
-    assert "arrived damaged" in said
-    assert "Its sha256 is" in said
-    assert AGAIN in said
+    refusal = refused(HubServer({EVAL: EVALS}, wrong_checksum=True), tmp_path)
+    assert "arrived damaged" in refusal
+    assert "Its sha256 is" in refusal
+    assert AGAIN in refusal
     assert names_in(tmp_path) == TIDY
 
 
 def test_damaged_bytes_are_caught_in_git_files_too(tmp_path: Path) -> None:
     with HubServer({EVAL: EVALS}, faults={0: Fault(damage=True)}) as server:
         with pytest.raises(DataError, match="arrived damaged") as error:
-            pull(client(server), want("notes.jsonl"), tmp_path)
+            pull_files(client(server), want("notes.jsonl"), tmp_path)
         assert "Its git hash is" in lines(error)
-        pull(client(server), want("notes.jsonl"), tmp_path)
+        pull_files(client(server), want("notes.jsonl"), tmp_path)
     assert (tmp_path / "notes.jsonl").read_bytes() == NOTES
 
 
@@ -171,33 +171,33 @@ def test_without_a_token_the_way_to_log_in_is_told(
     tmp_path: Path, gated: bool, status: int
 ) -> None:
     server = HubServer({EVAL: EVALS}, token=TOKEN, gated=gated)
-    said = refused(server, tmp_path)
-    assert f"answers {status} for the data set {EVAL}" in said
-    assert "No token was sent" in said
-    assert "hf auth login" in said
-    assert "HF_TOKEN" in said
-    assert AGAIN in said
+    refusal = refused(server, tmp_path)
+    assert f"answers {status} for the data set {EVAL}" in refusal
+    assert "No token was sent" in refusal
+    assert "hf auth login" in refusal
+    assert "HF_TOKEN" in refusal
+    assert AGAIN in refusal
 
 
 def test_a_token_that_does_not_fit_is_told_and_not_shown(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "a-wrong-one")
-    said = refused(HubServer({EVAL: EVALS}, token=TOKEN), tmp_path)
-    assert "The token that was sent does not open it" in said
-    assert "a-wrong-one" not in said
+    refusal = refused(HubServer({EVAL: EVALS}, token=TOKEN), tmp_path)
+    assert "The token that was sent does not open it" in refusal
+    assert "a-wrong-one" not in refusal
 
 
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with HubServer({EVAL: EVALS}, token=TOKEN) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
         sent = {(r.host, r.authorization) for r in server.requests}
     assert sent == {("127.0.0.1", f"Bearer {TOKEN}"), ("localhost", "")}
 
 
 def test_an_unknown_revision(tmp_path: Path) -> None:
-    said = refused(HubServer({EVAL: EVALS}), tmp_path, revision="v9")
-    assert f"The data set {EVAL} has no revision 'v9'" in said
-    assert "--revision main" in said
+    refusal = refused(HubServer({EVAL: EVALS}), tmp_path, revision="v9")
+    assert f"The data set {EVAL} has no revision 'v9'" in refusal
+    assert "--revision main" in refusal
 
 
 def test_an_unknown_data_set(tmp_path: Path) -> None:
@@ -215,27 +215,27 @@ def test_a_file_that_is_listed_and_not_served(tmp_path: Path) -> None:
 def test_a_busy_server_is_waited_for(tmp_path: Path) -> None:
     slow = Fault(status=429, headers={"Retry-After": "0"})
     with HubServer({EVAL: EVALS}, faults={0: Fault(status=503), 1: slow}) as server:
-        pull(client(server), HITOM_FILE, tmp_path)
+        pull_files(client(server), HITOM_FILE, tmp_path)
     assert (tmp_path / NAME).read_bytes() == HITOM
 
 
 def test_a_server_that_stays_busy_is_told(tmp_path: Path) -> None:
     server = HubServer({EVAL: EVALS}, faults={i: Fault(status=503) for i in range(20)})
     assert "answers 503" in refused(server, tmp_path)
-    assert server.contents == ATTEMPTS
+    assert server.contents == STALLED_ATTEMPTS
     server = HubServer({EVAL: EVALS}, api_status=500)
-    said = refused(server, tmp_path)
-    assert "answers 500" in said
-    assert "the kitchen is closed" in said
+    refusal = refused(server, tmp_path)
+    assert "answers 500" in refusal
+    assert "the kitchen is closed" in refusal
 
 
 @pytest.mark.parametrize(
     "body", [b"<html>hello</html>", b"{}", b'{"id": "a/b", "sha": "x"}', b"[]"]
 )
 def test_what_is_no_hub_is_told(tmp_path: Path, body: bytes) -> None:
-    said = refused(HubServer({EVAL: EVALS}, api_body=body), tmp_path)
-    assert "does not answer like a hub" in said
-    assert "HF_ENDPOINT" in said
+    refusal = refused(HubServer({EVAL: EVALS}, api_body=body), tmp_path)
+    assert "does not answer like a hub" in refusal
+    assert "HF_ENDPOINT" in refusal
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:x", "ftp://host", "mirror"])
@@ -249,11 +249,11 @@ def test_an_address_that_is_none(monkeypatch, address: str) -> None:
 def test_nobody_there(tmp_path: Path) -> None:
     address = "http://127.0.0.1:9"
     with pytest.raises(DataError) as error:
-        pull(Hub(AGAIN, endpoint=address + "/"), HITOM_FILE, tmp_path)
-    said = lines(error)
-    assert f"'{NAME}' cannot be downloaded" in said
-    assert address in said
-    assert AGAIN in said
+        pull_files(Hub(AGAIN, endpoint=address + "/"), HITOM_FILE, tmp_path)
+    refusal = lines(error)
+    assert f"'{NAME}' cannot be downloaded" in refusal
+    assert address in refusal
+    assert AGAIN in refusal
 
 
 def test_offline_names_the_file_and_the_command(tmp_path: Path) -> None:
@@ -296,17 +296,17 @@ def test_a_token_that_a_mirror_repeats_is_not_told(
     else:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     server = HubServer({EVAL: EVALS}, api_status=status, says=ECHOES[form](TOKEN))
-    told = refused(server, tmp_path / "data")
+    refusal = refused(server, tmp_path / "data")
     assert server.requests[0].authorization == f"Bearer {TOKEN}"
-    assert TOKEN[:6] not in told and in_json(TOKEN[:4]) not in told
-    assert "".join(f"&#{ord(c)};" for c in TOKEN[:3]) not in told
+    assert TOKEN[:6] not in refusal and in_json(TOKEN[:4]) not in refusal
+    assert "".join(f"&#{ord(c)};" for c in TOKEN[:3]) not in refusal
 
 
 def test_no_file_is_named_after_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     files = {**EVALS, f"{TOKEN}.parquet": HITOM}
-    told = refused(HubServer({EVAL: files}), tmp_path / "data")
-    assert TOKEN[:6] not in told and "the name of a file holds the token" in told
+    refusal = refused(HubServer({EVAL: files}), tmp_path / "data")
+    assert TOKEN[:6] not in refusal and "the name of a file holds the token" in refusal
     assert not any(TOKEN in name for name in names_in(tmp_path / "data"))
 
 
@@ -315,14 +315,14 @@ def test_a_body_that_is_no_listing_may_hold_the_token(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     for body in (f'{{"sha": "{TOKEN}"}}', f"{{{TOKEN}", f'"{in_json(TOKEN)}"'):
-        told = refused(HubServer({EVAL: EVALS}, api_body=body.encode()), tmp_path / "data")
-        assert TOKEN[:6] not in told
+        refusal = refused(HubServer({EVAL: EVALS}, api_body=body.encode()), tmp_path / "data")
+        assert TOKEN[:6] not in refusal
 
 
 def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:
     hub = Hub(AGAIN, endpoint="http://me:hunter2hunter2@127.0.0.1:9", wait_s=0.0)
     with pytest.raises(DataError) as error:
-        pull(hub, HITOM_FILE, tmp_path)
+        pull_files(hub, HITOM_FILE, tmp_path)
     assert "hunter2" not in lines(error) and "127.0.0.1:9" in lines(error)
     with pytest.raises(ConfigError) as wrong:
         Hub(AGAIN, endpoint="me:hunter2hunter2@mirror")

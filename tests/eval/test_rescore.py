@@ -45,12 +45,12 @@ MODULE = """
 from pydantic import Field
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
-from soulkit.judge.structured import Shape, question
-from soulkit.tasks.base import ChoiceTask
+from soulkit.judge.structured import VerdictShape, question
+from soulkit.tasks.choice import ChoiceTask
 from soulkit.types import Score, unscored
 
 
-class Rating(Shape):
+class Rating(VerdictShape):
     score: int = Field(ge=0, le=10)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import CallError, UnreadableVerdict
-from soulkit.judge.coach import MAX_WORDS, ask_coach
+from soulkit.judge.coach import MAX_COACH_WORDS, ask_coach
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.types import Call, Feedback
@@ -43,9 +43,9 @@ def test_an_empty_reply_is_no_feedback(reply: str) -> None:
 
 
 def test_a_rambling_coach_is_not_passed_on() -> None:
-    with pytest.raises(UnreadableVerdict, match=str(MAX_WORDS)):
-        coached("word " * (MAX_WORDS + 1))
-    assert coached("word " * MAX_WORDS).text
+    with pytest.raises(UnreadableVerdict, match=str(MAX_COACH_WORDS)):
+        coached("word " * (MAX_COACH_WORDS + 1))
+    assert coached("word " * MAX_COACH_WORDS).text
 
 
 def test_a_coach_that_was_cut_off_is_not_passed_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase, tokens
-from soulkit.judge.leaks import LeakView, check
+from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.types import Feedback
 
 PUBLIC = (
@@ -65,17 +65,17 @@ def test_a_figure_is_told_when_it_is_said() -> None:
 
 
 def test_known_words_in_an_order_of_their_own_are_a_quotation() -> None:
-    mine = "Points for each of the plants: 3, of the records: 5, of the chairs: 1."
-    theirs = "Points for each of the plants: 5, of the records: 3, of the chairs: 1."
-    assert echoes_private(f"Bear in mind: {theirs}", theirs, mine)
-    assert not echoes_private(f"Bear in mind: {mine}", theirs, mine)
-    assert not echoes_private("Give up plants for records, and take the chairs.", theirs, mine)
+    public = "Points for each of the plants: 3, of the records: 5, of the chairs: 1."
+    private = "Points for each of the plants: 5, of the records: 3, of the chairs: 1."
+    assert echoes_private(f"Bear in mind: {private}", private, public)
+    assert not echoes_private(f"Bear in mind: {public}", private, public)
+    assert not echoes_private("Give up plants for records, and take the chairs.", private, public)
 
 
 def test_a_figure_is_the_same_with_and_without_its_commas() -> None:
     hidden = "Pay at most $1,500 for the car, today if it can be."
-    for said in ("Offer 1500.", "Offer $1,500.", "Offer 1.500 or 1\u202f500."):
-        assert echoes_private(said, hidden, PUBLIC), said
+    for offer in ("Offer 1500.", "Offer $1,500.", "Offer 1.500 or 1\u202f500."):
+        assert echoes_private(offer, hidden, PUBLIC), offer
     assert not echoes_private("Offer $2,500.", hidden, PUBLIC), "500 alone is no figure of it"
     assert not echoes_private("Wait 5 minutes.", "He is 5 and has three dogs in Ghent.", PUBLIC)
 
@@ -103,7 +103,7 @@ def test_what_is_public_is_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "private", "found"),
+    ("text", "private", "echoes"),
     [
         ("彼は借金がある。", "彼は借金がある", True),
         ("もっと話してください。", "彼は借金がある", False),
@@ -113,8 +113,8 @@ def test_what_is_public_is_no_secret() -> None:
         ("Пиши короче.", "Он прячет украденное письмо в столе.", False),
     ],
 )
-def test_other_scripts(text: str, private: str, found: bool) -> None:
-    assert echoes_private(text, private, "") is found
+def test_other_scripts(text: str, private: str, echoes: bool) -> None:
+    assert echoes_private(text, private, "") is echoes
 
 
 REFERENCE = (
@@ -148,7 +148,7 @@ def test_phrases_are_found_as_words_in_a_row() -> None:
 
 
 def leak(text: str, **view: object) -> str:
-    checked = check(Feedback(text=text, author="x"), LeakView(**view))  # type: ignore[arg-type]
+    checked = check_leak(Feedback(text=text, author="x"), LeakView(**view))  # type: ignore[arg-type]
     assert checked.blind is None and checked.chance is None
     return checked.leak
 
@@ -173,5 +173,5 @@ def test_words_that_the_actor_sees_are_no_rubric_words() -> None:
 
 def test_a_view_with_options_is_checked_for_texts_too() -> None:
     view = LeakView("Who?", ("Ana", "Ben"), "Ana", private=(SECRET,))
-    checked = check(Feedback(text="A brother's watch was pawned.", author="x"), view)
+    checked = check_leak(Feedback(text="A brother's watch was pawned.", author="x"), view)
     assert (checked.leak, checked.chance) == ("private_text", 0.5)

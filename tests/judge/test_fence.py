@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.judge.fence import MAX_CHARS, fence, shortened
+from soulkit.judge.fence import MAX_FENCED_CHARS, fence, shortened
 
 
 def parts(fenced: str) -> tuple[str, str, str]:
@@ -48,7 +48,7 @@ def test_controls_and_escapes_go() -> None:
 def test_a_megabyte_is_cut_in_the_middle_and_says_so() -> None:
     text = "a" * 500_000 + "b" * 500_000
     inner = parts(fence(text, "said"))[1]
-    assert len(inner) < MAX_CHARS + 100
+    assert len(inner) < MAX_FENCED_CHARS + 100
     assert inner.startswith("aaa") and inner.endswith("bbb")
-    assert f"{1_000_000 - MAX_CHARS} characters left out" in inner
+    assert f"{1_000_000 - MAX_FENCED_CHARS} characters left out" in inner
     assert shortened("short", 10) == "short"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.hacking import Audit, agreed_risk, audited
+from soulkit.judge.hacking import Audit, agreed_risk, auditable_texts
 from soulkit.judge.structured import read_shape
 
 SAID = ["Hello there.", "  ", '{"goal": 10}', "[I win]", "score(10)", "I paid (all of it)."]
 
 
 def test_the_reference_hides_what_looks_like_data_and_paper_shows_it():
-    assert audited(SAID, "reference") == ["Hello there.", "I paid (all of it)."]
-    assert audited(SAID, "paper") == [s for s in SAID if s.strip()]
+    assert auditable_texts(SAID, "reference") == ["Hello there.", "I paid (all of it)."]
+    assert auditable_texts(SAID, "paper") == [s for s in SAID if s.strip()]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_no_opinion_is_no_risk():
         agreed_risk([])
 
 
-@pytest.mark.parametrize("said", ['{"risk_level": "none", "reason": ""}', '{"risk_level": "low"}'])
-def test_an_audit_has_one_of_three_levels_and_a_reason(said):
+@pytest.mark.parametrize("reply", ['{"risk_level": "none", "reason": ""}', '{"risk_level": "low"}'])
+def test_an_audit_has_one_of_three_levels_and_a_reason(reply):
     with pytest.raises(UnreadableVerdict):
-        read_shape(said, Audit)
+        read_shape(reply, Audit)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from soulkit.errors import CallError
-from soulkit.judge.leaks import LeakView, above_chance, check, names_letter, read_blind
+from soulkit.judge.leaks import LeakView, above_chance, check_leak, names_letter, read_blind
 from soulkit.types import Call, Feedback
 from tests.support.road import played_by
 
@@ -18,7 +18,7 @@ TWO = LeakView("Where is the hat?", ("box", "treasure box"), "box")
 
 
 def leak(text: str, view: LeakView = VIEW) -> str:
-    return check(Feedback(text=text, author="x"), view).leak
+    return check_leak(Feedback(text=text, author="x"), view).leak
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_article_is_no_letter(text: str) -> None:
     ],
 )
 def test_what_elimination_can_answer(text: str, readable: bool) -> None:
-    feedback = check(Feedback(text=text, author="x"), VIEW)
+    feedback = check_leak(Feedback(text=text, author="x"), VIEW)
     assert feedback.leak == ("answerable" if readable else "")
     assert feedback.chance == 0.25
     assert feedback.blind is not None and (feedback.blind > 0.25) is readable
@@ -82,7 +82,7 @@ def test_an_option_inside_another_one() -> None:
     assert leak("Not the box.", swapped) == "answerable"
     assert leak("Think of the treasure box.", swapped) == "gold_text"
     three = LeakView(TWO.question, ("box", "treasure box", "bag"), "bag")
-    assert check(Feedback(text="Not the treasure box.", author="x"), three).blind == 0.5
+    assert check_leak(Feedback(text="Not the treasure box.", author="x"), three).blind == 0.5
 
 
 def test_words_of_the_question_tell_nothing() -> None:
@@ -99,10 +99,10 @@ def test_options_that_are_sentences_are_not_taken_apart() -> None:
 
 def test_without_options_nobody_reads_blind_but_the_texts_are_checked() -> None:
     feedback = Feedback(text="red_bag", author="x")
-    assert check(feedback, None) == feedback
-    assert check(feedback, LeakView()) == feedback
-    found = check(feedback, LeakView("?", (), "red_bag"))
-    assert (found.leak, found.blind, found.chance) == ("gold_text", None, None)
+    assert check_leak(feedback, None) == feedback
+    assert check_leak(feedback, LeakView()) == feedback
+    checked = check_leak(feedback, LeakView("?", (), "red_bag"))
+    assert (checked.leak, checked.blind, checked.chance) == ("gold_text", None, None)
     assert LeakView("?", ("a b", "a_b"), "a b").chance == 1
 
 
@@ -119,9 +119,9 @@ def test_one_in_twenty_is_chance_and_less_is_not() -> None:
 
 
 def letter_of(option: str, prompt: str) -> str:
-    found = re.search(rf"^([A-Z])\. {option}$", prompt, re.MULTILINE)
-    assert found is not None
-    return found.group(1)
+    match = re.search(rf"^([A-Z])\. {option}$", prompt, re.MULTILINE)
+    assert match is not None
+    return match.group(1)
 
 
 def blind(answer: object, text: str = "Look again.", **server: object) -> Feedback:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.pairwise import Compared, compare
+from soulkit.judge.pairwise import PairOutcome, judge_pair
 from soulkit.models.base import Cast, Panel
 from soulkit.types import Episode
 from tests.support.road import player
@@ -30,17 +30,17 @@ def says(verdict: str) -> str:
 
 def asked(
     *answers: Callable[[Any], str] | str, episode: Episode = EPISODE, **panel: Any
-) -> Compared:
+) -> PairOutcome:
     """What judges with these answers make of the pair."""
 
-    async def run() -> Compared:
+    async def run() -> PairOutcome:
         servers = [ScriptedServer(answer=answer) for answer in answers]
         for server in servers:
             server.__enter__()
         players = tuple(player(s.base_url, f"j{i}", seed=0) for i, s in enumerate(servers))
         try:
             cast = Cast(actor=players[0], judges=players, panel=Panel(**panel))
-            return await compare(cast, episode, prompt)
+            return await judge_pair(cast, episode, prompt)
         finally:
             for each in players:
                 await each.model.close()
@@ -55,27 +55,27 @@ def fair(body: Any) -> str:
 
 
 def test_a_fair_judge_gives_one_side_the_point_in_both_orders():
-    found = asked(fair)
-    assert found.value == 1 and found.position_flip == 0
-    assert [v.purpose for v in found.verdicts] == ["pairwise_first", "pairwise_second"]
-    assert [b.verdict for b in found.ballots] == ["A", "B"]
+    outcome = asked(fair)
+    assert outcome.value == 1 and outcome.position_flip == 0
+    assert [v.purpose for v in outcome.verdicts] == ["pairwise_first", "pairwise_second"]
+    assert [b.verdict for b in outcome.ballots] == ["A", "B"]
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
 def test_a_judge_who_looks_at_the_position_gives_half_a_point_and_flips(side):
-    found = asked(says(side))
-    assert found.value == 0.5 and found.position_flip == 1
+    outcome = asked(says(side))
+    assert outcome.value == 0.5 and outcome.position_flip == 1
 
 
 def test_a_tie_is_half_a_point_and_no_flip():
-    found = asked(says("Tie"))
-    assert found.value == 0.5 and found.position_flip == 0
+    outcome = asked(says("Tie"))
+    assert outcome.value == 0.5 and outcome.position_flip == 0
 
 
 def test_an_ensemble_is_averaged_and_its_flips_are_a_share():
-    found = asked(fair, says("A"))
-    assert found.value == 0.75 and found.position_flip == 0.5
-    assert {b.judge for b in found.ballots} == {"j0", "j1"}
+    outcome = asked(fair, says("A"))
+    assert outcome.value == 0.75 and outcome.position_flip == 0.5
+    assert {b.judge for b in outcome.ballots} == {"j0", "j1"}
 
 
 def test_a_vote_takes_the_commonest_of_each_order():
@@ -94,11 +94,11 @@ def test_one_drawn_order_knows_nothing_of_flips_and_is_the_same_every_time():
 
 
 def test_repeated_opinions_are_compared_sample_by_sample():
-    found = asked(fair, samples=3)
-    assert len(found.ballots) == 6 and len(found.flips) == 3
+    outcome = asked(fair, samples=3)
+    assert len(outcome.ballots) == 6 and len(outcome.flips) == 3
 
 
-@pytest.mark.parametrize("said", ["C", "a", "tie"])
-def test_another_word_is_no_verdict(said):
+@pytest.mark.parametrize("word", ["C", "a", "tie"])
+def test_another_word_is_no_verdict(word):
     with pytest.raises(UnreadableVerdict):
-        asked(says(said))
+        asked(says(word))

@@ -7,56 +7,59 @@ import random
 import pytest
 
 from soulkit.judge.pairwise import Ballot
-from soulkit.judge.reliability import Judgement, Match, Reliability, Subject, said_in
+from soulkit.judge.reliability import Judgement, PairJudgement, Reliability, Subject, grades_in
 from soulkit.types import Score, Verdict
 
 
-def judged(key: str, judge: str, sample: int, **said: float | str) -> Judgement:
-    return Judgement(key=key, cluster=key, judge=judge, sample=sample, said=said, asked=1)
+def judged(key: str, judge: str, sample: int, **grades: float | str) -> Judgement:
+    return Judgement(key=key, cluster=key, judge=judge, sample=sample, said=grades, asked=1)
 
 
 def words(key: str, n: int) -> dict[str, Subject]:
     return {key: Subject(words=n, turns=1)}
 
 
-def score(said: dict, purpose: str = "score", value: float | None = 0.5) -> Score:
+def score(fields: dict, purpose: str = "score", value: float | None = 0.5) -> Score:
     return Score(
-        value=value, reward=value, verdicts=(Verdict(judge="j", purpose=purpose, said=said),)
+        value=value, reward=value, verdicts=(Verdict(judge="j", purpose=purpose, said=fields),)
     )
 
 
 def test_numbers_and_labels_are_read_and_prose_is_not():
-    said = {
+    fields = {
         "goal": {"score": 7, "reasoning": "r"}, "secret": {"reasoning": "r", "value": -2},
         "rating": 3, "label": "HUMAN", "safe": True, "reasoning": "because", "quotes": ["a"],
         "nested": {"score": {"score": 3}},
     }  # fmt: skip
-    assert said_in(score(said)) == {
+    assert grades_in(score(fields)) == {
         "headline": 0.5, "goal": 7.0, "secret": -2.0, "rating": 3.0, "label": "HUMAN",
         "safe": "true",
     }  # fmt: skip
 
 
 def test_other_questions_are_called_by_their_purpose():
-    found = said_in(score({"risk_level": "low", "reason": "r"}, purpose="audit"))
-    assert found == {"headline": 0.5, "audit/risk_level": "low"}
-    assert said_in(score({}, value=None)) == {}
+    grades = grades_in(score({"risk_level": "low", "reason": "r"}, purpose="audit"))
+    assert grades == {"headline": 0.5, "audit/risk_level": "low"}
+    assert grades_in(score({}, value=None)) == {}
 
 
 def test_levels_follow_from_the_values():
-    given = [judged("a", "j", 0, goal=3.0, risk="low"), judged("b", "j", 0, goal=1.0, risk="high")]
-    report = Reliability(given, {}).report()
+    judgements = [
+        judged("a", "j", 0, goal=3.0, risk="low"),
+        judged("b", "j", 0, goal=1.0, risk="high"),
+    ]
+    report = Reliability(judgements, {}).report()
     assert report["dimensions"]["goal"]["level"] == "interval"
     assert report["dimensions"]["risk"]["level"] == "nominal"
     assert "length" not in report["dimensions"]["risk"]
 
 
 def test_a_judge_is_compared_with_itself_and_missing_opinions_are_left_out():
-    given = [judged(str(i), "j", s, goal=float(i)) for i in range(8) for s in range(3)]
-    given[5] = Judgement(
+    judgements = [judged(str(i), "j", s, goal=float(i)) for i in range(8) for s in range(3)]
+    judgements[5] = Judgement(
         key="1", cluster="1", judge="j", sample=2, problem="mumbled", asked=1, again=1
     )
-    report = Reliability(given, {}).report()
+    report = Reliability(judgements, {}).report()
     cell = report["dimensions"]["goal"]["retest"]["j"]
     assert (
         cell["n"] == 8
@@ -70,9 +73,9 @@ def test_a_judge_is_compared_with_itself_and_missing_opinions_are_left_out():
 
 
 def test_two_judges_are_compared_on_what_both_rated():
-    given = [judged(str(i), "a", 0, goal=float(i)) for i in range(9)]
-    given += [judged(str(i), "b", 0, goal=float(i) + 2) for i in range(7)]
-    between = Reliability(given, {}).report()["dimensions"]["goal"]["between"]["a and b"]
+    judgements = [judged(str(i), "a", 0, goal=float(i)) for i in range(9)]
+    judgements += [judged(str(i), "b", 0, goal=float(i) + 2) for i in range(7)]
+    between = Reliability(judgements, {}).report()["dimensions"]["goal"]["between"]["a and b"]
     assert between["n"] == 7 and between["mean_gap"]["value"] == 2
     assert between["spearman"]["value"] == pytest.approx(1) and between["exact"]["value"] == 0
     # Shifted by two points: the order is the same, and still they do not agree on the values.
@@ -80,23 +83,23 @@ def test_two_judges_are_compared_on_what_both_rated():
 
 
 def test_judges_who_share_nothing_have_no_agreement_and_it_says_so():
-    given = [judged("x", "a", 0, goal=1.0), judged("y", "b", 0, goal=2.0)]
-    between = Reliability(given, {}).report()["dimensions"]["goal"]["between"]["a and b"]
+    judgements = [judged("x", "a", 0, goal=1.0), judged("y", "b", 0, goal=2.0)]
+    between = Reliability(judgements, {}).report()["dimensions"]["goal"]["between"]["a and b"]
     assert between["n"] == 0 and between["alpha"]["value"] is None
     assert between["alpha"]["why"] == "no units" and between["trust"] == "not measurable"
 
 
 def test_a_judge_who_always_says_the_same_is_not_called_reliable():
-    given = [judged(str(i), "j", s, goal=7.0) for i in range(9) for s in range(2)]
-    cell = Reliability(given, {}).report()["dimensions"]["goal"]["retest"]["j"]
+    judgements = [judged(str(i), "j", s, goal=7.0) for i in range(9) for s in range(2)]
+    cell = Reliability(judgements, {}).report()["dimensions"]["goal"]["retest"]["j"]
     assert cell["exact"]["value"] == 1 and cell["alpha"]["value"] is None
     assert cell["trust"] == "not measurable"
 
 
 def test_people_are_a_rater_like_any_other():
     subjects = {str(i): Subject(words=i, turns=1, people={"goal": float(i)}) for i in range(8)}
-    given = [judged(str(i), "j", s, goal=float(i + s)) for i in range(8) for s in (0, 1)]
-    cell = Reliability(given, subjects).report()["dimensions"]["goal"]["people"]["j"]
+    judgements = [judged(str(i), "j", s, goal=float(i + s)) for i in range(8) for s in (0, 1)]
+    cell = Reliability(judgements, subjects).report()["dimensions"]["goal"]["people"]["j"]
     assert cell["n"] == 8 and cell["mean_gap"]["value"] == 0.5  # the judge's mean opinion
 
 
@@ -104,12 +107,12 @@ def test_agreement_between_judges_is_that_of_single_opinions():
     """Means of four opinions agree far better than the single ones that a run scores with."""
     rng = random.Random(0)
     true = {str(i): rng.gauss(0, 1) for i in range(200)}
-    given = [
+    judgements = [
         judged(key, judge, s, goal=value + rng.gauss(0, 1))
         for key, value in true.items() for judge in "ab" for s in range(4)
     ]  # fmt: skip
     subjects = {key: Subject(words=1, turns=1, people={"goal": v}) for key, v in true.items()}
-    goal = Reliability(given, subjects).report()["dimensions"]["goal"]
+    goal = Reliability(judgements, subjects).report()["dimensions"]["goal"]
     between, people = goal["between"]["a and b"], goal["people"]["a"]
     assert between["alpha"]["value"] == pytest.approx(0.5, abs=0.06)  # means of four: 0.8
     assert people["pearson"]["value"] == pytest.approx(0.5**0.5, abs=0.05)
@@ -120,48 +123,50 @@ def test_agreement_between_judges_is_that_of_single_opinions():
 
 def test_what_rules_decided_says_nothing_about_a_judge():
     """Silent actors score the minimum, whoever judges: that is no agreement of judges."""
-    given = [judged(str(i), "j", s, goal=float((i + s) % 2)) for i in range(10) for s in (0, 1)]
-    alone = Reliability(given, {}).report()
+    judgements = [
+        judged(str(i), "j", s, goal=float((i + s) % 2)) for i in range(10) for s in (0, 1)
+    ]
+    alone = Reliability(judgements, {}).report()
     silent = [
         Judgement(key=f"s{i}", cluster="c", judge="j", sample=s) for i in (1, 2) for s in (0, 1)
     ]
-    mixed = Reliability([*given, *silent], {}).report()
+    mixed = Reliability([*judgements, *silent], {}).report()
     assert mixed["dimensions"] == alone["dimensions"] and mixed["reading"] == alone["reading"]
     assert (mixed["episodes"], mixed["by_rules"]) == (10, 2)
 
 
 def test_labels_that_spell_numbers_count_and_others_are_counted_out():
-    said = {str(i): str(i) for i in range(8)} | {"8": "n/a", "9": "inf"}
+    labels = {str(i): str(i) for i in range(8)} | {"8": "n/a", "9": "inf"}
     subjects = {
-        k: Subject(words=1, turns=1, people={"goal": v, "gaol": 1.0}) for k, v in said.items()
+        k: Subject(words=1, turns=1, people={"goal": v, "gaol": 1.0}) for k, v in labels.items()
     }
-    given = [judged(key, "j", 0, goal=float(key)) for key in said]
-    report = Reliability(given, subjects).report()
+    judgements = [judged(key, "j", 0, goal=float(key)) for key in labels]
+    report = Reliability(judgements, subjects).report()
     cell = report["dimensions"]["goal"]["people"]["j"]
     assert cell["n"] == 8 and cell["exact"]["value"] == 1 and cell["no_numbers"] == 2
     assert report["unmatched_labels"] == ["gaol"]
 
 
 def test_length_that_only_follows_turns_is_seen_through():
-    subjects, given = {}, []
+    subjects, judgements = {}, []
     for i in range(60):
         turns = 1 + i % 6
         subjects[str(i)] = Subject(words=100 * turns + (i * 37) % 90, turns=turns)
-        given.append(judged(str(i), "j", 0, goal=float(turns)))
-    length = Reliability(given, subjects).report()["dimensions"]["goal"]["length"]["j"]
+        judgements.append(judged(str(i), "j", 0, goal=float(turns)))
+    length = Reliability(judgements, subjects).report()["dimensions"]["goal"]["length"]["j"]
     assert length["spearman"]["value"] > 0.9
     assert length["at_equal_turns"]["value"] is None  # the turns explain every point
     assert length["points_per_100_words"]["value"] == pytest.approx(1, abs=0.1)
 
 
 def test_position_counts_flips_and_the_first_place():
-    def pair(i: int, one: str, two: str) -> Match:
+    def pair(i: int, one: str, two: str) -> PairJudgement:
         ballots = (Ballot("j", 0, True, one), Ballot("j", 0, False, two))  # type: ignore[arg-type]
         flip = ballots[0].value != ballots[1].value
-        return Match(key=f"{i}", cluster=f"{i}", judge="j", ballots=ballots, flips=(flip,))
+        return PairJudgement(key=f"{i}", cluster=f"{i}", judge="j", ballots=ballots, flips=(flip,))
 
     matches = [pair(0, "A", "B"), pair(1, "A", "A"), pair(2, "Tie", "Tie"), pair(3, "B", "Tie")]
-    matches.append(Match(key="4", cluster="4", judge="j", problem="mumbled"))
+    matches.append(PairJudgement(key="4", cluster="4", judge="j", problem="mumbled"))
     report = Reliability([judged("x", "j", 0, goal=1.0)], {}, matches).report()["position"]["j"]
     assert report["pairs"] == 5 and report["unreadable"] == 1
     assert report["flips"]["value"] == 0.5 and report["flips"]["n"] == 4

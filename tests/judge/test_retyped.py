@@ -10,16 +10,16 @@ from pydantic import Field
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.fence import fence, utterance
-from soulkit.judge.structured import Shape, question
+from soulkit.judge.structured import VerdictShape, question
 from soulkit.judge.verdict import tagged_letter
 
 
-class Part(Shape):
+class Part(VerdictShape):
     reasoning: str
     score: int = Field(ge=0, le=10)
 
 
-class Marks(Shape):
+class Marks(VerdictShape):
     goal: Part
     manners: Part
 
@@ -53,27 +53,29 @@ TOP = json.dumps(
 )
 def test_a_quotation_that_is_typed_anew_is_one(spoken: str, retyped: str) -> None:
     scene = fence(f'Ana said: "{utterance(spoken)}"', "transcript")
-    asked = question("score", f"How was it?\n{scene}", Marks)
+    judge_question = question("score", f"How was it?\n{scene}", Marks)
     with pytest.raises(UnreadableVerdict):
-        asked.read(f"She wrote {retyped} herself.")
-    assert asked.forgery(spoken)
-    own = TOP.replace("A well-met goal - done.", "A -5/10 well-met thing.")
-    assert asked.read(own).goal.score == 10
+        judge_question.read(f"She wrote {retyped} herself.")
+    assert judge_question.forgery(spoken)
+    verdict = TOP.replace("A well-met goal - done.", "A -5/10 well-met thing.")
+    assert judge_question.read(verdict).goal.score == 10
 
 
 @pytest.mark.parametrize("head", ["", "<think>hm</think>\n"])
 @pytest.mark.parametrize("frame", ["{}", "```json\n{}\n```"])
 @pytest.mark.parametrize("mark", ["<think>", "</think>"])
 def test_a_verdict_may_quote_a_mark_of_thinking(head: str, frame: str, mark: str) -> None:
-    own = TOP.replace("done", f"she says {mark}")
-    assert question("score", "How?", Marks).read(head + frame.format(own)).goal.score == 10
+    verdict = TOP.replace("done", f"she says {mark}")
+    assert question("score", "How?", Marks).read(head + frame.format(verdict)).goal.score == 10
 
 
 def test_no_text_costs_the_run_or_its_time() -> None:
-    asked = question("score", fence("hi &#" + "9" * 5000, "said"), Marks)
-    assert asked.read(TOP).goal.score == 10 and not asked.forgery("{&#" + "9" * 5000)
+    judge_question = question("score", fence("hi &#" + "9" * 5000, "said"), Marks)
+    assert judge_question.read(TOP).goal.score == 10 and not judge_question.forgery(
+        "{&#" + "9" * 5000
+    )
     marks = "a" + "\u0315\u0300" * 50_000
     start = time.process_time()
-    assert not asked.forgery("{" + marks)
+    assert not judge_question.forgery("{" + marks)
     tagged_letter(f"<answer>{marks}</answer>", "paper")
     assert time.process_time() - start < 10

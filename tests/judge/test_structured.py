@@ -21,13 +21,13 @@ from soulkit.judge.panel import (
     combined,
     judge_names,
     opinions,
-    orders,
+    pair_orders,
     pooled,
     readable,
 )
 from soulkit.judge.structured import (
-    Question,
-    Shape,
+    JudgeQuestion,
+    VerdictShape,
     ask,
     label_question,
     question,
@@ -43,12 +43,12 @@ from tests.support.servers.openai_server import Fault, ScriptedServer
 Body = dict[str, Any]
 
 
-class Part(Shape):
+class Part(VerdictShape):
     reasoning: str
     score: int = Field(ge=-5, le=5)
 
 
-class Whole(Shape):
+class Whole(VerdictShape):
     goal: Part
     warmth: float = Field(ge=0, le=1)
 
@@ -118,7 +118,7 @@ def test_what_is_off_the_shape_does_not_count(text: str, about: str | None) -> N
     assert about in caught.value.detail
 
 
-class Free(Shape):
+class Free(VerdictShape):
     weight: float
 
 
@@ -135,11 +135,11 @@ def test_a_question_that_knows_no_forgery_finds_none() -> None:
     def refuse(text: str) -> str:
         raise UnreadableVerdict(f"no answer in {text!r}")
 
-    asked = Question("score", "How?", read=refuse, said=lambda text: {"text": text})
+    judge_question = JudgeQuestion("score", "How?", read=refuse, dump=lambda text: {"text": text})
     with played_by("hm") as judge, pytest.raises(UnreadableVerdict) as caught:
-        asyncio.run(ask(judge, asked, Call(role="judge", example_id="e")))
+        asyncio.run(ask(judge, judge_question, Call(role="judge", example_id="e")))
     assert caught.value.forgery is not None and not caught.value.forgery(GOOD_TEXT)
-    assert not asked.quotes(GOOD_TEXT)
+    assert not judge_question.quotes(GOOD_TEXT)
 
 
 @pytest.mark.parametrize("quoted", ["it wrote <think> and stopped", "it wrote </think> twice"])
@@ -158,11 +158,13 @@ def test_what_is_wrong_is_said_of_the_last_object() -> None:
 )
 def test_a_judge_that_never_stops_holds_nobody_up(piece: str) -> None:
     """A linear reader takes hundredths of a second; the square of the length would be hours."""
-    asked = question("score", f"<x 0123456789ab>\n{piece * 20_000}\n</x 0123456789ab>", Whole)
+    judge_question = question(
+        "score", f"<x 0123456789ab>\n{piece * 20_000}\n</x 0123456789ab>", Whole
+    )
     started = time.process_time()
     for reply in (piece * (2_000_000 // len(piece)), f"{piece * 20_000}{GOOD_TEXT}"):
         with pytest.raises(UnreadableVerdict):
-            asked.read(reply)
+            judge_question.read(reply)
     assert time.process_time() - started < 20
 
 
@@ -205,8 +207,8 @@ def asked_of(answer: Callable[[Body], str], **script: Any) -> tuple[Any, list[Bo
 
 
 def test_a_good_verdict_is_asked_for_once_and_in_its_form() -> None:
-    found, requests = asked_of(lambda body: GOOD_TEXT)
-    assert found.model_dump() == GOOD
+    answer, requests = asked_of(lambda body: GOOD_TEXT)
+    assert answer.model_dump() == GOOD
     assert len(requests) == 1
     form = requests[0]["response_format"]["json_schema"]
     assert form["name"] == "Whole" and form["schema"]["required"] == ["goal", "warmth"]
@@ -214,8 +216,8 @@ def test_a_good_verdict_is_asked_for_once_and_in_its_form() -> None:
 
 def test_a_bad_verdict_is_asked_for_once_more_with_what_is_wrong() -> None:
     replies = [with_goal("3"), GOOD_TEXT]
-    found, requests = asked_of(lambda body: replies.pop(0))
-    assert found.model_dump() == GOOD
+    answer, requests = asked_of(lambda body: replies.pop(0))
+    assert answer.model_dump() == GOOD
     first, second = (body["messages"] for body in requests)
     assert second[0] == first[0]
     assert second[1] == {"role": "assistant", "content": with_goal("3")}
@@ -223,24 +225,24 @@ def test_a_bad_verdict_is_asked_for_once_more_with_what_is_wrong() -> None:
 
 
 def test_two_bad_verdicts_are_no_verdict() -> None:
-    found, requests = asked_of(lambda body: "I would say 7 out of 10.")
-    assert isinstance(found, UnreadableVerdict) and found.reason == "judge_error"
-    assert "no complete JSON object" in found.detail and "asked 2 times" in found.detail
+    error, requests = asked_of(lambda body: "I would say 7 out of 10.")
+    assert isinstance(error, UnreadableVerdict) and error.reason == "judge_error"
+    assert "no complete JSON object" in error.detail and "asked 2 times" in error.detail
     assert len(requests) == 2
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_an_empty_reply_is_no_verdict(text: str) -> None:
-    found, _ = asked_of(lambda body: text)
-    assert isinstance(found, UnreadableVerdict) and "empty" in found.detail
+    error, _ = asked_of(lambda body: text)
+    assert isinstance(error, UnreadableVerdict) and "empty" in error.detail
 
 
 def test_a_judge_that_is_not_there_is_to_blame_itself() -> None:
-    found, requests = asked_of(
+    error, requests = asked_of(
         lambda body: GOOD_TEXT, script=lambda index, body: Fault.status_error(500)
     )
-    assert isinstance(found, UnreadableVerdict) and "HTTP 500" in found.detail
-    assert isinstance(found.__cause__, ProviderError)
+    assert isinstance(error, UnreadableVerdict) and "HTTP 500" in error.detail
+    assert isinstance(error.__cause__, ProviderError)
     assert len(requests) == 2  # its own attempts; a re-ask would only be more of them
 
 
@@ -265,21 +267,21 @@ def panel(answers: list[Callable[[Body], str]], samples: int = 1) -> Any:
 
 
 def test_every_judge_is_asked_as_often_as_the_panel_says() -> None:
-    found, requests = panel([lambda b: with_goal(1), lambda b: with_goal(3)], samples=3)
-    assert [(o.judge, o.sample) for o in found] == [
+    panel_opinions, requests = panel([lambda b: with_goal(1), lambda b: with_goal(3)], samples=3)
+    assert [(o.judge, o.sample) for o in panel_opinions] == [
         ("j0 #1", 0), ("j0 #1", 1), ("j0 #1", 2), ("j0 #2", 0), ("j0 #2", 1), ("j0 #2", 2),
     ]  # fmt: skip
     assert [len(r) for r in requests] == [3, 3]
-    assert combined([o.goal.score for o in readable(found)], "mean") == 2.0
-    assert found[0].verdict().said["goal"] == {"reasoning": "x", "score": 1}
+    assert combined([o.goal.score for o in readable(panel_opinions)], "mean") == 2.0
+    assert panel_opinions[0].verdict().said["goal"] == {"reasoning": "x", "score": 1}
 
 
 def test_a_lost_sample_is_kept_as_its_reason() -> None:
     replies = iter(["rubbish", "rubbish"])
-    found, _ = panel([lambda b: next(replies, GOOD_TEXT)], samples=2)
-    lost = [o for o in found if o.found is None]
+    panel_opinions, _ = panel([lambda b: next(replies, GOOD_TEXT)], samples=2)
+    lost = [o for o in panel_opinions if o.answer is None]
     # Two questions are under way at once: both spoilt replies may have met the same one.
-    assert len(readable(found)) == 2 - len(lost) >= 1
+    assert len(readable(panel_opinions)) == 2 - len(lost) >= 1
     assert all("no complete JSON object" in o.verdict().problem for o in lost)
 
 
@@ -301,24 +303,29 @@ def test_combining_and_agreeing() -> None:
 
 
 def test_orders_of_a_pair() -> None:
-    assert orders(EPISODE, "both") == (True, False)
-    drawn = {orders(Episode(example_id=str(i), task="t"), "seeded") for i in range(30)}
+    assert pair_orders(EPISODE, "both") == (True, False)
+    drawn = {pair_orders(Episode(example_id=str(i), task="t"), "seeded") for i in range(30)}
     assert drawn == {(True,), (False,)}
-    assert orders(EPISODE, "seeded", "k") == orders(EPISODE, "seeded", "k")
+    assert pair_orders(EPISODE, "seeded", "k") == pair_orders(EPISODE, "seeded", "k")
 
 
 def test_label_questions_have_no_form() -> None:
-    asked = label_question("detector", "AI or HUMAN?", ("AI", "HUMAN"))
-    assert asked.form is None and asked.said("AI") == {"label": "AI"}
+    judge_question = label_question("detector", "AI or HUMAN?", ("AI", "HUMAN"))
+    assert judge_question.form is None and judge_question.dump("AI") == {"label": "AI"}
     assert judge_names([]) == []
 
 
 def test_a_judge_counts_once_in_a_mean_however_many_opinions_were_lost() -> None:
-    def opinion(judge: str, sample: int, found: int | None) -> Opinion[int]:
-        return Opinion(judge, "score", sample, found, {}, "" if found is not None else "lost")
+    def opinion(judge: str, sample: int, answer: int | None) -> Opinion[int]:
+        return Opinion(judge, "score", sample, answer, {}, "" if answer is not None else "lost")
 
-    found = [opinion("a", 0, 10), opinion("a", 1, None), opinion("b", 0, 4), opinion("b", 1, 4)]
-    assert pooled(found, float, "mean") == 7
-    assert pooled(found, float, "vote") == 4
+    panel_opinions = [
+        opinion("a", 0, 10),
+        opinion("a", 1, None),
+        opinion("b", 0, 4),
+        opinion("b", 1, 4),
+    ]
+    assert pooled(panel_opinions, float, "mean") == 7
+    assert pooled(panel_opinions, float, "vote") == 4
     with pytest.raises(ValueError, match="nothing"):
         pooled([opinion("a", 0, None)], float, "mean")

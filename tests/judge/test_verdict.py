@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.judge.verdict import has_word, named, plain, spoken, tagged_letter, tagged_text
+from soulkit.judge.verdict import has_word, named_options, plain, spoken, tagged_letter, tagged_text
 from soulkit.types import Protocol
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "speech"),
     [
         ("<think>hm</think> b", "b"),
         ("<seed:think>hm</seed:think>b", "b"),
@@ -25,8 +25,8 @@ from soulkit.types import Protocol
         ("", ""),
     ],
 )
-def test_thinking_is_not_spoken(text: str, said: str) -> None:
-    assert spoken(text, "paper") == said
+def test_thinking_is_not_spoken(text: str, speech: str) -> None:
+    assert spoken(text, "paper") == speech
 
 
 def test_the_protocols_differ_on_open_thinking() -> None:
@@ -77,7 +77,7 @@ def test_without_a_tag_there_is_no_letter() -> None:
     "text", ["Red_Box.", "red  box", "**red-box**", "the RED\nbox", "ｒｅｄ box"]
 )
 def test_spellings_of_one_place(text: str) -> None:
-    assert named(text, ("red_box", "blue_box")) == {"red box"}
+    assert named_options(text, ("red_box", "blue_box")) == {"red box"}
 
 
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
@@ -90,10 +90,12 @@ def test_a_megabyte_of_opened_thoughts_is_read_at_once(protocol: Protocol, end: 
 
 def test_a_longer_option_is_not_its_part() -> None:
     options = ("box", "treasure box", "treasure chest", "bag")
-    assert named("in the treasure box", options) == {"treasure box"}
-    assert named("the treasure box, not the box", options) == {"treasure box", "box"}
-    assert named("boxes and bagels", options) == frozenset()
-    assert named("box", ()) == frozenset() and named("box", ("", "?")) == frozenset()
+    assert named_options("in the treasure box", options) == {"treasure box"}
+    assert named_options("the treasure box, not the box", options) == {"treasure box", "box"}
+    assert named_options("boxes and bagels", options) == frozenset()
+    assert (
+        named_options("box", ()) == frozenset() and named_options("box", ("", "?")) == frozenset()
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,14 +103,14 @@ def test_a_longer_option_is_not_its_part() -> None:
     [("在盒子里", "盒子"), ("箱の中", "箱"), ("상자에 있다", "상자"), ("在box里", "box")],
 )
 def test_scripts_without_blanks_have_no_word_boundary(text: str, option: str) -> None:
-    assert named(text, (option, "杯")) == {plain(option)}
+    assert named_options(text, (option, "杯")) == {plain(option)}
     assert not has_word(text, option), "the reference rule wants blanks"
 
 
 @given(st.text())
 def test_any_text_can_be_read(text: str) -> None:
     assert plain(plain(text)) == plain(text)
-    assert named(text, (text,)) == ({plain(text)} - {""})
+    assert named_options(text, (text,)) == ({plain(text)} - {""})
     for protocol in ("paper", "reference"):
         letter, status = tagged_letter(text, protocol)  # type: ignore[arg-type]
         assert (status in ("ok", "salvaged")) == bool(letter)

@@ -43,18 +43,18 @@ def arrays(*values: list[float]) -> list[np.ndarray]:
 
 
 def test_alpha_with_missing_values_is_the_published_one():
-    rated = agreement.table(FOUR_OBSERVERS)
+    rated = agreement.rating_table(FOUR_OBSERVERS)
     assert agreement.alpha(rated, "nominal") == pytest.approx(0.743, abs=5e-4)
     assert agreement.alpha(rated, "interval") == pytest.approx(0.849, abs=5e-4)
 
 
 def test_icc_is_the_published_one():
-    assert agreement.icc(agreement.table(SIX_TARGETS)) == pytest.approx(0.29, abs=5e-3)
-    assert agreement.icc(agreement.table(ANXIETY)) == pytest.approx(0.198, abs=5e-4)
+    assert agreement.icc(agreement.rating_table(SIX_TARGETS)) == pytest.approx(0.29, abs=5e-3)
+    assert agreement.icc(agreement.rating_table(ANXIETY)) == pytest.approx(0.198, abs=5e-4)
 
 
 def test_quadratic_kappa_is_the_published_one():
-    first, second, _third = agreement.table(ANXIETY).T
+    first, second, _third = agreement.rating_table(ANXIETY).T
     assert agreement.kappa(first, second) == pytest.approx(0.297, abs=5e-4)
 
 
@@ -65,8 +65,8 @@ def test_quadratic_kappa_equals_the_table_form():
         seen[int(x) - 1, int(y) - 1] += 1 / 8
     product = np.outer(seen.sum(axis=1), seen.sum(axis=0))
     weight = np.subtract.outer(np.arange(3), np.arange(3)) ** 2
-    wanted = 1 - (weight * seen).sum() / (weight * product).sum()
-    assert agreement.kappa(a, b) == pytest.approx(wanted)
+    expected = 1 - (weight * seen).sum() / (weight * product).sum()
+    assert agreement.kappa(a, b) == pytest.approx(expected)
 
 
 def test_spearman_and_pearson_on_a_curve():
@@ -78,7 +78,7 @@ def test_spearman_and_pearson_on_a_curve():
 @given(st.lists(st.tuples(*[st.integers(-3, 3)] * 2), min_size=3, max_size=30))
 def test_ranks_and_correlations_are_those_of_the_libraries(pairs):
     a, b = np.array(pairs, dtype=float).T
-    assert agreement.ranks(a).tolist() == rankdata(a).tolist()
+    assert agreement.mean_ranks(a).tolist() == rankdata(a).tolist()
     if np.ptp(a) and np.ptp(b):
         assert agreement.spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
         assert agreement.pearson(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
@@ -102,18 +102,18 @@ def test_slope_is_the_rise():
 @pytest.mark.parametrize("rows", [[], [[1, None], [None, 2]], [[3, 3], [3, 3]]])
 def test_nothing_to_agree_about_has_no_alpha(rows):
     for level in ("interval", "nominal"):
-        assert agreement.alpha(agreement.table(rows), level) is None
+        assert agreement.alpha(agreement.rating_table(rows), level) is None
 
 
 def test_a_constant_that_no_float_holds_has_no_alpha():
-    assert agreement.alpha(agreement.table([[0.1, 0.1]] * 7)) is None
+    assert agreement.alpha(agreement.rating_table([[0.1, 0.1]] * 7)) is None
 
 
 def test_a_table_refuses_what_is_no_rating():
     with pytest.raises(ValueError):
-        agreement.table([[1, 2], [1]])
+        agreement.rating_table([[1, 2], [1]])
     with pytest.raises(ValueError):
-        agreement.table([[1, float("inf")]])
+        agreement.rating_table([[1, float("inf")]])
 
 
 rating = st.one_of(st.none(), st.integers(-10, 10).map(float))
@@ -122,19 +122,19 @@ tables = st.lists(st.lists(rating, min_size=3, max_size=3), min_size=1, max_size
 
 @given(tables)
 def test_alpha_stays_below_one_and_moves_with_neither_order_nor_scale(rows):
-    found = agreement.alpha(agreement.table(rows))
-    turned = agreement.alpha(agreement.table([row[::-1] for row in rows[::-1]]))
+    alpha = agreement.alpha(agreement.rating_table(rows))
+    turned = agreement.alpha(agreement.rating_table([row[::-1] for row in rows[::-1]]))
     moved = [[None if v is None else 3 * v + 7 for v in row] for row in rows]
-    assert (found is None) == (turned is None)
-    if found is not None:
-        assert found <= 1
-        assert turned == pytest.approx(found)
-        assert agreement.alpha(agreement.table(moved)) == pytest.approx(found)
+    assert (alpha is None) == (turned is None)
+    if alpha is not None:
+        assert alpha <= 1
+        assert turned == pytest.approx(alpha)
+        assert agreement.alpha(agreement.rating_table(moved)) == pytest.approx(alpha)
 
 
 @given(st.lists(st.integers(0, 10), min_size=3, max_size=20))
 def test_raters_who_always_agree_reach_one(values):
-    rows = agreement.table([[v, v] for v in values])
+    rows = agreement.rating_table([[v, v] for v in values])
     if len(set(values)) > 1:
         assert agreement.alpha(rows) == pytest.approx(1)
         assert agreement.icc(rows) == pytest.approx(1)
@@ -146,15 +146,15 @@ def test_raters_who_always_agree_reach_one(values):
 def test_noise_has_an_alpha_around_zero_whose_interval_holds_it():
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 11, size=(200, 3)).astype(float)
-    found = agreement.measured(rows, agreement.alpha, range(200))
-    assert found.low is not None and found.high is not None
-    assert found.low < 0 < found.high and abs(found.value or 0) < 0.1
+    measured = agreement.measured(rows, agreement.alpha, range(200))
+    assert measured.low is not None and measured.high is not None
+    assert measured.low < 0 < measured.high and abs(measured.value or 0) < 0.1
 
 
 def test_draws_that_all_give_the_same_are_no_interval():
-    rows = agreement.table([[i, i] for i in range(6)])
-    found = agreement.measured(rows, agreement.alpha, range(6))
-    assert found.value == pytest.approx(1) and found.low is None and found.high is None
+    rows = agreement.rating_table([[i, i] for i in range(6)])
+    measured = agreement.measured(rows, agreement.alpha, range(6))
+    assert measured.value == pytest.approx(1) and measured.low is None and measured.high is None
 
 
 def test_intervals_draw_clusters_not_rows():
@@ -170,12 +170,12 @@ def test_intervals_draw_clusters_not_rows():
 
 
 def test_too_few_units_have_a_value_and_no_interval():
-    rows = agreement.table([[1, 1], [2, 3], [4, 4]])
-    found = agreement.measured(rows, agreement.alpha, "abc")
-    assert found.value is not None and found.low is None
-    empty = agreement.measured(agreement.table([]), agreement.alpha, ())
+    rows = agreement.rating_table([[1, 1], [2, 3], [4, 4]])
+    measured = agreement.measured(rows, agreement.alpha, "abc")
+    assert measured.value is not None and measured.low is None
+    empty = agreement.measured(agreement.rating_table([]), agreement.alpha, ())
     assert empty.value is None and empty.why == "no units"
-    flat = agreement.measured(agreement.table([[1, 1]] * 9), agreement.alpha, range(9))
+    flat = agreement.measured(agreement.rating_table([[1, 1]] * 9), agreement.alpha, range(9))
     assert flat.as_dict()["why"] == "the values do not vary"
 
 

@@ -103,10 +103,10 @@ def test_estimate_chooses_its_method() -> None:
 
 
 def test_a_missing_value_is_not_a_zero() -> None:
-    found = s.estimate([1, None, 1, 0], list("abcd"), True)
-    assert found.mean == pytest.approx(2 / 3)
-    assert (found.n_scored, found.n) == (3, 4)
-    assert (found.ci_low, found.ci_high) == s.wilson(2, 3)
+    estimate = s.estimate([1, None, 1, 0], list("abcd"), True)
+    assert estimate.mean == pytest.approx(2 / 3)
+    assert (estimate.n_scored, estimate.n) == (3, 4)
+    assert (estimate.ci_low, estimate.ci_high) == s.wilson(2, 3)
 
 
 def test_an_unscored_second_rollout_still_leaves_wilson() -> None:
@@ -131,16 +131,16 @@ def test_bounds_fill_in_the_scale() -> None:
 def test_paired_difference_uses_shared_scored_keys_only() -> None:
     a = {1: 0.0, 2: 0.5, 3: None, 4: 1.0, 5: 0.2}
     b = {1: 1.0, 2: 1.0, 3: 1.0, 4: None}
-    found = s.paired_difference(a, b, {k: k for k in range(1, 6)})
-    assert (found.n_shared, found.n_only_a, found.n_only_b) == (2, 2, 1)
-    assert found.difference == pytest.approx(0.75)
-    assert (found.mean_a, found.mean_b) == (0.25, 1.0)
-    assert found.p == 0.5  # 2 of the 4 sign patterns are as far from zero
+    paired = s.paired_difference(a, b, {k: k for k in range(1, 6)})
+    assert (paired.n_shared, paired.n_only_a, paired.n_only_b) == (2, 2, 1)
+    assert paired.difference == pytest.approx(0.75)
+    assert (paired.mean_a, paired.mean_b) == (0.25, 1.0)
+    assert paired.p == 0.5  # 2 of the 4 sign patterns are as far from zero
 
 
 def test_paired_difference_without_enough_clusters_gives_no_p() -> None:
-    found = s.paired_difference({1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}, {1: "x", 2: "x"})
-    assert (found.difference, found.p, found.ci_low) == (1.0, None, None)
+    paired = s.paired_difference({1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}, {1: "x", 2: "x"})
+    assert (paired.difference, paired.p, paired.ci_low) == (1.0, None, None)
     empty = s.paired_difference({1: 0.0}, {2: 1.0}, {})
     assert (empty.difference, empty.p, empty.n_shared) == (None, None, 0)
 
@@ -191,9 +191,9 @@ def test_leave_one_out_gap_by_hand() -> None:
         s.RewardGroup([0.0, 1.0, 0.5], [1.0, None, 0.5]),  # 1 - 0.75, 0.5 - 0.5
         s.RewardGroup([0.0, None], [1.0, 1.0]),  # no other draft; 1 - 0
     ]
-    found = s.leave_one_out_gap(groups)
-    assert found.mean == pytest.approx((0.25 + 0.0 + 1.0) / 3)
-    assert (found.n_scored, found.n) == (3, 4)
+    gap = s.leave_one_out_gap(groups)
+    assert gap.mean == pytest.approx((0.25 + 0.0 + 1.0) / 3)
+    assert (gap.n_scored, gap.n) == (3, 4)
     pair = s.pair_gap(groups)
     assert pair.mean == pytest.approx((1.0 + 0.0 + 1.0) / 3)
 

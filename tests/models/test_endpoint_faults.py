@@ -21,7 +21,7 @@ from pydantic import Field
 
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
-from soulkit.judge.structured import Shape, question
+from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 ATTEMPTS = 6
 
 
-class Rating(Shape):
+class Rating(VerdictShape):
     reasoning: str
     score: int = Field(ge=0, le=10)
 
@@ -202,11 +202,11 @@ def test_what_was_paid_for_despite_faults_is_in_the_ledger(tmp_path: Path) -> No
 
 
 def test_instances_of_schemas_are_readable() -> None:
-    class Part(Shape):
+    class Part(VerdictShape):
         kind: str
         points: float = Field(ge=-3, le=1)
 
-    class Whole(Shape):
+    class Whole(VerdictShape):
         parts: list[Part] = Field(min_length=2)
         fair: bool
 

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ContextOverflow, ProviderError
-from soulkit.judge.structured import Shape, form_of
+from soulkit.judge.structured import VerdictShape, schema_form
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Form, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 
-class Rating(Shape):
+class Rating(VerdictShape):
     reasoning: str
     score: int
 
 
-class Label(Shape):
+class Label(VerdictShape):
     label: str
 
 
-RATING, LABEL = Sampling(form=form_of(Rating)), Sampling(form=form_of(Label))
+RATING, LABEL = Sampling(form=schema_form(Rating)), Sampling(form=schema_form(Label))
 ASKED = (Segment("user", "Answer as a JSON object."),)
 STRICT, LOOSE = ("form:json_schema",), ("form:json_object", "form:json_schema")
 CALL = Call(role="judge", example_id="e")

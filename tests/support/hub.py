@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from soulkit.data.hub import RELEASES, Wanted
+from soulkit.data.hub import RELEASES, FileRequest
 from soulkit.data.transfer import Hub
 from tests.support.road import synth
 from tests.support.servers.hub_server import HubServer
@@ -44,8 +44,8 @@ NOTES = b'{"note": "a small file that lies in git itself"}\n'
 EVALS = {"hitom_val.parquet": HITOM, "paratomi_val.parquet": PARATOMI, "notes.jsonl": NOTES}
 
 
-def want(*names: str, repo: str = EVAL) -> list[Wanted]:
-    return [Wanted(repo, name, name, name.partition("_")[0]) for name in names]
+def want(*names: str, repo: str = EVAL) -> list[FileRequest]:
+    return [FileRequest(repo, name, name, name.partition("_")[0]) for name in names]
 
 
 HITOM_FILE = want("hitom_val.parquet")

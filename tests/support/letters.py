@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soulkit.data.files import flatten
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.types import Completion, Episode, Failure, Feedback, Record, Score, unscored
 from tests.support.road import score_text, synth_examples, task_of
 from tests.support.vectors import Vector, assert_matches
@@ -99,7 +99,7 @@ def assert_lessons_keep_quiet(name: str, n: int) -> None:
         for score in (*scores, None):
             text = task.explain(example, None, score)
             assert text, (example.fields, score)
-            feedback = check(Feedback(text=text, author="symbolic"), view)
+            feedback = check_leak(Feedback(text=text, author="symbolic"), view)
             assert feedback.leak == "" and feedback.blind <= feedback.chance, text
 
 

@@ -38,10 +38,10 @@ def test_the_tail_of_a_binomial() -> None:
 def test_a_gold_at_one_place_is_told_from_one_at_all_places() -> None:
     stories = [STORY.format(NAMES[i % 4]) + f"\n3 Ben saw {i} birds." for i in range(40)]
     crooked = [hitom(NAMES[i % 4], s, at=1 if i % 5 else 3) for i, s in enumerate(stories)]
-    found = audit_rows(task_of("hitom"), loaded(*crooked))
-    assert found.positions == {"B": 32, "D": 8} and found.favourite == "B"
-    assert found.position is not None and found.position.notable
-    assert (found.position.share, found.position.chance) == (0.8, 0.25)
+    audit = audit_rows(task_of("hitom"), loaded(*crooked))
+    assert audit.positions == {"B": 32, "D": 8} and audit.favourite == "B"
+    assert audit.position is not None and audit.position.notable
+    assert (audit.position.share, audit.position.chance) == (0.8, 0.25)
     even = [hitom(NAMES[i % 4], s, at=(i * 7) % 4) for i, s in enumerate(stories)]
     level = audit_rows(task_of("hitom"), loaded(*even)).position
     assert level is not None and not level.notable and level.share == 0.25
@@ -50,26 +50,26 @@ def test_a_gold_at_one_place_is_told_from_one_at_all_places() -> None:
 def test_rows_with_fewer_options_expect_more_of_the_first_letters() -> None:
     rows = [hitom("red_box", STORY.format("red_box") + f"\n3 Ben saw {i} birds.", n=2)
             for i in range(6)]  # fmt: skip
-    found = audit_rows(task_of("hitom"), loaded(*rows)).position
-    assert found is not None and found.chance == 0.5 and found.hits == 6
+    position = audit_rows(task_of("hitom"), loaded(*rows)).position
+    assert position is not None and position.chance == 0.5 and position.hits == 6
 
 
 def test_the_longest_option_is_compared_with_chance() -> None:
     rows = [hitom("green_jar", STORY.format("green_jar") + f"\n3 Ben saw {i} birds.")
             for i in range(12)]  # fmt: skip
-    found = audit_rows(task_of("hitom"), loaded(*rows)).longest
-    assert found is not None and (found.hits, found.rows, found.chance) == (12, 12, 0.25)
-    assert found.notable and found.p == pytest.approx(0.25**12)
+    longest = audit_rows(task_of("hitom"), loaded(*rows)).longest
+    assert longest is not None and (longest.hits, longest.rows, longest.chance) == (12, 12, 0.25)
+    assert longest.notable and longest.p == pytest.approx(0.25**12)
 
 
 def test_a_gold_that_stands_alone_in_the_story_is_named() -> None:
     alone = hitom("red_box", STORY.format("red_box"))
     both = hitom("red_box", STORY.format("red_box") + "\n3 The blue_bag is in the attic.")
     absent = hitom("red_box", "1 Ada entered the attic.")
-    found = audit_rows(task_of("hitom"), loaded(alone, both, absent))
-    assert found.gold_in_prompt == 2 and found.with_options == 3
-    assert [(r.source, r.what) for r in found.remarks] == [("h:1", "leak")]
-    assert "red_box" in found.remarks[0].detail
+    audit = audit_rows(task_of("hitom"), loaded(alone, both, absent))
+    assert audit.gold_in_prompt == 2 and audit.with_options == 3
+    assert [(r.source, r.what) for r in audit.remarks] == [("h:1", "leak")]
+    assert "red_box" in audit.remarks[0].detail
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_an_option_of_several_lines_is_taken_out_as_a_whole() -> None:
 
 
 def test_an_option_that_is_quoted_elsewhere_stays() -> None:
-    said = "red_box and then the blue_bag, or so Ada says"
-    assert "blue bag" in without_options(said, ("red_box", "blue_bag"))
+    prompt = "red_box and then the blue_bag, or so Ada says"
+    assert "blue bag" in without_options(prompt, ("red_box", "blue_bag"))
 
 
 def test_one_question_with_two_golds_is_a_contradiction_and_a_repeat_is_a_duplicate() -> None:
     row = hitom("red_box", STORY.format("red_box"))
     other = {**row, "correct_answer": "blue_bag"}
-    found = audit_rows(task_of("hitom"), loaded(row, other, row))
-    assert found.duplicates == 1 and found.rows == 2
-    clashing = [r for r in found.remarks if r.what == "contradiction"]
+    audit = audit_rows(task_of("hitom"), loaded(row, other, row))
+    assert audit.duplicates == 1 and audit.rows == 2
+    clashing = [r for r in audit.remarks if r.what == "contradiction"]
     assert [r.source for r in clashing] == ["h:1", "h:2"]
     assert "red_box" in clashing[0].detail and "blue_bag" in clashing[0].detail
 
@@ -112,14 +112,14 @@ def test_one_question_with_two_golds_is_a_contradiction_and_a_repeat_is_a_duplic
 def test_options_that_say_the_same_are_named() -> None:
     row = hitom("red_box", STORY.format("red_box"))
     twin = {**row, "choices": "A. red_box, B. Red_box, C. tin_can"}
-    found = audit_rows(task_of("hitom"), loaded(twin))
-    assert [r.what for r in found.remarks if r.what != "leak"] == ["twin_options"]
+    audit = audit_rows(task_of("hitom"), loaded(twin))
+    assert [r.what for r in audit.remarks if r.what != "leak"] == ["twin_options"]
 
 
 def test_lengths_are_of_fields_prompt_and_gold() -> None:
-    found = audit_rows(task_of("hitom"), loaded(hitom("red_box", STORY.format("red_box"))))
-    assert found.words["story"].max == 12 and found.words["gold answer"].max == 1
-    assert found.words["prompt"].p50 > found.words["story"].p50
+    audit = audit_rows(task_of("hitom"), loaded(hitom("red_box", STORY.format("red_box"))))
+    assert audit.words["story"].max == 12 and audit.words["gold answer"].max == 1
+    assert audit.words["prompt"].p50 > audit.words["story"].p50
 
 
 def test_a_task_without_options_is_audited_for_the_rest() -> None:
@@ -127,11 +127,13 @@ def test_a_task_without_options_is_audited_for_the_rest() -> None:
 
     task = task_of("secret_keeper")
     rows = [RawRow(r, f"s:{i}") for i, r in enumerate(synth("secret_keeper", 5, 1))]
-    found = audit_rows(task, to_examples(task, rows))
-    assert (found.rows, found.with_options, found.position, found.longest) == (5, 0, None, None)
-    assert found.remarks == () and found.words["prompt"].max > 10
+    audit = audit_rows(task, to_examples(task, rows))
+    assert (audit.rows, audit.with_options, audit.position, audit.longest) == (5, 0, None, None)
+    assert audit.remarks == () and audit.words["prompt"].max > 10
 
 
 def test_a_bias_knows_its_share() -> None:
-    found = bias(3, 4, 0.25)
-    assert found.share == 0.75 and found.p == pytest.approx(4 * 0.25**3 * 0.75 + 0.25**4)
+    letter_bias = bias(3, 4, 0.25)
+    assert letter_bias.share == 0.75 and letter_bias.p == pytest.approx(
+        4 * 0.25**3 * 0.75 + 0.25**4
+    )

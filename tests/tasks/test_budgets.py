@@ -11,7 +11,7 @@ from soulkit.tasks.budgets import (
     first_words,
     keep_latest,
     share_fairly,
-    words,
+    total_words,
 )
 from soulkit.tasks.lessons import safest
 from tests.support.reference import last_words
@@ -31,21 +31,21 @@ def test_a_fair_cap_fits_and_a_larger_one_does_not(lengths: list[int], budget: i
 def test_shared_budgets_are_kept_and_cuts_add_up(lengths: list[int], budget: int) -> None:
     items = [{"text": " ".join(["w"] * n)} for n in lengths]
     fitted, cut = share_fairly(items, budget)
-    kept = sum(
+    words_left = sum(
         min(n, item["text"].split().count("w")) for n, item in zip(lengths, fitted, strict=True)
     )
-    assert kept <= budget and kept + cut == sum(lengths) and len(fitted) == len(items)
+    assert words_left <= budget and words_left + cut == sum(lengths) and len(fitted) == len(items)
     assert (cut == 0) == (list(fitted) == items)
 
 
 @given(LENGTHS, st.integers(1, 400))
 def test_the_latest_entries_stay(lengths: list[int], budget: int) -> None:
     entries = [" ".join([f"w{i}"] * n) for i, n in enumerate(lengths)]
-    kept, cut = keep_latest(entries, budget)
-    assert words(kept) - sum(text.endswith(" [...]") for text in kept) <= budget
-    if cut and not kept[-1].endswith(" [...]"):
-        assert list(kept) == entries[len(entries) - len(kept) :]
-        assert words(kept) + cut == words(entries)
+    latest, cut = keep_latest(entries, budget)
+    assert total_words(latest) - sum(text.endswith(" [...]") for text in latest) <= budget
+    if cut and not latest[-1].endswith(" [...]"):
+        assert list(latest) == entries[len(entries) - len(latest) :]
+        assert total_words(latest) + cut == total_words(entries)
 
 
 def test_line_breaks_survive_a_cut() -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.contamination import Passage, clean_rows, compare, jaccard, shingles, words_of
+from soulkit.data.contamination import (
+    Passage,
+    clean_rows,
+    find_overlap,
+    folded_words,
+    jaccard,
+    shingles,
+)
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
 from soulkit.tasks.passages import entity_kinds, passage, passages
@@ -49,13 +56,13 @@ def row(source: str, persona: str, question: str, answer: str = "milk", **more: 
 
 def overlap(task: Any, train: list[RawRow], evaluation: list[RawRow], **options: Any) -> Any:
     sides = [[passage(task, r) for r in rows] for rows in (train, evaluation)]
-    return compare(*sides, entities=entity_kinds([task]), **options)
+    return find_overlap(*sides, entities=entity_kinds([task]), **options)
 
 
 def test_words_ignore_case_punctuation_and_layout() -> None:
-    assert words_of("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
-    assert words_of({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
-    assert words_of("他在哪里?") == ("他", "在", "哪", "里")
+    assert folded_words("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
+    assert folded_words({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
+    assert folded_words("他在哪里?") == ("他", "在", "哪", "里")
 
 
 def test_triples_and_their_share() -> None:
@@ -68,23 +75,23 @@ def test_triples_and_their_share() -> None:
 
 def test_the_same_row_is_exact_whatever_its_gold_says(survey: Any) -> None:
     train = [row("t:1", NURSE, TEA), row("t:2", BAKER, SLEEP)]
-    found = overlap(survey, train, [row("e:1", NURSE.upper(), TEA.replace("?", " ?"), "sugar")])
-    (match,) = found.matches
+    report = overlap(survey, train, [row("e:1", NURSE.upper(), TEA.replace("?", " ?"), "sugar")])
+    (match,) = report.matches
     assert (match.kind, match.train, match.evaluation, match.similarity) == (
         "exact", "t:1", "e:1", 1.0,
     )  # fmt: skip
-    assert found.reached == {"exact": 1, "near": 0, "character": 0, "persona": 1}
+    assert report.reached == {"exact": 1, "near": 0, "character": 0, "persona": 1}
 
 
 def test_a_word_changed_is_near_and_another_question_is_not(survey: Any) -> None:
     changed = TEA.replace("tea", "coffee")
     train = [row("t:1", NURSE, changed), row("t:2", NURSE, SLEEP), row("t:3", BAKER, TEA)]
-    found = overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.6)
-    assert [(m.kind, m.train) for m in found.matches] == [("near", "t:1")]
+    report = overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.6)
+    assert [(m.kind, m.train) for m in report.matches] == [("near", "t:1")]
     every = [passage(survey, r) for r in (train[0], row("e:1", NURSE, TEA))]
     truth = jaccard(*(shingles(p.words) for p in every))
-    assert found.matches[0].similarity == pytest.approx(truth) and 0.6 < truth < 1
-    assert found.touched("persona") == {"t:1", "t:2"}, "t:3 shares the question alone"
+    assert report.matches[0].similarity == pytest.approx(truth) and 0.6 < truth < 1
+    assert report.touched("persona") == {"t:1", "t:2"}, "t:3 shares the question alone"
     assert overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.95).matches == ()
 
 
@@ -96,18 +103,18 @@ def test_every_near_pair_is_found_among_many(survey: Any) -> None:
         evaluation.append(row(f"e:{i}", " ".join(text[:20]), " ".join(text)))
         text[50] = "changed"
         train.append(row(f"t:{i}", " ".join(text[:20]), " ".join(text)))
-    found = overlap(survey, train, evaluation)
-    assert found.touched("near") == {f"t:{i}" for i in range(60)}
-    assert found.reached["near"] == 60
-    best = {m.train: m.evaluation for m in found.matches}
+    report = overlap(survey, train, evaluation)
+    assert report.touched("near") == {f"t:{i}" for i in range(60)}
+    assert report.reached["near"] == 60
+    best = {m.train: m.evaluation for m in report.matches}
     assert all(best[f"t:{i}"] == f"e:{i}" for i in range(60)), "the most alike is named"
 
 
 def test_lists_name_entities_and_bare_numbers_stay_within_their_task(survey: Any) -> None:
     train = [row("t:1", NURSE, TEA, people=["Ada", "Ben"], number=7)]
-    theirs = [row("e:1", BAKER, SLEEP, people=["ben"], number=7), row("e:2", BAKER, TEA)]
-    found = overlap(survey, train, theirs)
-    assert [(s.kind, s.value, s.evaluation) for s in found.shared] == [
+    evaluation = [row("e:1", BAKER, SLEEP, people=["ben"], number=7), row("e:2", BAKER, TEA)]
+    report = overlap(survey, train, evaluation)
+    assert [(s.kind, s.value, s.evaluation) for s in report.shared] == [
         ("character", "ben", ("e:1",)),
         ("persona", "survey 7", ("e:1",)),
     ]
@@ -139,21 +146,21 @@ def test_the_tasks_say_what_their_rows_may_share(
         rows = synth(name, 8, seed)
         return [{**row, **json.loads(row[packed])} if packed in row else row for row in rows]
 
-    ours, theirs = ([{k: v for k, v in row.items() if k != packed} for row in opened(seed)]
+    train, evaluation = ([{k: v for k, v in row.items() if k != packed} for row in opened(seed)]
                     for seed in (6, 7))  # fmt: skip
-    planted = {**ours[3], **{column: theirs[3][column] for column in columns}}
-    found = overlap(task, [RawRow(planted, "t:1")], [RawRow(r, f"e:{i}")
-                                                     for i, r in enumerate(theirs)])  # fmt: skip
-    assert "e:3" in {source for s in found.shared if s.kind == kind for source in s.evaluation}
+    planted = {**train[3], **{column: evaluation[3][column] for column in columns}}
+    rows = [RawRow(fields, f"e:{i}") for i, fields in enumerate(evaluation)]
+    report = overlap(task, [RawRow(planted, "t:1")], rows)
+    assert "e:3" in {source for s in report.shared if s.kind == kind for source in s.evaluation}
 
 
 def test_the_clean_rows_are_those_without_the_kinds_asked_for(survey: Any) -> None:
     train = [row("t:1", NURSE, TEA), row("t:2", NURSE, SLEEP), row("t:3", BAKER, SLEEP)]
-    found = overlap(survey, train, [row("e:1", NURSE, TEA)])
-    assert [r.source for r in clean_rows(train, found)] == ["t:2", "t:3"]
-    assert [r.source for r in clean_rows(train, found, ("exact", "persona"))] == ["t:3"]
+    report = overlap(survey, train, [row("e:1", NURSE, TEA)])
+    assert [r.source for r in clean_rows(train, report)] == ["t:2", "t:3"]
+    assert [r.source for r in clean_rows(train, report, ("exact", "persona"))] == ["t:3"]
     with pytest.raises(ConfigError) as error:
-        clean_rows(train, found, ("person",))
+        clean_rows(train, report, ("person",))
     assert "'persona'" in error.value.way_out
 
 
@@ -168,12 +175,12 @@ def test_a_threshold_is_a_share() -> None:
     some = [Passage("a:1", "x", ("a",), ("a",), frozenset())]
     for threshold in (0.0, 1.5):
         with pytest.raises(ConfigError):
-            compare(some, some, threshold=threshold)
+            find_overlap(some, some, threshold=threshold)
 
 
 def test_no_gold_is_compared(survey: Any) -> None:
-    found = passage(survey, row("t:1", NURSE, TEA, "zanzibar"))
-    assert "zanzibar" not in found.words and found.core == words_of(TEA)
+    report = passage(survey, row("t:1", NURSE, TEA, "zanzibar"))
+    assert "zanzibar" not in report.words and report.core == folded_words(TEA)
 
 
 def test_files_of_real_stories_overlap_with_themselves_alone(tmp_path: Path) -> None:
@@ -202,13 +209,13 @@ def test_four_fifths_of_the_triples_are_near(
 ) -> None:
     one, other = of_words("t:1", short), of_words("e:1", long)
     assert jaccard(shingles(one.words), shingles(other.words)) == share
-    assert [m.kind for m in compare([one], [other]).matches] == ["near"] * near
+    assert [m.kind for m in find_overlap([one], [other]).matches] == ["near"] * near
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1e-9])
 def test_every_share_above_none_up_to_all_is_a_threshold(threshold: float) -> None:
     some = [of_words("a:1", 5)]
-    assert compare(some, some, threshold=threshold).touched("exact") == {"a:1"}
+    assert find_overlap(some, some, threshold=threshold).touched("exact") == {"a:1"}
 
 
 def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold() -> None:
@@ -217,5 +224,5 @@ def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold()
     pair = [
         Passage(f"{text}:1", "x", tuple(text), tuple(text), frozenset()) for text in (one, other)
     ]
-    (match,) = compare(pair[:1], pair[1:], threshold=1.0).matches
+    (match,) = find_overlap(pair[:1], pair[1:], threshold=1.0).matches
     assert (match.kind, match.similarity) == ("near", 1.0)

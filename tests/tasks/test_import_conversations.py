@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.contamination import compare
+from soulkit.data.contamination import find_overlap
 from soulkit.data.files import RawRow, read_rows
 from soulkit.errors import DataError
 from soulkit.tasks.loading import Loaded, examples_from, to_examples
@@ -55,14 +55,14 @@ def loaded(name: str, rows: Sequence[dict[str, Any]]) -> Loaded:
 
 
 def test_a_published_row_keeps_its_words_and_says_where_it_is_from(tmp_path: Path) -> None:
-    given = {
+    record = {
         "dataset": "chatbot_arena",
         "conversation_id": "ab12::m",
         "task_description": " T. ",
         "turns": [{**turn, "metadata": {}} for turn in TALK],
         "metadata": {"judge": "x", "few_shot_user_examples": [{"utterance": "u"}]},
     }
-    (row,) = import_rows("mirrorbench", lines(tmp_path, given)).rows
+    (row,) = import_rows("mirrorbench", lines(tmp_path, record)).rows
     assert (row["task_description"], row["turns"], row["index"]) == ("T.", TALK, 0)
     assert row["few_shot_user_examples"] == [{"utterance": "u"}]
     assert row["metadata"] == {"judge": "x"}
@@ -73,10 +73,10 @@ def test_what_holds_no_conversation_is_bad_with_its_reason(tmp_path: Path) -> No
     rows = [{"task_description": "T", "turns": turns} for turns in (
         TALK, [], [{"role": "user", "content": " "}], [{"role": "narrator", "content": "x"}],
         TALK[1:], [TALK[0], {"role": "assistant", "content": ""}])]  # fmt: skip
-    found = import_rows("mirrorbench", lines(tmp_path, *rows, {"turns": TALK}))
-    assert len(found.rows) == 1
-    assert [bad.source for bad in found.bad] == [f"rows.jsonl:{n}" for n in range(2, 8)]
-    for bad, words in zip(found.bad, ("list []", "says nothing", "narrator", "says nothing",
+    imported = import_rows("mirrorbench", lines(tmp_path, *rows, {"turns": TALK}))
+    assert len(imported.rows) == 1
+    assert [bad.source for bad in imported.bad] == [f"rows.jsonl:{n}" for n in range(2, 8)]
+    for bad, words in zip(imported.bad, ("list []", "says nothing", "narrator", "says nothing",
                                       "message 2 of its conversation (assistant) is blank",
                                       "no text under 'task_description'"),
                           strict=True):  # fmt: skip
@@ -87,24 +87,31 @@ def test_three_rounds_of_clariq_become_seven_turns(tmp_path: Path) -> None:
     rounds = {f"{kind}{n}": f"{kind} {n}" for n in (1, 2, 3) for kind in ("question", "answer")}
     good = {**CLARIQ, "Unnamed: 0": "448", "facet": "Find green tea", **rounds}
     gap = {**good, "Unnamed: 0": "449", "question3": None}
-    found = import_rows("mirrorbench", lines(tmp_path, good, gap))
-    (row,) = found.rows
+    imported = import_rows("mirrorbench", lines(tmp_path, good, gap))
+    (row,) = imported.rows
     assert [t["content"] for t in row["turns"]] == [
         "tell me about tea", "question 1", "answer 1", "question 2", "answer 2", "question 3",
         "answer 3"]  # fmt: skip
     assert [t["role"] for t in row["turns"]] == ["user", "assistant"] * 3 + ["user"]
     assert row["conversation_id"] == "clariq-448" and row["metadata"]["clarification_pairs"] == 3
     assert "Their aim: Find green tea. " in row["task_description"]
-    assert "message 6 of its conversation (assistant) is blank" in found.bad[0].why
+    assert "message 6 of its conversation (assistant) is blank" in imported.bad[0].why
 
 
 def test_one_question_of_clariq_becomes_three_turns_and_no_question_none(tmp_path: Path) -> None:
-    asked = {**CLARIQ, "facet_desc": "Where does it grow?", "question": "iced", "answer": "no"}
-    found = import_rows("mirrorbench", lines(tmp_path, asked, {**asked, "question": ""}))
-    (row,) = found.rows
+    single_round = {
+        **CLARIQ,
+        "facet_desc": "Where does it grow?",
+        "question": "iced",
+        "answer": "no",
+    }
+    imported = import_rows(
+        "mirrorbench", lines(tmp_path, single_round, {**single_round, "question": ""})
+    )
+    (row,) = imported.rows
     assert [t["content"] for t in row["turns"]] == ["tell me about tea", "iced", "no"]
     assert "Where does it grow? " in row["task_description"]
-    assert "asks the user nothing" in found.bad[0].why
+    assert "asks the user nothing" in imported.bad[0].why
 
 
 def test_qulac_s_columns_become_rows_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -114,8 +121,8 @@ def test_qulac_s_columns_become_rows_in_the_order_of_their_numbers(tmp_path: Pat
         "facet_desc": {"9": "I\\'m after \\\"kinds\\\".", "110": "Find tea"},
         "question": {"9": "any brand", "110": "which year"}, "answer": {"9": "no", "110": ""},
     }  # fmt: skip
-    found = import_rows("mirrorbench", array(tmp_path, columns, "qulac.json"))
-    (row,) = found.rows
+    imported = import_rows("mirrorbench", array(tmp_path, columns, "qulac.json"))
+    (row,) = imported.rows
     assert row["turns"] == [{"role": "assistant", "content": "any brand"},
                             {"role": "user", "content": "no"}]  # fmt: skip
     assert 'Their aim: I\'m after "kinds". ' in row["task_description"]
@@ -123,7 +130,7 @@ def test_qulac_s_columns_become_rows_in_the_order_of_their_numbers(tmp_path: Pat
         row["metadata"]["facet_desc"][:5]
     )
     assert (row["conversation_id"], row["metadata"]["topic_id"]) == ("qulac-9", 4)
-    assert [bad.source for bad in found.bad] == ["qulac.json, row 110"]
+    assert [bad.source for bad in imported.bad] == ["qulac.json, row 110"]
 
 
 @pytest.mark.parametrize("content", [[{"topic_id": "1", "initial request": "x"}], {"data": []}, 3])
@@ -169,11 +176,11 @@ def test_the_subset_is_told_by_the_id_where_the_row_does_not_say_it() -> None:
 def test_real_conversations_import_and_bind(
     file: str, rows: int, bad: int, clusters: int, licence: str
 ) -> None:
-    found = import_rows("mirrorbench", DATA / file)
-    assert (len(found.rows), len(found.bad)) == (rows, bad)
-    assert import_rows("mirrorbench", DATA / file) == found
-    assert all(row["provenance"] and licence in row["licence"] for row in found.rows)
-    bound = loaded("mirrorbench", found.rows)
+    imported = import_rows("mirrorbench", DATA / file)
+    assert (len(imported.rows), len(imported.bad)) == (rows, bad)
+    assert import_rows("mirrorbench", DATA / file) == imported
+    assert all(row["provenance"] and licence in row["licence"] for row in imported.rows)
+    bound = loaded("mirrorbench", imported.rows)
     assert (len(bound.examples) + bound.duplicates, bound.bad) == (rows, ())
     assert len({example.cluster for example in bound.examples}) == clusters
     subset = next(s for s in ("chatbot_arena", "clariq", "qulac") if s in file)
@@ -192,16 +199,16 @@ def test_published_rows_are_the_same_examples_imported_or_read_as_they_are(name:
 
 @real
 def test_clariq_s_own_file_gives_the_conversations_that_mirrorbench_took_from_it() -> None:
-    own = import_rows("mirrorbench", DATA / "clariq/multi_turn_human_generated_data.tsv").rows
+    clariq = import_rows("mirrorbench", DATA / "clariq/multi_turn_human_generated_data.tsv").rows
     mirror = import_rows("mirrorbench", DATA / "mirrorbench/clariq_mirror.jsonl").rows
-    by_id = {row["conversation_id"]: row["turns"] for row in own}
+    by_id = {row["conversation_id"]: row["turns"] for row in clariq}
     assert all(by_id[row["conversation_id"]] == row["turns"] for row in mirror)
     sides = [
         passages({"mirrorbench": task_of("mirrorbench")},
                  [("mirrorbench", RawRow(row, str(i))) for i, row in enumerate(rows)])[0]
-        for rows in (mirror, own)
+        for rows in (mirror, clariq)
     ]  # fmt: skip
-    overlap = compare(*sides, entities=("conversation",))
+    overlap = find_overlap(*sides, entities=("conversation",))
     assert len(overlap.touched("conversation")) == 200, "though the descriptions differ"
 
 
@@ -223,27 +230,27 @@ KEY = "m_w_email_Say sorry."
 
 def test_a_redacted_lesson_is_bad_until_its_problem_lies_beside_it(tmp_path: Path) -> None:
     path = array(tmp_path, [LESSON])
-    found = import_rows("sim_math", path)
-    assert found.rows == () and "holds 'test/algebra/7.json'" in found.bad[0].why
+    imported = import_rows("sim_math", path)
+    assert imported.rows == () and "holds 'test/algebra/7.json'" in imported.bad[0].why
     problem = {"problem": "Find x.", "solution": r"So $x = \boxed{\frac{1}{2}}$."}
     array(tmp_path, problem, "MATH/test/algebra/7.json")
-    known = {"concepts": [{"Concept Name": "Factoring", "Status": "Struggling"}]}
-    array(tmp_path, {str((4, "w", "m")): known}, "knowledge_state.json")
-    found = import_rows("sim_math", path)
-    (row,) = found.rows
+    knowledge = {"concepts": [{"Concept Name": "Factoring", "Status": "Struggling"}]}
+    array(tmp_path, {str((4, "w", "m")): knowledge}, "knowledge_state.json")
+    imported = import_rows("sim_math", path)
+    (row,) = imported.rows
     assert (row["problem"], row["correct_answer"]) == ("Find x.", r"\frac{1}{2}")
     assert row["human_user_queries"] == ["how?", "3"], "the second problem is another lesson"
     assert [m["content"] for m in row["human_public_conversation"]] == ["how?", "think", "3", "yes"]
     profile = row["user_profile_text"]
     assert "high school" in profile and "Factoring: struggling" in profile
     assert row["target_interaction_style_features"] is None
-    assert "writing_style.json, interaction_style.json" in found.notes[0]
+    assert "writing_style.json, interaction_style.json" in imported.notes[0]
 
 
 def test_a_restored_lesson_needs_no_folder(tmp_path: Path) -> None:
     whole = {**LESSON, "question": "Find x.", "problem_1_gold_final_answer": "3"}
-    told = {**LESSON, "question": "Find x.", "solution": "It is three."}
-    first, second = import_rows("sim_math", array(tmp_path, [whole, told])).rows
+    restored = {**LESSON, "question": "Find x.", "solution": "It is three."}
+    first, second = import_rows("sim_math", array(tmp_path, [whole, restored])).rows
     assert (first["problem"], first["correct_answer"]) == ("Find x.", "3")
     assert second["correct_answer"] is None, "no answer is made up"
 
@@ -303,13 +310,13 @@ def test_a_document_takes_what_lies_beside_it(tmp_path: Path) -> None:
           f"{folder}preferences.json")  # fmt: skip
     array(tmp_path, {KEY: [{"question": "Who?", "answer": ["My aunt", "Ida."]}]},
           "document_creation_user_simulator_background.json")  # fmt: skip
-    found = import_rows("sim_doc", path)
-    (row,) = found.rows
+    imported = import_rows("sim_doc", path)
+    (row,) = imported.rows
     assert row["pre_writing_materials_text"] == "- Who?\n  My aunt Ida."
     assert row["target_interaction_style_features"] == [feature]
     assert row["user_profile_text"] == "- Message Length: Short."
     assert row["target_document_preferences"] == "- Tone: Warm."
-    assert found.notes == (
+    assert imported.notes == (
         "Not found beside it, and so not part of the rows: writing_style.json.",)  # fmt: skip
 
 
@@ -318,8 +325,8 @@ def test_a_document_takes_what_lies_beside_it(tmp_path: Path) -> None:
 def test_notes_that_are_no_list_of_texts_stop_nothing(
     column: str, value: Any, tmp_path: Path
 ) -> None:
-    found = import_rows("sim_doc", array(tmp_path, [{**DOCUMENT, column: value}]))
-    assert len(found.rows) == 1 and not loaded("sim_doc", found.rows).bad
+    imported = import_rows("sim_doc", array(tmp_path, [{**DOCUMENT, column: value}]))
+    assert len(imported.rows) == 1 and not loaded("sim_doc", imported.rows).bad
 
 
 @pytest.mark.parametrize("name", ["sim_math", "sim_doc"])
@@ -334,36 +341,38 @@ def test_other_files_of_simulatorarena_are_refused(name: str, tmp_path: Path) ->
 
 @real
 def test_the_real_documents_import_and_bind() -> None:
-    found = import_rows("sim_doc", DOCUMENTS)
-    assert (len(found.rows), found.bad) == (51, ()) and found == import_rows("sim_doc", DOCUMENTS)
-    bound = loaded("sim_doc", found.rows)
+    imported = import_rows("sim_doc", DOCUMENTS)
+    assert (len(imported.rows), imported.bad) == (51, ()) and imported == import_rows(
+        "sim_doc", DOCUMENTS
+    )
+    bound = loaded("sim_doc", imported.rows)
     assert (len(bound.examples), bound.bad, bound.duplicates) == (51, (), 0)
     assert Counter(e.tags["document"] for e in bound.examples) == dict.fromkeys(
         ("email", "blog post", "creative writing"), 17)  # fmt: skip
-    assert all(r["pre_writing_materials_text"] and r["provenance"] for r in found.rows)
-    assert {r["licence"] for r in found.rows} == {"MIT (SimulatorArena)"}
-    assert sum(r["target_document_preferences"] is None for r in found.rows) == 1
-    assert sum(len(row["human_user_queries"]) for row in found.rows) == 349
+    assert all(r["pre_writing_materials_text"] and r["provenance"] for r in imported.rows)
+    assert {r["licence"] for r in imported.rows} == {"MIT (SimulatorArena)"}
+    assert sum(r["target_document_preferences"] is None for r in imported.rows) == 1
+    assert sum(len(row["human_user_queries"]) for row in imported.rows) == 349
 
 
 @real
 def test_the_real_lessons_lack_their_problems_and_nothing_else(tmp_path: Path) -> None:
-    found = import_rows("sim_math", LESSONS)
-    assert found.rows == () and len(found.bad) == 50
+    imported = import_rows("sim_math", LESSONS)
+    assert imported.rows == () and len(imported.bad) == 50
     records = [record.fields for record in read_rows(LESSONS)[0]]
     for number, record in enumerate(records):
         problem = {"problem": f"Stand-in {number}.", "solution": "Not known."}
         array(tmp_path, problem, f"MATH/{record['question_location']}")
     lessons = array(tmp_path, records, LESSONS.name)
-    found = import_rows("sim_math", lessons)
-    assert len(found.rows) == 49
-    assert [bad.source.rpartition(":")[2] for bad in found.bad] == ["43"], "it begins blank"
-    assert sum(len(row["human_user_queries"]) for row in found.rows) == sum(
+    imported = import_rows("sim_math", lessons)
+    assert len(imported.rows) == 49
+    assert [bad.source.rpartition(":")[2] for bad in imported.bad] == ["43"], "it begins blank"
+    assert sum(len(row["human_user_queries"]) for row in imported.rows) == sum(
         record["problem_1_turns"] for i, record in enumerate(records) if i != 42
     )
-    bound = loaded("sim_math", found.rows)
+    bound = loaded("sim_math", imported.rows)
     assert (len(bound.examples), bound.bad) == (49, ())
-    assert {row["correct_answer"] for row in found.rows} == {None}
+    assert {row["correct_answer"] for row in imported.rows} == {None}
 
 
 # -- the commands --------------------------------------------------------------------------------
@@ -374,8 +383,8 @@ def test_the_commands_work_on_real_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outs = {name: tmp_path / f"{name}.jsonl" for name in ("own", "mirror", "doc")}
-    own = str(DATA / "clariq/multi_turn_human_generated_data.tsv")
-    assert run("import", "mirrorbench", own, "-o", str(outs["own"])) == 2, "one record is bad"
+    clariq = str(DATA / "clariq/multi_turn_human_generated_data.tsv")
+    assert run("import", "mirrorbench", clariq, "-o", str(outs["own"])) == 2, "one record is bad"
     mirror = str(DATA / "mirrorbench/clariq_mirror.jsonl")
     assert run("import", "mirrorbench", mirror, "-o", str(outs["mirror"])) == 0
     assert run("import", "sim_doc", str(DOCUMENTS), "-o", str(outs["doc"])) == 0
@@ -394,8 +403,8 @@ def test_originals_are_looked_at_without_importing_them_first() -> None:
         ("qulac/qulac_sample_200.json", 187, 13),
         ("clariq/dev.tsv", 2161, 152),
     ):
-        found = examples_from(task_of("mirrorbench"), str(DATA / file))
-        assert (len(found.examples), len(found.bad)) == (rows, bad)
+        loaded_rows = examples_from(task_of("mirrorbench"), str(DATA / file))
+        assert (len(loaded_rows.examples), len(loaded_rows.bad)) == (rows, bad)
 
 
 @real
@@ -407,7 +416,7 @@ def test_the_same_topics_stand_in_both_files_of_clariq_and_in_qulac() -> None:
         rows = import_rows("mirrorbench", DATA / file).rows[:400]
         raw = [("mirrorbench", RawRow(row, f"{file}:{i}")) for i, row in enumerate(rows)]
         sides.append(passages(task, raw)[0])
-    overlap = compare(*sides, entities=("topic",))
+    overlap = find_overlap(*sides, entities=("topic",))
     assert overlap.reached["topic"] > 0
     assert {shared.kind for shared in overlap.shared} == {"topic"}
 

@@ -65,8 +65,8 @@ def example_ids(task: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def test_a_scene_is_kept_whole_and_read_column_by_column(tmp_path: Path) -> None:
-    found = import_rows("coser", write(tmp_path, [SCENE]))
-    (row,) = found.rows
+    imported = import_rows("coser", write(tmp_path, [SCENE]))
+    (row,) = imported.rows
     assert json.loads(row["circumstance"]) == SCENE
     assert row["provenance"] == "rows.jsonl:1" and "not stated" in row["licence"]
     example = load_registry().task("coser").example(row)
@@ -105,9 +105,9 @@ def test_every_layout_of_a_scene_is_the_same_example() -> None:
 def test_a_scene_that_nobody_could_play_is_bad(
     tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
-    found = import_rows("coser", write(tmp_path, [SCENE, {**SCENE, **change}]))
-    assert len(found.rows) == 1 and [bad.source for bad in found.bad] == ["rows.jsonl:2"]
-    assert why in found.bad[0].why
+    imported = import_rows("coser", write(tmp_path, [SCENE, {**SCENE, **change}]))
+    assert len(imported.rows) == 1 and [bad.source for bad in imported.bad] == ["rows.jsonl:2"]
+    assert why in imported.bad[0].why
 
 
 def test_a_circumstance_that_is_no_object_is_a_bad_row() -> None:
@@ -137,13 +137,15 @@ def test_every_real_scene_imports(
     tmp_path: Path, name: str, rows: int, books: int, tags: dict[str, int]
 ) -> None:
     path = REAL / "coser" / name
-    found = import_rows("coser", path)
-    assert (len(found.rows), found.bad) == (rows, ()) and found == import_rows("coser", path)
-    assert any("Licence" in note for note in found.notes)
+    imported = import_rows("coser", path)
+    assert (len(imported.rows), imported.bad) == (rows, ()) and imported == import_rows(
+        "coser", path
+    )
+    assert any("Licence" in note for note in imported.notes)
     task, ids = load_registry().task("coser"), set()
     for suffix in (".jsonl", ".parquet"):
         out = tmp_path / f"rows{suffix}"
-        write_rows(out, found.rows, data_source="coser")
+        write_rows(out, imported.rows, data_source="coser")
         examples = load_examples(task, [out]).examples
         assert len(examples) == rows and len({e.cluster for e in examples}) == books
         assert {t: sum(e.tags["tag"] == t for e in examples) for t in tags} == tags
@@ -159,8 +161,8 @@ def test_every_real_scene_imports(
 def test_a_processed_record_becomes_a_row_without_metadata(tmp_path: Path) -> None:
     (row,) = import_rows("humanual_opinion", write(tmp_path, [PERSON])).rows
     assert json.loads(row["prompt"]) == [{"role": "poster", "content": "AITA?"}]
-    kept = (row["persona"], row["completion"], row["user_id"])
-    assert kept == ("A roofer of 40.", "NTA.", "u1")
+    cells = (row["persona"], row["completion"], row["user_id"])
+    assert cells == ("A roofer of 40.", "NTA.", "u1")
     assert row["provenance"] == "rows.jsonl:1" and row["licence"]
 
 
@@ -185,12 +187,12 @@ def test_records_that_lack_a_part_are_bad_and_nothing_is_made_up(tmp_path: Path)
     silent = {**PERSON, "completion": " "}
     path = write(tmp_path, [PERSON, raw, silent, {**PERSON, "prompt": [{"role": "user"}]},
                             {**PERSON, "prompt": "What now?"}])  # fmt: skip
-    found = import_rows("humanual_news", path)
-    assert [row["index"] for row in found.rows] == [0, 4]
-    assert found.rows[1]["prompt"] == "What now?"
-    whys = [bad.why for bad in found.bad]
+    imported = import_rows("humanual_news", path)
+    assert [row["index"] for row in imported.rows] == [0, 4]
+    assert imported.rows[1]["prompt"] == "What now?"
+    whys = [bad.why for bad in imported.bad]
     assert "'persona'" in whys[0] and "'completion'" in whys[1] and "prompt" in whys[2]
-    assert any("1 records have no persona" in note for note in found.notes)
+    assert any("1 records have no persona" in note for note in imported.notes)
 
 
 @real
@@ -198,9 +200,9 @@ def test_the_real_posts_are_no_rows_and_each_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = REAL / "humanual" / "reddit_post_dict_testset.json"
-    found = import_rows("humanual_opinion", path)
-    assert (found.rows, len(found.bad)) == ((), 79)
-    assert all("no completion, and no persona" in bad.why for bad in found.bad)
+    imported = import_rows("humanual_opinion", path)
+    assert (imported.rows, len(imported.bad)) == ((), 79)
+    assert all("no completion, and no persona" in bad.why for bad in imported.bad)
     out = tmp_path / "rows.jsonl"
     assert cli.main(["data", "import", "humanual_opinion", str(path), "-o", str(out)]) == 2
     assert "13rh62c" in capsys.readouterr().err and not out.exists()

@@ -35,27 +35,27 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 def test_an_item_of_tombench_becomes_a_row_in_each_language(tmp_path: Path) -> None:
-    found = import_rows("tombench", written(tmp_path / "False Belief Task.jsonl", ITEM))
-    english, chinese = found.rows
+    imported = import_rows("tombench", written(tmp_path / "False Belief Task.jsonl", ITEM))
+    english, chinese = imported.rows
     assert english["options_dict"] == {"A": "At home", "B": "School"}
     assert chinese["options_dict"] == {"A": "家里", "B": "学校"}
-    assert {row["correct_letter"] for row in found.rows} == {"B"}
+    assert {row["correct_letter"] for row in imported.rows} == {"B"}
     assert english["story_id"] == chinese["story_id"]
     assert english["ability"] == "Belief: Content false beliefs Belief: Second-order beliefs"
     assert (english["subtask"], english["licence"]) == ("False Belief Task", "MIT")
     assert chinese["provenance"] == "ToMBench, False Belief Task.jsonl:1"
-    assert "2 of 2 rows" in found.notes[0] and found.bad == ()
+    assert "2 of 2 rows" in imported.notes[0] and imported.bad == ()
 
 
 def test_broken_items_of_tombench_cost_their_own_rows_only(tmp_path: Path) -> None:
     broken = [{**ITEM, GOLD: "C"}, {**ITEM, GOLD: None}, {**ITEM, "STORY": " "},
               {**ITEM, "OPTION-B": "B. "}]  # fmt: skip
-    found = import_rows("tombench", written(tmp_path / "Hinting.jsonl", ITEM, *broken))
-    assert [(r["language"], r["provenance"]) for r in found.rows] == [
+    imported = import_rows("tombench", written(tmp_path / "Hinting.jsonl", ITEM, *broken))
+    assert [(r["language"], r["provenance"]) for r in imported.rows] == [
         ("en", "ToMBench, Hinting.jsonl:1"), ("zh", "ToMBench, Hinting.jsonl:1"),
         ("zh", "ToMBench, Hinting.jsonl:4"), ("zh", "ToMBench, Hinting.jsonl:5"),
     ]  # fmt: skip
-    assert [b.source.removeprefix("Hinting.jsonl:") for b in found.bad] == [
+    assert [b.source.removeprefix("Hinting.jsonl:") for b in imported.bad] == [
         "2 (en)", "2 (zh)", "3 (en)", "3 (zh)", "4 (en)", "5 (en)",
     ]  # fmt: skip
     with pytest.raises(DataError, match="original format"):
@@ -71,14 +71,14 @@ LONG = "I never said that I would come"
 
 
 def profiles(path: Path) -> Path:
-    said = [
+    utterances = [
         ("00009", "Never.", "Later."),
         ("00002", "Why?", "Ada looks up."),
         ("00004", "Why", "x"),
         ("00001", "Who?", "First."),
         ("00005", "Oh.", f"Ada said: {LONG}, and left."),
     ]
-    history = [{"chunk_id": c, "utterance": u, "context": t} for c, u, t in said]
+    history = [{"chunk_id": c, "utterance": u, "context": t} for c, u, t in utterances]
     ada = {"NameCanonical": "Ada Vale", "Personality Traits": ["curt", "shy"],
            "Additional Details": {"Occupation": "nurse"}, "UtteranceHistory": history}  # fmt: skip
     bea = {"NameCanonical": "Bea", "UtteranceHistory": [history[1]]}
@@ -95,8 +95,8 @@ def test_a_scene_gets_the_history_of_its_character_without_the_answer(
     mcq = {"options": {**SCENE["mcq"]["options"], "D": LONG}, "answer": "D"}
     quoted = {**SCENE, "chunk_id": "00007", "context": f"He heard: {LONG}!", "utterance": LONG,
               "mcq": mcq}  # fmt: skip
-    found = import_rows("twinvoice", written(tmp_path / "dimension_3.jsonl", SCENE, quoted))
-    first, second = found.rows
+    imported = import_rows("twinvoice", written(tmp_path / "dimension_3.jsonl", SCENE, quoted))
+    first, second = imported.rows
     assert first["conversation_history"] == [
         "Scene: First.\n  Said: Who?",
         f"Scene: Ada said: {LONG}, and left.\n  Said: Oh.",
@@ -106,7 +106,7 @@ def test_a_scene_gets_the_history_of_its_character_without_the_answer(
         1, "Moor/Ada Vale", "Ada looks up.")  # fmt: skip
     assert first["profile"] == "Name: Ada Vale\nTraits: curt, shy\nOccupation: nurse"
     assert not any(LONG in entry for entry in second["conversation_history"])
-    assert "In 1 of 2 rows the anchor holds" in found.notes[0]
+    assert "In 1 of 2 rows the anchor holds" in imported.notes[0]
 
 
 def test_scenes_without_a_known_character_are_bad(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_scenes_without_a_known_character_are_bad(tmp_path: Path) -> None:
     bea = {**SCENE, "speaker_match_key": "Bea"}
     odd = {**SCENE, "mcq": {"options": SCENE["mcq"]["options"], "answer": "E"}}
     nobody = {**SCENE, "speaker_match_key": "Cy"}
-    found = import_rows("twinvoice", written(tmp_path / "c.jsonl", SCENE, bea, nobody, odd))
-    assert len(found.rows) == 1
+    imported = import_rows("twinvoice", written(tmp_path / "c.jsonl", SCENE, bea, nobody, odd))
+    assert len(imported.rows) == 1
     whys = ("nothing else that its character said", "no profile", "none of its options")
-    assert all(why in bad.why for why, bad in zip(whys, found.bad, strict=True))
+    assert all(why in bad.why for why, bad in zip(whys, imported.bad, strict=True))
 
 
 def test_profiles_have_to_be_there_and_are_no_choices(tmp_path: Path) -> None:
@@ -138,26 +138,26 @@ def test_posts_and_chats(tmp_path: Path) -> None:
     post = {"user_id": 5, "anchor_post": "Rain.", "choices": ["a", "b", "c", "d"],
             "ground_truth_index": 2, "predicted_index": 1, "reasoning": "x"}  # fmt: skip
     posts = written(tmp_path / "p.jsonl", {**post, "history": ["hm", None, " "]}, post)
-    found = import_rows("twinvoice", posts)
-    (row,) = found.rows
+    imported = import_rows("twinvoice", posts)
+    (row,) = imported.rows
     assert (row["dimension"], row["user_id"], row["conversation_history"]) == (
         "social", "5", ["hm"])  # fmt: skip
-    assert "no history" in found.bad[0].why and not {"reasoning", "predicted_index"} & set(row)
+    assert "no history" in imported.bad[0].why and not {"reasoning", "predicted_index"} & set(row)
     chat = {"line_idx": 3, "context": "+", "choices": ["a", "b", "c", "d"], "answer_idx": 0,
             "history": ["Context:x UserReply:y"], "lmut_reply": "z"}  # fmt: skip
     bad = [{**chat, "choices": ["a", "[Distractor 3]", "c", "d"]}, {**chat, "answer_idx": 4},
            {**chat, "choices": ["a", "b", "c"]}, {**chat, "choices": ["a", "a", "c", "d"]},
            {**chat, "choices": ["a", "b", "c", " "]}, {**chat, "answer_idx": None}]  # fmt: skip
-    found = import_rows("twinvoice", written(tmp_path / "c.jsonl", chat, *bad))
-    assert len(found.rows) == 1 and found.rows[0]["dimension"] == "interpersonal"
-    assert len(found.bad) == len(bad)
+    imported = import_rows("twinvoice", written(tmp_path / "c.jsonl", chat, *bad))
+    assert len(imported.rows) == 1 and imported.rows[0]["dimension"] == "interpersonal"
+    assert len(imported.bad) == len(bad)
 
 
 def test_imported_rows_are_read_back_as_they_are(tmp_path: Path) -> None:
-    found = import_rows("tombench", written(tmp_path / "Task.jsonl", ITEM))
+    imported = import_rows("tombench", written(tmp_path / "Task.jsonl", ITEM))
     for suffix in ("jsonl", "parquet"):
         path = tmp_path / f"rows.{suffix}"
-        write_rows(path, found.rows, data_source="tombench")
+        write_rows(path, imported.rows, data_source="tombench")
         loaded = load_examples(task_of("tombench"), [path])
         assert len({e.source for e in loaded.examples}) == 2 and not loaded.bad
         assert {type(e.fields["options"]) for e in loaded.examples} == {dict}
@@ -185,12 +185,12 @@ TOMBENCH = {
 """File of the release → its items, each in two languages."""
 
 
-def assert_playable(name: str, found: Imported) -> None:
+def assert_playable(name: str, imported: Imported) -> None:
     """Every row binds, renders and is won by its gold; some are asked for a lesson."""
     task = task_of(name)
-    rows = [RawRow(row, str(i)) for i, row in enumerate(found.rows)]
+    rows = [RawRow(row, str(i)) for i, row in enumerate(imported.rows)]
     loaded = to_examples(task, rows, forms=False)
-    assert len(loaded.examples) + loaded.duplicates == len(found.rows) and not loaded.bad
+    assert len(loaded.examples) + loaded.duplicates == len(imported.rows) and not loaded.bad
     for i, example in enumerate(loaded.examples):
         assert len(task.preview(example)[0].text) > 100
         assert task.grade(example, task.parse(task.gold_completion(example))[0]) == 1
@@ -201,9 +201,9 @@ def assert_playable(name: str, found: Imported) -> None:
 
 @pytest.mark.parametrize("name", TOMBENCH)
 def test_every_item_of_tombench_is_playable_in_both_languages(name: str) -> None:
-    found = import_rows("tombench", original(f"tombench/{name}.jsonl"))
-    assert (len(found.rows), found.bad) == (2 * TOMBENCH[name], ())
-    assert_playable("tombench", found)
+    imported = import_rows("tombench", original(f"tombench/{name}.jsonl"))
+    assert (len(imported.rows), imported.bad) == (2 * TOMBENCH[name], ())
+    assert_playable("tombench", imported)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_every_item_of_tombench_is_playable_in_both_languages(name: str) -> None
 def test_every_record_of_twinvoice_is_playable_or_named(
     name: str, rows: int, bad: int, why: str
 ) -> None:
-    found = import_rows("twinvoice", original(f"twinvoice/{name}"))
-    assert (len(found.rows), len(found.bad)) == (rows, bad)
-    assert all(why in record.why for record in found.bad)
-    assert_playable("twinvoice", found)
+    imported = import_rows("twinvoice", original(f"twinvoice/{name}"))
+    assert (len(imported.rows), len(imported.bad)) == (rows, bad)
+    assert all(why in record.why for record in imported.bad)
+    assert_playable("twinvoice", imported)
 
 
 def test_no_character_of_twinvoice_has_the_asked_line_in_its_history() -> None:
-    found = import_rows("twinvoice", original("twinvoice/dimension_3_choices.jsonl"))
-    for row in found.rows:
+    imported = import_rows("twinvoice", original("twinvoice/dimension_3_choices.jsonl"))
+    for row in imported.rows:
         gold = row["answer_choices"][row["answer_idx"]]
         assert not any(entry.endswith(f"Said: {gold}") for entry in row["conversation_history"])

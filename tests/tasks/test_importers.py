@@ -67,8 +67,8 @@ def test_a_trace_that_slipped_is_found_out(tmp_path: Path):
 
 
 def test_tomi_rows_from_blocks(tmp_path: Path):
-    found = import_rows("tomi", blocks(tmp_path))
-    assert found.rows[0] == {
+    imported = import_rows("tomi", blocks(tmp_path))
+    assert imported.rows[0] == {
         "story": "1 Ada entered the attic.\n2 Ben entered the attic.\n"
         "3 The pen is in the red_box.\n4 Ada moved the pen to the bag.",
         "question": "Where is the pen really?",
@@ -81,8 +81,8 @@ def test_tomi_rows_from_blocks(tmp_path: Path):
         "provenance": "ToMi, toy.txt:1",
         "licence": "CC-BY-NC-4.0 (ToMi, and what is derived from it)",
     }
-    assert (found.rows[1]["order"], found.rows[1]["story_id"]) == (2, 1)
-    assert len(found.bad) == 2
+    assert (imported.rows[1]["order"], imported.rows[1]["story_id"]) == (2, 1)
+    assert len(imported.bad) == 2
 
 
 def test_paratomi_rows_from_blocks_read_like_prose(tmp_path: Path):
@@ -102,9 +102,9 @@ def test_paratomi_rows_from_blocks_read_like_prose(tmp_path: Path):
 
 
 def test_without_a_trace_the_question_says_its_type(tmp_path: Path):
-    found = import_rows("tomi", blocks(tmp_path, trace=None))
-    assert [row["question_type"] for row in found.rows] == ["reality", "second_order"]
-    assert "no toy.trace" in found.notes[0]
+    imported = import_rows("tomi", blocks(tmp_path, trace=None))
+    assert [row["question_type"] for row in imported.rows] == ["reality", "second_order"]
+    assert "no toy.trace" in imported.notes[0]
 
 
 def percept(tmp_path: Path, *changes: dict[str, Any]) -> Path:
@@ -124,11 +124,11 @@ def percept(tmp_path: Path, *changes: dict[str, Any]) -> Path:
 
 def test_percept_tomi_for_both_tasks(tmp_path: Path):
     path = percept(tmp_path, {}, {"story": "['Ada"}, {"answer": "attics"}, {"question": ""})
-    found = import_rows("paratomi", path)
-    (row,) = found.rows
+    imported = import_rows("paratomi", path)
+    (row,) = imported.rows
     assert row["story"] == "Ada entered the attic.\nThe pen is in the treasure chest."
     assert (row["cands"], row["qType"]) == (["attic", "treasure chest"], "first_order_tom")
-    assert [b.source for b in found.bad] == [f"Percept-ToMi.csv:{n}" for n in (3, 4, 5)]
+    assert [b.source for b in imported.bad] == [f"Percept-ToMi.csv:{n}" for n in (3, 4, 5)]
     tomi = import_rows("tomi", path).rows[0]
     assert (tomi["cands"], tomi["order"]) == (["treasure chest"], 1)
 
@@ -139,9 +139,9 @@ def test_fixed_tomi(tmp_path: Path):
            "question_type": "memory", "containers": ["box", "bag"]}  # fmt: skip
     path = tmp_path / "fixed.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"answer": None}) + "\n")
-    found = import_rows("tomi", path)
-    assert found.rows[0]["cands"] == ["bag", "box"] and found.rows[0]["order"] == 0
-    assert [b.source for b in found.bad] == ["fixed.jsonl:2"]
+    imported = import_rows("tomi", path)
+    assert imported.rows[0]["cands"] == ["bag", "box"] and imported.rows[0]["order"] == 0
+    assert [b.source for b in imported.bad] == ["fixed.jsonl:2"]
 
 
 def hitom(tmp_path: Path) -> Path:
@@ -162,15 +162,15 @@ def hitom(tmp_path: Path) -> Path:
     [(None, ["red_box"]), ("vp", ["blue_bag"]), ("all", ["red_box", "blue_bag"])],
 )
 def test_hitom_halves(tmp_path: Path, half: str | None, golds: list[str]):
-    found = import_rows("hitom", hitom(tmp_path), half)
-    assert [row["correct_answer"] for row in found.rows] == golds
-    assert {row["story"] for row in found.rows} == {
+    imported = import_rows("hitom", hitom(tmp_path), half)
+    assert [row["correct_answer"] for row in imported.rows] == golds
+    assert {row["story"] for row in imported.rows} == {
         "1 Ada entered the attic.\n2 The pen is in the red_box."
     }
-    assert "different golds to 1" in found.notes[0]
-    assert all("Apache" in row["licence"] for row in found.rows)
-    assert found.rows[-1]["provenance"] == f"Hi-ToM, Hi-ToM_data.json:{1 if half is None else 2}"
-    assert [b.source for b in found.bad] == [f"Hi-ToM_data.json:{n}" for n in (5, 3, 4)]
+    assert "different golds to 1" in imported.notes[0]
+    assert all("Apache" in row["licence"] for row in imported.rows)
+    assert imported.rows[-1]["provenance"] == f"Hi-ToM, Hi-ToM_data.json:{1 if half is None else 2}"
+    assert [b.source for b in imported.bad] == [f"Hi-ToM_data.json:{n}" for n in (5, 3, 4)]
 
 
 def test_what_cannot_be_imported_is_explained(tmp_path: Path):

@@ -41,8 +41,10 @@ def test_a_split_shows_its_kind_of_evidence(split: str, kinds: set[tuple[str, ..
 
 def test_the_arbitrary_split_has_every_mixture() -> None:
     live = load_registry().task("alignx_arbitrary")
-    found = Counter(live.example(row).tags["evidence"] for row in synth("alignx_arbitrary", 100, 0))
-    assert len(found) == 7 and "none" not in found
+    mixtures = Counter(
+        live.example(row).tags["evidence"] for row in synth("alignx_arbitrary", 100, 0)
+    )
+    assert len(mixtures) == 7 and "none" not in mixtures
 
 
 def ends(reply: str, post: str) -> set[tuple[int, int]]:
@@ -72,8 +74,8 @@ def test_the_evidence_of_a_row_decides_it(task: str) -> None:
 
 def test_no_trait_or_comment_belongs_to_two_tastes() -> None:
     tastes = [taste for axis in alignx.axes() for taste in axis]
-    said = Counter(text for taste in tastes for text in (*taste.traits, *taste.comments))
-    assert set(said.values()) == {1}
+    counts = Counter(text for taste in tastes for text in (*taste.traits, *taste.comments))
+    assert set(counts.values()) == {1}
 
 
 def test_one_candidate_continues_the_pursuit_of_the_customer() -> None:

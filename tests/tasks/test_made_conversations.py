@@ -101,9 +101,11 @@ def test_what_the_real_person_said_is_hidden_from_who_plays_them(name: str) -> N
         assert column in example.visible("judge") and column in task.gold_fields
         if name == "sim_doc":
             continue  # here the notes say the same, as a writer reveals them one by one
-        said = example.fields[column]
+        speech = example.fields[column]
         words = (
-            [m["content"] for m in said if m["role"] == "user"] if name == "mirrorbench" else said
+            [m["content"] for m in speech if m["role"] == "user"]
+            if name == "mirrorbench"
+            else speech
         )
         shown = json.dumps(example.visible(seat), ensure_ascii=False)
         assert not [text for text in words if len(text.split()) > 3 and text in shown]
@@ -117,7 +119,7 @@ def test_the_four_subsets_have_the_shapes_of_the_real_ones() -> None:
         assert all(one != other for one, other in pairwise(roles))
         shape = (len(turns), roles[0], roles[-1])
         shapes.setdefault(example.tags["subset"], Counter())[shape] += 1
-    assert {name: sum(found.values()) for name, found in shapes.items()} == dict.fromkeys(
+    assert {name: sum(counts.values()) for name, counts in shapes.items()} == dict.fromkeys(
         ("chatbot_arena", "clariq", "oasst1", "qulac"), 100
     )
     assert set(shapes["clariq"]) == {(7, "user", "user")}
@@ -166,8 +168,8 @@ def test_rows_come_with_and_without_features(name: str) -> None:
 def test_features_that_say_nothing_are_left_out() -> None:
     full = {"Feature Name": " Tone ", "Feature Question": "How?", "Feature Question Answer": None}
     empty = [{"Feature Name": "Tone"}, {"Feature Question": "How?"}, "Tone", {}, None]
-    kept = [{"Feature Name": "Tone", "Feature Question": "How?"}]
-    assert features([full, *empty], "x") == features(json.dumps([full]), "x") == kept
+    complete = [{"Feature Name": "Tone", "Feature Question": "How?"}]
+    assert features([full, *empty], "x") == features(json.dumps([full]), "x") == complete
     assert features(empty, "x") is features(None, "x") is features("", "x") is None
     with pytest.raises(DataError, match="list of features"):
         features("warm", "x")
@@ -215,7 +217,7 @@ def test_a_chat_may_begin_with_an_instruction_and_blank_replies() -> None:
 
 def test_voices_do_what_they_say() -> None:
     text = "Could you please help me, because I am stuck. Thanks."
-    written = {voice.told: voice.write(text) for voice in VOICES}
+    written = {voice.trait: voice.write(text) for voice in VOICES}
     assert len(set(written.values())) == len(VOICES)
     assert VOICES[2].write(text) == "could u pls help me, bc i am stuck. thx"
     assert all(voice.features for voice in VOICES)
@@ -232,8 +234,8 @@ def test_the_commands_work_on_made_rows(
     assert cli.main(["data", "show", train]) == 0
     capsys.readouterr()
     assert cli.main(["data", "contamination", train, test, "--json"]) in (0, 1)
-    found = json.loads(capsys.readouterr().out)
-    assert not [match for match in found["matches"] if match["kind"] == "exact"]
+    report = json.loads(capsys.readouterr().out)
+    assert not [match for match in report["matches"] if match["kind"] == "exact"]
 
 
 @pytest.mark.parametrize("name", TASKS)

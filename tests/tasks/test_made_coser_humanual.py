@@ -40,7 +40,7 @@ def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) ->
     task, rows = task_of(name), synth(name, 12, 8)
     packed = "circumstance" if name == "coser" else "prompt"
     union = dict.fromkeys(("history", "wo_thought", "story_id", "turn_id", "conversations"))
-    wanted = {task.example(row).id for row in rows}
+    ids = {task.example(row).id for row in rows}
     opened = [{**row, packed: json.loads(row[packed])} for row in rows]
     for variant in (rows, opened):
         for wrapped in (
@@ -48,11 +48,11 @@ def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) ->
             [{"extra_info": json.dumps({**union, **row})} for row in variant],
         ):
             marked = [{"prompt": [], "data_source": name, **row} for row in wrapped]
-            assert {task.example(flatten(row)).id for row in marked} == wanted
+            assert {task.example(flatten(row)).id for row in marked} == ids
         for suffix in ("jsonl", "parquet"):
             path = tmp_path / f"rows.{suffix}"
             write_rows(path, variant, data_source=name)
-            assert {e.id for e in load_examples(task, [path]).examples} == wanted
+            assert {e.id for e in load_examples(task, [path]).examples} == ids
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,8 +73,8 @@ def test_the_commands_on_rows_work(name: str, tmp_path: Path) -> None:
 
 
 def test_a_scene_holds_together() -> None:
-    found = scenes(200)
-    for scene in found:
+    many_scenes = scenes(200)
+    for scene in many_scenes:
         lines, people = scene["dialogues"], scene["major_characters"]
         speakers = [line["character"] for line in lines]
         assert 6 <= len(lines) <= 14 and 2 <= len(people) <= 4
@@ -84,13 +84,13 @@ def test_a_scene_holds_together() -> None:
         assert scene["speaking_characters_w_env"] == listed
         assert set(people) <= set(scene["character_profiles"])
         assert [person["name"] for person in scene["key_characters"]] == people
-        said = [line["message"] for line in lines]
-        assert len(set(said)) == len(said) and "{" not in " ".join(said)
+        messages = [line["message"] for line in lines]
+        assert len(set(messages)) == len(messages) and "{" not in " ".join(messages)
         assert all(text.startswith("[") != (who == ENVIRONMENT)
-                   for who, text in zip(speakers, said, strict=True))  # fmt: skip
-    with_it = sum(ENVIRONMENT in scene["speaking_characters_w_env"] for scene in found)
+                   for who, text in zip(speakers, messages, strict=True))  # fmt: skip
+    with_it = sum(ENVIRONMENT in scene["speaking_characters_w_env"] for scene in many_scenes)
     assert 70 < with_it < 130
-    assert Counter(len(scene["major_characters"]) for scene in found).keys() == {2, 3, 4}
+    assert Counter(len(scene["major_characters"]) for scene in many_scenes).keys() == {2, 3, 4}
 
 
 def test_scenes_of_a_book_are_one_cluster() -> None:

@@ -32,10 +32,10 @@ def test_gold_is_best_and_wrong_is_not_on_every_row(
     task = task_of(name, protocol)
     path = tmp_path / "rows.jsonl"
     write_rows(path, synth(name, 150, 4), data_source=name)
-    found = check_task(task, load_examples(task, [path]))
-    assert found.rows + found.duplicates == 150 and not found.bad
-    assert not found.gold_fails + found.wrong_passes + found.wrong_unread + found.no_wrong
-    assert not found.no_gold + found.unscored
+    check = check_task(task, load_examples(task, [path]))
+    assert check.rows + check.duplicates == 150 and not check.bad
+    assert not check.gold_fails + check.wrong_passes + check.wrong_unread + check.no_wrong
+    assert not check.no_gold + check.unscored
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +50,7 @@ def test_fewer_rows_are_the_beginning_of_more(name: str) -> None:
 def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) -> None:
     task, rows = task_of(name), synth(name, 12, 8)
     union = dict.fromkeys(("history", "choices_x", "story_id", "r_min", "conversations"))
-    wanted = {task.example(row).id for row in rows}
+    ids = {task.example(row).id for row in rows}
     packed = {**rows[0], **({NESTED: json.dumps(rows[0][NESTED])} if NESTED in rows[0] else {})}
     assert task.example(packed).id == task.example(rows[0]).id
     for wrapped in (
@@ -59,11 +59,11 @@ def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) ->
         [{"extra_info": {"raw": json.dumps(row), **union}} for row in rows],
     ):
         marked = [{"prompt": [], "data_source": name, **row} for row in wrapped]
-        assert {task.example(flatten(row)).id for row in marked} == wanted
+        assert {task.example(flatten(row)).id for row in marked} == ids
     for suffix in ("jsonl", "parquet"):
         path = tmp_path / f"rows.{suffix}"
         write_rows(path, rows, data_source=name)
-        assert {e.id for e in load_examples(task, [path]).examples} == wanted
+        assert {e.id for e in load_examples(task, [path]).examples} == ids
 
 
 # -- what makes a row solvable -------------------------------------------------------------------
@@ -82,25 +82,25 @@ def test_scenes_show_the_gold_once_among_different_options() -> None:
 
 def drives_shown(memory: str, name: str, friend: str) -> list[str]:
     """The drives whose deeds a memory tells, in its order."""
-    found = {}
+    drives = {}
     for drive, deeds in lives.TEXTS["drives"].items():
         for deed in deeds:
             at = memory.find(deed.format(n=name, f=friend))
             if at >= 0:
-                found[at] = drive
-    return [found[at] for at in sorted(found)]
+                drives[at] = drive
+    return [drives[at] for at in sorted(drives)]
 
 
 def test_the_last_drive_that_a_memory_shows_is_the_gold() -> None:
     for row in synth("lifechoices", 90, 6):
-        asked, name = row[NESTED], row["character_name"].split()[0]
+        nested, name = row[NESTED], row["character_name"].split()[0]
         friend = row["input_text"].split(". ")[1].split()[0]
         shown = drives_shown(row["input_text"], name, friend)
         assert len(set(shown)) == (2 if row["kind"] == "changed" else 1)
-        gold = asked["Options"]["ABCD".index(asked["Correct Answer"])]
+        gold = nested["Options"]["ABCD".index(nested["Correct Answer"])]
         acts = [s["acts"] for s in lives.TEXTS["situations"] if gold_of(s["acts"], shown[-1], gold)]
         assert acts, f"{gold!r} is what the drive '{shown[-1]}' does"
-        assert len(set(asked["Options"])) == 4
+        assert len(set(nested["Options"])) == 4
 
 
 def gold_of(acts: dict[str, str], drive: str, gold: str) -> bool:

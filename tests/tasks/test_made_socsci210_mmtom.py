@@ -35,8 +35,8 @@ def in_layouts(name: str, row: dict[str, Any], folder: Path) -> list[dict[str, A
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in released))
     write_rows(folder / f"{name}.parquet", [row], data_source=name)
-    found = [*read_rows(path)[0], *read_rows(folder / f"{name}.parquet")[0]]
-    return [raw.fields for raw in found]
+    raw_rows = [*read_rows(path)[0], *read_rows(folder / f"{name}.parquet")[0]]
+    return [raw.fields for raw in raw_rows]
 
 
 @pytest.mark.parametrize("name", TASKS)

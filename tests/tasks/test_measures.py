@@ -45,9 +45,9 @@ def score(text: str, stop: str = "stop") -> Score:
 def test_every_scored_reply_is_measured(
     text: str, stop: str, value: float, status: str, words: float
 ) -> None:
-    found = score(text, stop)
-    assert (found.value, found.reward, found.status) == (value, value, status)
-    assert found.metrics == {"words": words, "age": None}
+    scored = score(text, stop)
+    assert (scored.value, scored.reward, scored.status) == (value, value, status)
+    assert scored.metrics == {"words": words, "age": None}
 
 
 def test_the_summary_counts_how_answers_could_be_read() -> None:
@@ -70,9 +70,9 @@ def test_what_is_summed_up_over_a_batch_is_of_drafts(name: str) -> None:
     examples = [e for row in synth(name, 40, 2) for e in task.examples(row)]
     drafts = [recorded(task, e, "draft", task.gold_completion(e)) for e in examples]
     refined = [recorded(task, e, "refined", task.wrong_completion(e)) for e in examples]
-    found = task.summarise(drafts)
-    assert found and task.summarise([*refined, *drafts]) == found
-    assert task.summarise(refined) != found, "without a draft, of what there is"
+    of_drafts = task.summarise(drafts)
+    assert of_drafts and task.summarise([*refined, *drafts]) == of_drafts
+    assert task.summarise(refined) != of_drafts, "without a draft, of what there is"
 
 
 def recorded(task: Any, example: Example, kind: Any, text: str) -> Record:

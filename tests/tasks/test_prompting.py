@@ -48,8 +48,8 @@ def test_a_missing_template_says_where_to_write_it(tmp_path: Path) -> None:
 def test_own_files_come_before_shared_ones(tmp_path: Path) -> None:
     assert "coach" in folder(tmp_path).hashes("coach"), "the shared coach serves every task"
     shared = folder(tmp_path).hashes("coach")
-    own = folder(tmp_path, coach="Be kind.")
-    assert own.render("coach") == "Be kind." and own.hashes("coach") != shared
+    prompts = folder(tmp_path, coach="Be kind.")
+    assert prompts.render("coach") == "Be kind." and prompts.hashes("coach") != shared
 
 
 def test_the_hash_follows_the_text(tmp_path: Path) -> None:

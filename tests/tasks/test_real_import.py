@@ -38,10 +38,10 @@ def original(name: str) -> Path:
 def test_every_row_is_imported_binds_and_has_its_gold_among_the_candidates(
     task: str, name: str, half: str | None, rows: int, clusters: int | None
 ):
-    found = import_rows(task, original(name), half)
-    assert (len(found.rows), found.bad) == (rows, ())
+    imported = import_rows(task, original(name), half)
+    assert (len(imported.rows), imported.bad) == (rows, ())
     live = load_registry().task(task)
-    loaded = to_examples(live, [RawRow(row, str(i)) for i, row in enumerate(found.rows)])
+    loaded = to_examples(live, [RawRow(row, str(i)) for i, row in enumerate(imported.rows)])
     assert len(loaded.examples) + loaded.duplicates == rows and not loaded.bad
     if task != "hitom":
         gold = "answer" if task == "tomi" else "correct_answer"
@@ -51,6 +51,6 @@ def test_every_row_is_imported_binds_and_has_its_gold_among_the_candidates(
 
 
 def test_the_halves_of_hitom_contradict_each_other():
-    found = import_rows("hitom", original("hitom/Hi-ToM_data.json"), "all")
-    assert len(found.rows) == 1200
-    assert "600 questions twice" in found.notes[0] and "golds to 138" in found.notes[0]
+    imported = import_rows("hitom", original("hitom/Hi-ToM_data.json"), "all")
+    assert len(imported.rows) == 1200
+    assert "600 questions twice" in imported.notes[0] and "golds to 138" in imported.notes[0]

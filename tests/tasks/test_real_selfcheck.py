@@ -35,20 +35,20 @@ def test_every_published_gold_passes_its_scorer(
     task: str, name: str, rows: int, protocol: str
 ) -> None:
     live = task_of(task, protocol)
-    found = check_task(live, examples_from(live, original(name)))
-    assert (found.rows, found.gold_fails, found.wrong_passes, found.bad) == (rows, (), (), ())
+    report = check_task(live, examples_from(live, original(name)))
+    assert (report.rows, report.gold_fails, report.wrong_passes, report.bad) == (rows, (), (), ())
 
 
 def test_some_rows_of_hitom_name_one_container_only() -> None:
     task = task_of("hitom")
-    found = audit_rows(task, examples_from(task, original("hitom/Hi-ToM_data.json")))
-    assert found.rows == 1200 and found.count("leak") == 20
-    assert found.favourite == "L" and found.position is not None and found.position.hits == 205
+    audit = audit_rows(task, examples_from(task, original("hitom/Hi-ToM_data.json")))
+    assert audit.rows == 1200 and audit.count("leak") == 20
+    assert audit.favourite == "L" and audit.position is not None and audit.position.hits == 205
 
 
 def test_the_letters_of_tombench_are_not_balanced() -> None:
     task = task_of("tombench")
     file = original("tombench/Ambiguous Story Task.jsonl")
-    found = audit_rows(task, examples_from(task, file, forms=False))
-    assert found.positions == {"A": 92, "B": 128, "C": 136, "D": 44}
-    assert found.position is not None and found.position.notable
+    audit = audit_rows(task, examples_from(task, file, forms=False))
+    assert audit.positions == {"A": 92, "B": 128, "C": 136, "D": 44}
+    assert audit.position is not None and audit.position.notable

@@ -19,7 +19,7 @@ TASK: dict[str, Any] = {
     "columns": {"scene": {"audience": ["driver"]}, "colour": {"audience": ["gold"]}},
 }
 CLASS = """
-from soulkit.tasks.base import ChoiceTask
+from soulkit.tasks.choice import ChoiceTask
 class Lights(ChoiceTask):
     mark = {mark!r}
     def parse(self, text): return text, "ok"
@@ -92,8 +92,8 @@ COLUMN = {"audience": ["driver"]}
     ],
 )
 def test_what_is_refused(tmp_path: Path, raw: Any, words: list[str]) -> None:
-    said = error_of(write(tmp_path, raw))
-    assert all(word in said for word in words), said
+    refusal = error_of(write(tmp_path, raw))
+    assert all(word in refusal for word in words), refusal
 
 
 def test_a_task_written_twice_in_one_file(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_modules_that_cannot_be_used(tmp_path: Path, module: str, words: list[st
     registry = load_registry(write(tmp_path, lights(module=module)))
     with pytest.raises(ConfigError) as caught:
         registry.task("lights")
-    said = "\n".join(caught.value.lines())
-    assert all(word in said for word in (*words, module, "file:Class")), said
+    refusal = "\n".join(caught.value.lines())
+    assert all(word in refusal for word in (*words, module, "file:Class")), refusal
 
 
 def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def as_arrays(value: Any) -> Any:
         return {k: as_arrays(v) for k, v in value.items()}
     if not isinstance(value, list):
         return value
-    found = np.empty(len(value), dtype=object)
-    found[:] = [as_arrays(item) for item in value]
-    return found
+    array = np.empty(len(value), dtype=object)
+    array[:] = [as_arrays(item) for item in value]
+    return array
 
 
 def ids(name: str, path: Path) -> list[str]:
@@ -156,8 +156,8 @@ def test_a_blank_candidate_is_none() -> None:
 
 def test_the_options_of_a_question_are_texts_too() -> None:
     (row,) = synth("lifechoices", 1, 3)
-    asked = row["Multiple Choice Question"]
-    asked["Options"] = [{"text": option} for option in asked["Options"]]
+    nested = row["Multiple Choice Question"]
+    nested["Options"] = [{"text": option} for option in nested["Options"]]
     with pytest.raises(DataError, match="no text"):
         task_of("lifechoices").example(row)
 

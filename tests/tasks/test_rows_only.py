@@ -40,7 +40,7 @@ RUN = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1")
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def tasks_file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(
         yaml.safe_dump({"tasks": {"lights": LIGHTS}, "suites": {"mine": ["tomi", "lights"]}})
@@ -53,11 +53,11 @@ def lines(capsys: pytest.CaptureFixture[str]):
     def run(*arguments: object) -> list[str]:
         capsys.readouterr()
         assert cli.main([str(argument) for argument in arguments]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        found = said.err.splitlines()
-        assert [line.partition(":")[0] for line in found] == ["error", "why", "fix"]
-        return found
+        output = capsys.readouterr()
+        assert output.out == ""
+        messages = output.err.splitlines()
+        assert [line.partition(":")[0] for line in messages] == ["error", "why", "fix"]
+        return messages
 
     return run
 
@@ -69,8 +69,8 @@ def examples_of(task: Any, *rows: dict[str, Any]) -> Any:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def test_a_task_without_a_class_binds_rows(own: Path) -> None:
-    task = load_registry(own).task("lights")
+def test_a_task_without_a_class_binds_rows(tasks_file: Path) -> None:
+    task = load_registry(tasks_file).task("lights")
     assert isinstance(task, RowsOnly) and task.spec.rows_only
     example = task.example({**ROW, "hour": 7})
     assert example.visible("driver") == {"street": "Long Lane", "cars": [{"seats": 2}]}
@@ -78,8 +78,8 @@ def test_a_task_without_a_class_binds_rows(own: Path) -> None:
     assert task.preview(example) == () and task.gold_text(example) == "Go!"
 
 
-def test_objects_and_their_json_text_are_one_row(own: Path) -> None:
-    task = load_registry(own).task("lights")
+def test_objects_and_their_json_text_are_one_row(tasks_file: Path) -> None:
+    task = load_registry(tasks_file).task("lights")
     inner = {"street": "Long Lane", "cars": [{"seats": 2, "of": "Zoë 😀"}]}
     shapes: list[dict[str, Any]] = [
         inner,
@@ -89,13 +89,13 @@ def test_objects_and_their_json_text_are_one_row(own: Path) -> None:
         {"scene": json.dumps({**inner, "cars": json.dumps(inner["cars"])})},
         {**inner, "cars": repr(inner["cars"]), "scene": None},
     ]
-    found = [task.example({**shape, "said": "Go!"}) for shape in shapes]
-    assert len({example.id for example in found}) == 1
-    assert found[2].tags == {"hour": "7"}, "an absent value hides nothing"
+    examples = [task.example({**shape, "said": "Go!"}) for shape in shapes]
+    assert len({example.id for example in examples}) == 1
+    assert examples[2].tags == {"hour": "7"}, "an absent value hides nothing"
 
 
-def test_what_is_checked_without_playing(own: Path) -> None:
-    task = load_registry(own).task("lights")
+def test_what_is_checked_without_playing(tasks_file: Path) -> None:
+    task = load_registry(tasks_file).task("lights")
     loaded = examples_of(task, ROW, ROW, {**ROW, "said": "Stop!"}, {"scene": "red"})
     checked = check_task(task, loaded)
     assert checked.rows_only and (checked.rows, checked.duplicates, len(checked.bad)) == (2, 1, 1)
@@ -110,8 +110,8 @@ def test_what_is_checked_without_playing(own: Path) -> None:
 # -- refusing ------------------------------------------------------------------------------------
 
 
-def test_playing_and_scoring_are_refused(own: Path) -> None:
-    task = load_registry(own).task("lights")
+def test_playing_and_scoring_are_refused(tasks_file: Path) -> None:
+    task = load_registry(tasks_file).task("lights")
     example = task.example(ROW)
     episode = Episode(example_id=example.id, task="lights")
     for attempt in (task.play(example, NO_ONE, ROLLOUT), task.score(example, episode, NO_ONE)):
@@ -119,16 +119,16 @@ def test_playing_and_scoring_are_refused(own: Path) -> None:
             asyncio.run(attempt)
 
 
-def test_eval_refuses_before_anything_starts(own: Path, lines, tmp_path: Path) -> None:
+def test_eval_refuses_before_anything_starts(tasks_file: Path, lines, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    where = ("--tasks", own, "--out", out, *RUN)
+    where = ("--tasks", tasks_file, "--out", out, *RUN)
     error, why, fix = lines("eval", "api", "--task", "lights", *where)
     assert "The task 'lights' cannot be played" in error and "soul data" in why
     assert "tomi" in fix and "lights" not in fix
     error, why, fix = lines("eval", "api", "--suite", "mine", *where)
     assert "Of the suite 'mine', the task 'lights'" in error
     assert fix == "fix: Name tasks that it can play: --task tomi"
-    error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", own, "--out", out,
+    error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", tasks_file, "--out", out,
                         "--model", tmp_path / "no_such_model")  # fmt: skip
     assert "'lights' cannot be played" in error, "before the model is looked for"
     assert not out.exists()
@@ -137,11 +137,11 @@ def test_eval_refuses_before_anything_starts(own: Path, lines, tmp_path: Path) -
 @pytest.mark.torch
 @pytest.mark.parametrize("method", ["sft", "grpo", "ditto"])
 def test_training_refuses_before_anything_starts(
-    own: Path, lines, tmp_path: Path, method: str
+    tasks_file: Path, lines, tmp_path: Path, method: str
 ) -> None:
     out = tmp_path / "run"
     error, _, fix = lines(
-        "train", method, "--task", "lights", "--tasks", own, "--out", out,
+        "train", method, "--task", "lights", "--tasks", tasks_file, "--out", out,
         "--model", tmp_path / "no_such_model",
     )  # fmt: skip
     assert "'lights' cannot be played" in error and "tomi" in fix
@@ -150,11 +150,11 @@ def test_training_refuses_before_anything_starts(
 
 @pytest.mark.torch
 def test_a_comparison_of_methods_refuses_before_its_first_run(
-    own: Path, lines, tmp_path: Path
+    tasks_file: Path, lines, tmp_path: Path
 ) -> None:
     out = tmp_path / "comparison"
     error, _, _ = lines(
-        "train", "ablate", "--methods", "grpo,ditto", "--task", "lights", "--tasks", own,
+        "train", "ablate", "--methods", "grpo,ditto", "--task", "lights", "--tasks", tasks_file,
         "--model", tmp_path / "no_such_model", "--out", out,
     )  # fmt: skip
     assert "'lights' cannot be played" in error and not out.exists()
@@ -163,11 +163,11 @@ def test_a_comparison_of_methods_refuses_before_its_first_run(
 # -- telling -------------------------------------------------------------------------------------
 
 
-def test_lists_say_rows_only(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["tasks", "list", "--tasks", str(own), "--json"]) == 0
+def test_lists_say_rows_only(tasks_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tasks", "list", "--tasks", str(tasks_file), "--json"]) == 0
     listed = {t["name"]: t["rows_only"] for t in json.loads(capsys.readouterr().out)["tasks"]}
     assert listed["lights"] and not listed["tomi"]
-    assert cli.main(["tasks", "show", "lights", "--tasks", str(own)]) == 0
+    assert cli.main(["tasks", "show", "lights", "--tasks", str(tasks_file)]) == 0
     assert "rows only: they can be read and checked" in capsys.readouterr().out
     assert cli.main(["tasks", "show", "tomi"]) == 0
     assert "rows only" not in capsys.readouterr().out

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.registry import READERS
 from soulkit.types import Completion, Example, Feedback, Line, Score
 from tests.support.road import (
@@ -77,7 +77,7 @@ def test_feedback_from_rules_never_leaks(name: str) -> None:
         texts = [task.explain(example, None, score) for score in (*scores, None)]
         for text in [*texts, task.rehearse(example, rng)]:
             assert text
-            feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert feedback.leak == "" and feedback.blind <= feedback.chance, text
 
 

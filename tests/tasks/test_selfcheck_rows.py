@@ -62,7 +62,7 @@ tasks:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Any:
+def registry(tmp_path: Path) -> Any:
     (tmp_path / "flawed.py").write_text(FLAWED)
     (tmp_path / "prompts").mkdir()
     for name in ("flawed", "judged"):
@@ -88,40 +88,42 @@ def check(task: Any, *rows: RawRow) -> Any:
 @pytest.mark.parametrize("name", makeable())
 def test_every_row_made_here_passes(name: str, protocol: str) -> None:
     task = task_of(name, protocol)
-    found = check_task(task, examples_from(task, "synth:15", 5))
-    assert found.rows > 0
-    assert (found.gold_fails, found.wrong_passes, found.wrong_unread, found.no_gold) == ((),) * 4
+    report = check_task(task, examples_from(task, "synth:15", 5))
+    assert report.rows > 0
+    assert (report.gold_fails, report.wrong_passes, report.wrong_unread, report.no_gold) == (
+        (),
+    ) * 4
 
 
-def test_a_gold_that_its_scorer_refuses_is_named_with_its_row(own: Any) -> None:
-    found = check(own.task("flawed"), row("fine"), row("odd", "jar"))
-    (finding,) = found.gold_fails
+def test_a_gold_that_its_scorer_refuses_is_named_with_its_row(registry: Any) -> None:
+    report = check(registry.task("flawed"), row("fine"), row("odd", "jar"))
+    (finding,) = report.gold_fails
     assert finding.source == "rows.jsonl:odd" and "<answer>jar</answer>" in finding.played
     assert "scored 0 of 1" in finding.why and "'jar'" in finding.why
-    assert found.wrong_passes == () and found.rows == 2
+    assert report.wrong_passes == () and report.rows == 2
 
 
-def test_a_wrong_answer_that_passes_is_named(own: Any) -> None:
-    found = check(own.task("flawed"), row("generous"))
-    (finding,) = found.wrong_passes
-    assert "bag" in finding.played and found.gold_fails == ()
+def test_a_wrong_answer_that_passes_is_named(registry: Any) -> None:
+    report = check(registry.task("flawed"), row("generous"))
+    (finding,) = report.wrong_passes
+    assert "bag" in finding.played and report.gold_fails == ()
 
 
-def test_a_row_that_breaks_the_task_is_a_finding_and_ends_nothing(own: Any) -> None:
-    found = check(own.task("flawed"), row("broken"), row("fine"))
-    (finding,) = found.gold_fails
+def test_a_row_that_breaks_the_task_is_a_finding_and_ends_nothing(registry: Any) -> None:
+    report = check(registry.task("flawed"), row("broken"), row("fine"))
+    (finding,) = report.gold_fails
     assert finding.source == "rows.jsonl:broken" and "KeyError" in finding.why
-    assert [f.source for f in found.no_wrong] == ["rows.jsonl:broken"]
+    assert [f.source for f in report.no_wrong] == ["rows.jsonl:broken"]
 
 
-def test_rows_without_gold_are_counted(own: Any) -> None:
-    found = check(own.task("flawed"), row("goldless"))
-    assert [f.source for f in found.no_gold] == ["rows.jsonl:goldless"] and not found.gold_fails
+def test_rows_without_gold_are_counted(registry: Any) -> None:
+    report = check(registry.task("flawed"), row("goldless"))
+    assert [f.source for f in report.no_gold] == ["rows.jsonl:goldless"] and not report.gold_fails
 
 
-def test_what_needs_a_judge_is_unscored_and_no_failure(own: Any) -> None:
-    found = check(own.task("judged"), row("fine"))
-    assert len(found.unscored) == 1 and not found.gold_fails and not found.wrong_passes
+def test_what_needs_a_judge_is_unscored_and_no_failure(registry: Any) -> None:
+    report = check(registry.task("judged"), row("fine"))
+    assert len(report.unscored) == 1 and not report.gold_fails and not report.wrong_passes
 
 
 def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:
@@ -133,8 +135,8 @@ def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:
 def test_a_wrong_completion_is_the_same_at_every_call_and_never_the_gold() -> None:
     task = task_of("hitom")
     for example in synth_examples("hitom", 30):
-        said = task.wrong_completion(example)
-        assert said == task.wrong_completion(example) != task.gold_completion(example)
+        completion = task.wrong_completion(example)
+        assert completion == task.wrong_completion(example) != task.gold_completion(example)
 
 
 def test_twins_of_the_gold_are_no_wrong_answer() -> None:

@@ -41,10 +41,10 @@ def test_every_row_can_be_used_and_gold_is_best() -> None:
 def answer(body: dict) -> str:
     """Knows two rows, and listens to advice on the others."""
     prompt = body["messages"][-1]["content"]
-    said = re.findall(r'says: "(.*)"', prompt)[0]
+    speech = re.findall(r'says: "(.*)"', prompt)[0]
     if "Advice" in prompt:
         return "I give up."
-    return f"Hm. <answer>{RIGHT.get(said, 'Z')}.</answer>"
+    return f"Hm. <answer>{RIGHT.get(speech, 'Z')}.</answer>"
 
 
 def test_the_engine_plays_it_like_any_other_task() -> None:

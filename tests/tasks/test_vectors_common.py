@@ -15,18 +15,18 @@ from tests.support.vectors import Vector, assert_matches, load_vectors
 Input = Mapping[str, Any]
 
 
-def split(given: Input) -> dict[str, str]:
-    think, content = split_think(given["text"] or "")
+def split(fields: Input) -> dict[str, str]:
+    think, content = split_think(fields["text"] or "")
     return {"think": think, "content": content}
 
 
 READERS: dict[str, Callable[[Input], Any]] = {
-    "remove_think": lambda given: remove_think(given["text"], given["remove_unclosed"]),
+    "remove_think": lambda fields: remove_think(fields["text"], fields["remove_unclosed"]),
     "split_think": split,
-    "truncate_text": lambda given: first_words(given["text"], given["n_words"]),
-    "truncate_text_left": lambda given: last_words(given["text"], given["n_words"]),
-    "truncate_turns_for_reference": lambda given: turns_within(
-        given["turns"], given["max_words_per_turn"]
+    "truncate_text": lambda fields: first_words(fields["text"], fields["n_words"]),
+    "truncate_text_left": lambda fields: last_words(fields["text"], fields["n_words"]),
+    "truncate_turns_for_reference": lambda fields: turns_within(
+        fields["turns"], fields["max_words_per_turn"]
     ),
 }
 FORMULAS = {"split_think", "truncate_text_left", "truncate_turns_for_reference"}

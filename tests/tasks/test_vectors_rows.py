@@ -36,8 +36,8 @@ DIFFER = {"evaluates-python-source": "a data file must not run code"}
 )
 def test_vector(vector: Vector) -> None:
     if vector.family == "fantom.f1":
-        found = token_f1(vector.input["gold"], vector.input["pred"])
-        assert_matches(found, vector.expected["result"])
+        f1 = token_f1(vector.input["gold"], vector.input["pred"])
+        assert_matches(f1, vector.expected["result"])
         return
     value = vector.input["text" if "text" in vector.input else "value"]
     assert_matches(READERS[vector.family](value), vector.expected["result"])

@@ -11,7 +11,7 @@ import pytest
 from soulkit.report.table import canary_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
-from soulkit.tasks.canaries import NAMES, texts
+from soulkit.tasks.canaries import CANARY_NAMES, canary_texts
 from soulkit.train.rollouts.canaries import first_values, reasons
 from soulkit.train.state.lines import steps_of
 from soulkit.train.state.summary import TrainSummary, canary_totals
@@ -20,7 +20,7 @@ from tests.support.judged import TASKS, first_message, opinion, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.train.support import soul
 
-GIBBERISH = texts()["gibberish"]
+GIBBERISH = canary_texts()["gibberish"]
 STEPS = 4
 
 
@@ -35,7 +35,7 @@ class Judge:
         if GIBBERISH in said:
             self.seen += 1
             return opinion(10 if self.turn is not None and self.seen > self.turn else 0)
-        return opinion(0 if any(text in said for text in texts().values()) else 5)
+        return opinion(0 if any(text in said for text in canary_texts().values()) else 5)
 
 
 def trained(warm: Path, out: Path, url: str, *arguments: object, steps: int = STEPS) -> int:
@@ -99,7 +99,7 @@ def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
 
     def script(index: int, body: Any) -> Fault | None:
         """After two steps no draft is judged any more."""
-        canary = any(text in first_message(body) for text in texts().values())
+        canary = any(text in first_message(body) for text in canary_texts().values())
         gone = judge.seen >= 4 and not canary and not mended
         return Fault.status_error(400, "gone") if gone else None
 
@@ -113,7 +113,7 @@ def test_a_resumed_run_keeps_the_first_values_and_pays_nothing_twice(
     lines = [line for line in read_jsonl(out / "metrics.jsonl") if "reward/draft" in line]
     assert len(lines) == STEPS and lines[-1]["canary/gibberish"] == 1
     assert lines[-1]["canaries/alarms"][0]["first"] == 0
-    assert summary_of(out)["canaries"]["first"] == dict.fromkeys(NAMES, 0)
+    assert summary_of(out)["canaries"]["first"] == dict.fromkeys(CANARY_NAMES, 0)
     assert judge.seen == 2 * STEPS
 
 
@@ -170,6 +170,6 @@ def test_reasons_for_an_alarm(value, first, drafts, why) -> None:
     assert reasons(value, first, drafts, allowed=0.1) == why
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CANARY_NAMES)
 def test_every_canary_says_something(name: str) -> None:
-    assert len(texts()[name].split()) > 30 or name == "to_the_judge"
+    assert len(canary_texts()[name].split()) > 30 or name == "to_the_judge"

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from soulkit.data.literals import parse_candidates
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import named, plain, tagged_letter, tagged_text
+from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
 from soulkit.tasks.choice import ChoiceTask
@@ -131,7 +131,7 @@ class Fantom(ChoiceTask):
         if form == "yes_no":
             return _polarity(answer)[0] == _gold_polarity(gold)
         wanted = {plain(name) for name in parse_candidates(gold)}
-        said = named(answer, _people(example))
+        said = named_options(answer, _people(example))
         return said == wanted and (bool(wanted) or _says_nobody(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
@@ -361,7 +361,7 @@ def _names_status(answer: str, people: Sequence[str]) -> str:
     parts = [plain(part).split() for part in re.split(r"[,;\n/&]|\band\b", answer)]
     if all(len(part) <= _NAME_WORDS for part in parts):
         return "ok" if any(parts) else "malformed"
-    return "salvaged" if named(answer, people) else "malformed"
+    return "salvaged" if named_options(answer, people) else "malformed"
 
 
 # -- gold ----------------------------------------------------------------------------------------

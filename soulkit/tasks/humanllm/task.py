@@ -21,7 +21,7 @@ from soulkit.judge.verdict import tagged_text
 from soulkit.tasks.budgets import keep_latest
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
-from soulkit.tasks.lettered import UNREAD, read_state
+from soulkit.tasks.lettered import UNREAD_OPENINGS, read_state
 from soulkit.types import Episode, Example, Score
 
 LETTERS = "ABCDEFGHIJKLMNOPQRST"
@@ -171,7 +171,7 @@ class HumanLLM(ChoiceTask):
 
 
 _UNREAD = {
-    **UNREAD,
+    **UNREAD_OPENINGS,
     "malformed": "The draft did not put five different letters between the answer tags.",
     "no_tag": "The draft never put its ranking between the answer tags.",
 }

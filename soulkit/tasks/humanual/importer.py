@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes
+from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
 from soulkit.data.literals import structure
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
 
@@ -72,7 +72,7 @@ def _posts(path: Path) -> Imported | None:
     if path.suffix.lower() != ".json":
         return None
     try:
-        value = parse_json(read_bytes(path).decode("utf-8-sig"))
+        value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError:
         return None  # the reader of rows says what is wrong with it
     posts = isinstance(value, Mapping) and value and all(map(_is_post, value.values()))

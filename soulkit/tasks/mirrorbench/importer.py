@@ -26,14 +26,14 @@ from typing import Any
 from soulkit.data.files import (
     BadRow,
     RawRow,
-    parse_json,
+    parse_row_json,
     present,
     read_bytes,
     read_rows,
     unreadable,
 )
 from soulkit.data.literals import structure
-from soulkit.data.turns import Message, alternate, blank_message, conversation
+from soulkit.data.turns import ChatMessage, alternate, blank_message, conversation
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, rows_from, wrong_shape
 from soulkit.tasks.mirrorbench.subsets import subset_of
@@ -83,7 +83,7 @@ def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
                       "questions alone hold none.")  # fmt: skip
 
 
-def _spoken(messages: list[Message]) -> list[Message]:
+def _spoken(messages: list[ChatMessage]) -> list[ChatMessage]:
     place = blank_message(messages)
     if place is not None:
         raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is "
@@ -164,7 +164,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     if path.suffix.lower() != ".json":
         return read_rows(path)
     try:
-        columns = parse_json(read_bytes(path).decode("utf-8-sig"))
+        columns = parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
         raise unreadable(path, f"not JSON: {error}") from error
     if isinstance(columns, list):

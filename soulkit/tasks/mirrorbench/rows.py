@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from soulkit.data.turns import Message
+from soulkit.data.turns import ChatMessage
 from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import VOICES, Voice
 
@@ -44,7 +44,7 @@ class Wish:
     voice: Voice
     rng: random.Random
 
-    def user(self, text: str) -> Message:
+    def user(self, text: str) -> ChatMessage:
         return {"role": "user", "content": self.voice.write(text)}
 
 
@@ -65,7 +65,7 @@ def _row(i: int, seed: int) -> Row:
     named = {} if i % 5 == 4 else {"dataset": subset}
     return {
         "task_description": f"{who} turns to an assistant about {subject} and wants to know {aim}. "
-        f"This person {wish.voice.told}.",
+        f"This person {wish.voice.trait}.",
         "turns": turns,
         **named,
         "conversation_id": key,
@@ -75,7 +75,7 @@ def _row(i: int, seed: int) -> Row:
     }
 
 
-Shape = tuple[str, Row, list[Message]]
+Shape = tuple[str, Row, list[ChatMessage]]
 
 
 def _clariq(wish: Wish, i: int) -> Shape:
@@ -121,9 +121,9 @@ SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
 """Subset → how a row of it is made."""
 
 
-def _open_talk(wish: Wish, rounds: int) -> list[Message]:
+def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
     asked = [wish.aim, *wish.others][:rounds]
-    turns: list[Message] = []
+    turns: list[ChatMessage] = []
     for place, facet in enumerate(asked):
         lead = "Can you tell me" if place == 0 else wish.rng.choice(("And", "Next question:"))
         turns.append(wish.user(f"{lead} {facet}? It is about {wish.subject}."))
@@ -131,7 +131,7 @@ def _open_talk(wish: Wish, rounds: int) -> list[Message]:
     return turns
 
 
-def _asked(facet: str) -> Message:
+def _asked(facet: str) -> ChatMessage:
     return {"role": "assistant", "content": f"are you asking {facet}"}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from soulkit.data.turns import alternate
 from soulkit.tasks.texts import Texts
-from soulkit.tasks.voices import FAMILIES, NAMES, VOICES, Feature, Voice
+from soulkit.tasks.voices import FAMILIES, FIRST_NAMES, VOICES, Feature, Voice
 
 Row = dict[str, Any]
 
@@ -56,7 +56,7 @@ def _row(i: int, seed: int) -> Row:
     plan = plans()[i % len(plans())]
     voice, tone = rng.choice(VOICES), rng.choice(TONES)
     wanted = plan.intent.format(x=rng.choice(TEXTS["where"][plan.kind]))
-    who = f"{rng.choice(NAMES)} {rng.choice(FAMILIES)}"
+    who = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILIES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
     full = (i // len(plans()) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan.notes]
@@ -92,7 +92,7 @@ def _drafts(notes: list[tuple[str, str]], tone: str) -> list[str]:
 
 def _background(who: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
     """What the writer has in mind, who they are, and what they like."""
-    profile = (who, f"This person {voice.told}", "Tells things one message at a time")
+    profile = (who, f"This person {voice.trait}", "Tells things one message at a time")
     return {
         "pre_writing_materials_text": "\n".join(f"- {q}\n  {a}" for q, a in notes),
         "user_profile_text": "\n".join(f"- {line}" for line in profile),

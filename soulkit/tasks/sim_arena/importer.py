@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import RawRow, parse_json, read_bytes, unreadable
-from soulkit.data.turns import Message, alternate, blank_message
+from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable
+from soulkit.data.turns import ChatMessage, alternate, blank_message
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ def _table(path: Path, kind: str, name: str) -> Table:
 
 def _json(path: Path) -> Any:
     try:
-        return parse_json(read_bytes(path).decode("utf-8-sig"))
+        return parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
         raise unreadable(path, f"not JSON: {error}") from error
 
@@ -109,7 +109,7 @@ def _json(path: Path) -> Any:
 # -- the conversation ----------------------------------------------------------------------------
 
 
-def _talk(record: RawRow, turns: int | None = None) -> tuple[list[str], list[Message]]:
+def _talk(record: RawRow, turns: int | None = None) -> tuple[list[str], list[ChatMessage]]:
     """(what the user said, the conversation), its first `turns` rounds."""
     said, replies = (record.fields.get(name) for name in _TALK)
     if not isinstance(said, list) or not isinstance(replies, list) or not said:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soulkit.data.turns import alternate
-from soulkit.tasks.voices import FAMILIES, NAMES, VOICES, Voice
+from soulkit.tasks.voices import FAMILIES, FIRST_NAMES, VOICES, Voice
 
 Row = dict[str, Any]
 
@@ -119,10 +119,10 @@ def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_math/{seed}/{i}")
     problem = PROBLEMS[i % len(PROBLEMS)](rng)
     voice, stuck, slips = rng.choice(VOICES), rng.choice(sorted(STUCK)), rng.random() < 0.5
-    grade, who = rng.choice(GRADES), f"{rng.choice(NAMES)} {rng.choice(FAMILIES)}"
+    grade, who = rng.choice(GRADES), f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILIES)}"
     said, replies = _lesson(problem, voice, stuck, slips)
     profile = [f"{who}, {grade}", f"This student {STUCK[stuck]}",
-               f"{problem.topic.capitalize()}: partly understood", f"This student {voice.told}",
+               f"{problem.topic.capitalize()}: partly understood", f"This student {voice.trait}",
                "Makes a slip in the first step" if slips else "Computes carefully"]  # fmt: skip
     packed = {
         "id": f"sm{seed}-{i}",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from soulkit.judge.fence import utterance
-from soulkit.judge.objects import LENIENT, Scan, Shown, scan, whole
+from soulkit.judge.objects import LENIENT, JudgeMaterial, Scan, scan, whole
 from soulkit.judge.verdict import remove_think, spoken
 from soulkit.tasks.budgets import MARK, first_words
 from soulkit.text import sanitise
@@ -75,14 +75,14 @@ def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") 
         action = parse_action(remove_think(text, remove_unclosed=True))
         argument = sanitise(action.argument)
     else:
-        action = _read(text, name, Shown("", words))
+        action = _read(text, name, JudgeMaterial("", words))
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
         if action.kind in TOLD and not argument.strip():
             return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
     return replace(action, argument=argument, cut=argument.endswith(MARK))
 
 
-def _read(text: str, name: str, shown: Shown) -> Action:
+def _read(text: str, name: str, shown: JudgeMaterial) -> Action:
     """Of a reply that is one object from end to end, the object's action: whoever says <think> in
     it does not think, and whoever repeats another's action word for word does it."""
     alone = whole(text.strip(), LENIENT)
@@ -165,7 +165,7 @@ _PIECE_TEXT = re.compile(
 _ESCAPED = re.compile(r"""\\(["'\\/nt])""")
 
 
-def _from_objects(said: str, objects: Scan, shown: Shown) -> Action | None:
+def _from_objects(said: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
     """The first action among the objects of a reply that is no quotation: whoever plays both sides
     goes first."""
     for span in objects.spans:
@@ -245,7 +245,7 @@ def _text(argument: Any) -> str:
     return json.dumps(argument)
 
 
-def _from_pieces(said: str, objects: Scan, shown: Shown) -> Action | None:
+def _from_pieces(said: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
     """The action of an object that is no JSON: unescaped quotes, single quotes, cut off.
 
     What its argument holds is speech, whatever it looks like; a quotation among words is none.

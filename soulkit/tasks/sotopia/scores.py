@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from soulkit.judge.hacking import audited
-from soulkit.judge.structured import Shape
+from soulkit.judge.hacking import auditable_texts
+from soulkit.judge.structured import VerdictShape
 from soulkit.tasks.sotopia.actions import TOLD, Action
 from soulkit.types import Kind
 
@@ -67,27 +67,27 @@ def weighted(raw: Mapping[str, float]) -> float:
 # -- verdicts ------------------------------------------------------------------------------------
 
 
-class _Gain(Shape):
+class _Gain(VerdictShape):
     reasoning: str
     score: int = Field(ge=0, le=10)
 
 
-class _Change(Shape):
+class _Change(VerdictShape):
     reasoning: str
     score: int = Field(ge=-5, le=5)
 
 
-class _Loss(Shape):
+class _Loss(VerdictShape):
     reasoning: str
     score: int = Field(ge=-10, le=0)
 
 
-class _Any(Shape):
+class _Any(VerdictShape):
     reasoning: str
     score: int
 
 
-class Ratings(Shape):
+class Ratings(VerdictShape):
     """A judge's seven scores, each within its range."""
 
     believability: _Gain
@@ -102,7 +102,7 @@ class Ratings(Shape):
         return raw_of(self)
 
 
-class LooseRatings(Shape):
+class LooseRatings(VerdictShape):
     """The same under `reference`, where a score outside its range is moved to its end."""
 
     believability: _Any
@@ -131,7 +131,7 @@ def audited_lines(actions: Sequence[Action]) -> list[str]:
     What starts like JSON, a list or a call (`word (`) is left out, and so are leaving and silence.
     """
     spoken = (a.argument for a in actions if a.kind in TOLD)
-    return audited(spoken, "reference")
+    return auditable_texts(spoken, "reference")
 
 
 def reference_reward(

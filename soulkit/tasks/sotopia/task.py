@@ -408,10 +408,10 @@ def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
 
 def _words(rated: Sequence[panel.Opinion[Any]]) -> str:
     """All reasonings, a line each; with several opinions each under its judge's name."""
-    readable = [opinion for opinion in rated if opinion.found is not None]
+    readable = [opinion for opinion in rated if opinion.answer is not None]
     blocks = []
     for opinion in readable:
-        lines = [f"{name} {opinion.said[name]['score']}: {opinion.said[name]['reasoning']}"
+        lines = [f"{name} {opinion.fields[name]['score']}: {opinion.fields[name]['reasoning']}"
                  for name in DIMENSIONS]  # fmt: skip
         head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
         blocks.append("\n".join([*head, *lines]))

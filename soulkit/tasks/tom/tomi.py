@@ -14,7 +14,7 @@ from typing import Any
 from soulkit.data.literals import parse_candidates, parse_story
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import has_word, named, plain, tagged_text
+from soulkit.judge.verdict import has_word, named_options, plain, tagged_text
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.questions import read_question
@@ -41,7 +41,7 @@ class PlaceTask(ChoiceTask):
     def grade(self, example: Example, answer: str) -> float:
         gold = self.gold_text(example)
         if self.protocol == "paper":
-            return float(named(answer, self._options(example)) == {plain(gold)})
+            return float(named_options(answer, self._options(example)) == {plain(gold)})
         others = [c for c in example.fields["cands"] if c != gold]
         right = bool(gold) and has_word(answer, gold)
         return float(right and not any(has_word(answer, other) for other in others))
@@ -63,7 +63,7 @@ class PlaceTask(ChoiceTask):
 
     def _place(self, example: Example, answer: str) -> str | None:
         """The one place that an answer names; as it stands if it names none, None if several."""
-        places = named(answer, self._options(example))
+        places = named_options(answer, self._options(example))
         return next(iter(places)) if len(places) == 1 else None if places else answer
 
     def rehearse(self, example: Example, rng: random.Random) -> str | None:

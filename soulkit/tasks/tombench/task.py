@@ -26,7 +26,7 @@ from soulkit.errors import ConfigError
 from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lettered import (
-    UNREAD,
+    UNREAD_OPENINGS,
     LetteredTask,
     gold_error,
     macro,
@@ -139,7 +139,7 @@ class ToMBench(LetteredTask):
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         chinese = example.fields["language"] == "zh"
-        unread = UNREAD_ZH if chinese else UNREAD
+        unread = UNREAD_ZH if chinese else UNREAD_OPENINGS
         first = opening(read_state(score), *OPENINGS["zh" if chinese else "en"], unread)
         advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (ADVICE, GENERAL)
         group = group_of(str(example.fields.get("ability") or "")).lower()

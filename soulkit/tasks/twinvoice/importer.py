@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_json, read_bytes, read_rows, unreadable
+from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes, read_rows, unreadable
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 
@@ -128,7 +128,7 @@ def read_profiles(choices: Path) -> dict[str, Person]:
             "Copy that file into the same folder.",
         )
     try:
-        value = parse_json(read_bytes(found).decode("utf-8-sig"))
+        value = parse_row_json(read_bytes(found).decode("utf-8-sig"))
     except ValueError as error:
         raise unreadable(found, f"not one JSON object: {error}") from error
     listed = value.get("characterList") if isinstance(value, Mapping) else None

@@ -17,7 +17,7 @@ from typing import Any
 from soulkit.data.literals import item_text
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
-from soulkit.tasks.budgets import keep_latest, words
+from soulkit.tasks.budgets import keep_latest, total_words
 from soulkit.tasks.lettered import (
     LETTERS,
     LetteredTask,
@@ -91,7 +91,7 @@ class TwinVoice(LetteredTask):
         most = int(self.spec.options.get("history_entries", len(entries)))
         old = max(len(entries) - most, 0)
         shown, cut = keep_latest(entries[old:], self.spec.columns[name].max_words)
-        if cut := cut + words(entries[:old]):
+        if cut := cut + total_words(entries[:old]):
             cuts[name] = cut
         return ({**fitted, name: shown} if name in view else fitted), cuts
 

@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, groupby
 
-from soulkit.judge.verdict import named, plain
+from soulkit.judge.verdict import named_options, plain
 from soulkit.tasks.userllm.fields import Said
 from soulkit.types import Protocol
 
@@ -95,7 +95,7 @@ def choices_named(choices: Sequence[str], reply: str, protocol: Protocol) -> tup
     reads every script.
     """
     if protocol == "paper":
-        said = named(reply, choices)
+        said = named_options(reply, choices)
         return tuple(choice for choice in choices if plain(choice) in said)
     text = choice_form(reply)
     return tuple(c for c in choices if choice_form(c).strip() and choice_form(c) in text)

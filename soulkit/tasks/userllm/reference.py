@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.structured import Question
+from soulkit.judge.structured import JudgeQuestion
 from soulkit.models.base import Cast
 from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, Said
 from soulkit.tasks.userllm.metrics import (
@@ -52,9 +52,9 @@ class UserLLMReference(UserLLM):
     def _worth(self, label: str, right: str) -> float:
         return worth(label, right)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> Question[str]:
+    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """Any text is taken, at the first attempt."""
-        return Question(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+        return JudgeQuestion(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         said = self._said(episode) if score is not None else None

@@ -29,7 +29,7 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
-from soulkit.judge.structured import Question, label_question
+from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
@@ -249,7 +249,7 @@ class UserLLM(ChoiceTask):
         """What a judge's label counts."""
         return float(label == right)
 
-    def _question(self, example: Example, text: str) -> Question[str]:
+    def _question(self, example: Example, text: str) -> JudgeQuestion[str]:
         source, view = example.fields["source"], example.visible("judge")
         told = {"reply": fence(text, "reply")}
         if source == NQ:
@@ -259,7 +259,7 @@ class UserLLM(ChoiceTask):
         prompt = self.prompts.render(f"judge_{purpose}", **told)
         return self.label_asked(purpose, prompt, source)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> Question[str]:
+    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """The question for one of the source's two labels."""
         return label_question(purpose, prompt, LABELS[source])
 

@@ -22,7 +22,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.roles.players import RoleSettings
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.tasks.base import Task
-from soulkit.tasks.canaries import fixed
+from soulkit.tasks.canaries import fixed_examples
 from soulkit.tasks.selfcheck import nobody
 from soulkit.train.config import TrainConfig
 from soulkit.train.material import trial
@@ -89,7 +89,7 @@ def obstacle_of(
             "feedback is to come from another example, and a step has a single one",
             "use more rows and more --prompts, or leave out --shuffle-feedback",
         )
-    return asyncio.run(_tried(config, objective, task, fixed(examples, ROWS)))
+    return asyncio.run(_tried(config, objective, task, fixed_examples(examples, ROWS)))
 
 
 def _unasked_for(config: TrainConfig, task: Task) -> bool:

@@ -26,7 +26,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.base import Task
-from soulkit.tasks.canaries import Canary, fixed, hatch
+from soulkit.tasks.canaries import Canary, canary_episodes, fixed_examples
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_lines
@@ -136,7 +136,7 @@ def canaries_of(pool: TaskRows) -> list[Canary]:
     canaries = [
         c
         for task, rows_of_task in rows.values()
-        for c in hatch(task, fixed(rows_of_task, EXAMPLES))
+        for c in canary_episodes(task, fixed_examples(rows_of_task, EXAMPLES))
     ]
     if not canaries:
         raise _nobody_judges(list(rows))

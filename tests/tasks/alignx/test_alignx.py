@@ -13,7 +13,7 @@ import pytest
 
 from soulkit.data.files import RawRow, write_rows
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.loading import load_examples, to_examples
 from soulkit.types import Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.evaluation import api
@@ -315,7 +315,9 @@ def test_feedback_from_rules_tells_nothing_about_the_replies(name: str) -> None:
             drafts = (task.gold_completion(example), task.wrong_completion(example), "", "B")
             for given in (None, *(score_text(task, example, draft) for draft in drafts)):
                 text = task.explain(example, None, given)
-                feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+                feedback = check_leak(
+                    Feedback(text=text, author="symbolic"), task.leak_view(example)
+                )
                 assert not feedback.leak and len(text.split()) > 20
             assert task.rehearse(example, random.Random(0))
 

@@ -11,7 +11,7 @@ import pytest
 
 from soulkit.data.files import flatten
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.fantom.task import form_of
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.road import NO_ONE, episode_of, score_text, synth, synth_examples, task_of
@@ -321,7 +321,7 @@ def test_advice_from_rules_gives_nothing_away() -> None:
         drafts = (task.gold_completion(one), task.wrong_completion(one), "", "<answer></answer>")
         given = [score_text(task, one, draft) for draft in drafts]
         for text in [task.explain(one, None, s) for s in (None, *given)]:
-            checked = check(Feedback(text=text, author="symbolic"), task.leak_view(one))
+            checked = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(one))
             assert checked.leak == "", (text, one.fields["complete_question"])
             assert task.gold_text(one).lower() not in text.lower().split()
             seen.add(text)
@@ -344,7 +344,7 @@ def test_advice_from_rules_gives_nothing_away() -> None:
 )
 def test_what_advice_must_not_say(form: str, text: str, leak: str) -> None:
     view = task_of("fantom").leak_view(example(form))
-    assert check(Feedback(text=text, author="coach"), view).leak == leak
+    assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
 
 
 def test_the_model_coach_reads_the_conversation_and_no_gold() -> None:

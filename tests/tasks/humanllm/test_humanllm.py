@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth, synth_examples, task_of
 from tests.tasks.humanllm.reference import reformat_history
@@ -188,7 +188,7 @@ def test_feedback_names_nothing_on_offer_and_fits_the_draft() -> None:
             given = score_text(task, example, draft)
             texts.append(task.explain(example, None, given))
         for text in (*texts, task.explain(example, None, None)):
-            feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert not feedback.leak and feedback.blind <= feedback.chance, text
         assert len(set(texts)) == 5
 

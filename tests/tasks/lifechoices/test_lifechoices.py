@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lifechoices.reference import climb
 from soulkit.tasks.lifechoices.task import NESTED
@@ -186,7 +186,7 @@ def test_lessons_fit_the_draft_and_the_row() -> None:
         unread = task.explain(example, None, score_text(task, example, "Well."))
         assert "between the answer tags" in unread
         for text in (*texts.values(), unread):
-            assert not check(task.symbolic(text), task.leak_view(example)).leak
+            assert not check_leak(task.symbolic(text), task.leak_view(example)).leak
 
 
 def test_gold_under_both_protocols_on_made_rows() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.data.files import RawRow
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.mistakes.task import Mistakes
@@ -135,7 +135,7 @@ def test_lessons_tell_solving_from_another_error() -> None:
         )
         for text, start in zip(said, starts, strict=True):
             assert text.startswith(start)
-            assert not check(task.symbolic(text), task.leak_view(example)).leak, text
+            assert not check_leak(task.symbolic(text), task.leak_view(example)).leak, text
 
 
 def test_the_worked_form_is_the_students_thought_with_its_end() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.mmtom.task import options_of
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth_examples, task_of
@@ -90,8 +90,8 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         texts = [task.explain(example, None, found) for found in (*scores, None)]
         assert all(texts) and len(set(texts)) == 6
         for text in texts:
-            feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert feedback.leak == "", text
         view = task.leak_view(example)
         told = Feedback(text=f"Surely {view.gold}", author="symbolic")
-        assert check(told, view).leak == "gold_text"
+        assert check_leak(told, view).leak == "gold_text"

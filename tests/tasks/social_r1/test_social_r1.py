@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
 from soulkit.tasks.social_r1.task import SocialR1, leading_letter, read_scene
 from soulkit.tasks.worked import letter_of
@@ -166,7 +166,7 @@ def test_feedback_is_a_worked_example_with_the_answer() -> None:
         draft = score_text(task, example, "")
         text = task.explain(example, None, draft)
         assert text.startswith(example.fields["why"]) and task.gold_completion(example) in text
-        feedback = check(task.symbolic(text), task.leak_view(example))
+        feedback = check_leak(task.symbolic(text), task.leak_view(example))
         assert feedback.leak and feedback.usable and feedback.kind == "worked_example"
     bare = task.example(ROW)
     assert "She is embarrassed. <answer>B</answer>" in task.explain(bare, None, None)
@@ -204,4 +204,4 @@ def test_the_other_kind_of_feedback_gives_nothing_away() -> None:
         scores = [*(score_text(task, example, draft) for draft in drafts), None]
         for text in (task.explain(example, None, s) for s in scores):
             assert text
-            assert not check(task.symbolic(text), task.leak_view(example)).leak, text
+            assert not check_leak(task.symbolic(text), task.leak_view(example)).leak, text

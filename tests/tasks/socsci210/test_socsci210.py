@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.tasks.socsci210.scales import Scale, read_scale
 from soulkit.tasks.socsci210.task import asked_openly
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
@@ -204,8 +204,8 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         texts = [task.explain(example, None, found) for found in (*scores, None)]
         assert all(texts) and len(set(texts)) >= 5
         for text in texts:
-            feedback = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert feedback.leak == "", text
     gold = task.gold_text(example)
     told = Feedback(text=f"They said {gold}.", author="symbolic")
-    assert check(told, task.leak_view(example)).leak
+    assert check_leak(told, task.leak_view(example)).leak

@@ -15,7 +15,7 @@ import pytest
 from soulkit.cli import app as cli
 from soulkit.data.files import RawRow
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.loading import to_examples
@@ -179,7 +179,7 @@ def test_what_rules_say_gives_nothing_away(originals: list[Example]) -> None:
         drafts = (None, task.gold(example), task.wrong(example), task.canary(example, "Hi."))
         for draft in drafts:
             text = task.explain(example, draft, None)
-            said = check(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            said = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert said.leak == "", text
 
 

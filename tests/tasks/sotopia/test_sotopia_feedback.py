@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.types import Feedback, Score
 from tests.support.sotopia import (
@@ -49,7 +49,7 @@ def test_the_coach_hears_what_was_rated_and_nothing_of_the_other_side() -> None:
 )
 def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
     view = sotopia().leak_view(example())
-    assert check(Feedback(text=text, author="coach"), view).leak == leak
+    assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
 
 
 def test_a_coach_that_never_ends_gives_nothing() -> None:
@@ -73,13 +73,15 @@ def test_rules_remark_on_the_draft(mine: list[str], remark: str) -> None:
     task, row = sotopia(), example()
     text = task.explain(row, task.scripted(row, mine), None)
     assert text and remark in text
-    assert not check(Feedback(text=text, author="symbolic"), task.leak_view(row)).leak
+    assert not check_leak(Feedback(text=text, author="symbolic"), task.leak_view(row)).leak
 
 
 def test_rules_have_advice_without_a_draft() -> None:
     text = sotopia().explain(example(), None, None)
     assert text and text.startswith("You came for this: Sell for at least 300.")
-    assert not check(Feedback(text=text, author="symbolic"), sotopia().leak_view(example())).leak
+    assert not check_leak(
+        Feedback(text=text, author="symbolic"), sotopia().leak_view(example())
+    ).leak
 
 
 def test_feedback_without_a_coach_comes_from_rules() -> None:

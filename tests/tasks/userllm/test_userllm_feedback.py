@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.judge.leaks import check
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM
@@ -50,7 +50,7 @@ def test_lessons_give_nothing_away() -> None:
         lessons = [task.explain(one, episode_of(task, one, text), score)
                    for text, score in drafts_of(one)]  # fmt: skip
         for text in [*lessons, task.explain(one, None, None), task.rehearse(one, random.Random(1))]:
-            assert text and not check(Feedback(text=text, author="symbolic"), view).leak, text
+            assert text and not check_leak(Feedback(text=text, author="symbolic"), view).leak, text
             assert not choices_named(one.fields["choices"] or (), text, "paper") and END not in text
             said.add(text)
     assert len(said) > 12
@@ -84,7 +84,7 @@ def test_words_of_a_lesson_that_are_choices_are_not_said() -> None:
 )
 def test_what_leaks(row: dict[str, Any], text: str, leak: str) -> None:
     view = task_of("userllm").leak_view(example(row))
-    assert check(Feedback(text=text, author="x"), view).leak == leak
+    assert check_leak(Feedback(text=text, author="x"), view).leak == leak
 
 
 def test_reference_hints_name_what_they_mean() -> None:
