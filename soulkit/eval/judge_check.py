@@ -143,14 +143,14 @@ class Check:
         """Calls at most, without the questions that have to be put again."""
         per_episode = sum(s.task.calls(s.example).get("judge", 0) for s in self.seen)
         judges = len(self.config.judge)
-        asked = judges * self.config.samples * per_episode
+        calls = judges * self.config.samples * per_episode
         compared = judges * 2 * len(self.couples)
         return {
             "episodes": len(self.seen),
             "judges": judges,
             "judgements": judges * self.config.samples * len(self.seen),
             "pairs": judges * len(self.couples),
-            "calls": asked + compared,
+            "calls": calls + compared,
         }
 
     def players(self, crew: Crew) -> dict[str, Player]:
@@ -159,8 +159,8 @@ class Check:
         for settings in self.config.judge:
             player = crew.player("judge", settings, self.config.seed, self.source.judge_samples)
             if self.config.temperature is not None:
-                asked = replace(player.sampling, temperature=self.config.temperature)
-                player = replace(player, sampling=asked)
+                sampling = replace(player.sampling, temperature=self.config.temperature)
+                player = replace(player, sampling=sampling)
             made.append(player)
         return dict(zip(judge_names(made), made, strict=True))
 
@@ -208,19 +208,19 @@ def judged_episodes(
     """
     rows = rows_of(source)
     played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
-    found: dict[str, list[Seen]] = {}
+    by_task: dict[str, list[Seen]] = {}
     for record in sorted(played, key=lambda r: (r.task, r.example_id, r.rollout)):
         row = rows.get((record.task, record.example_id))
         if row is not None and row[0].calls(row[1]).get("judge"):
-            found.setdefault(record.task, []).append(Seen(*row, record))
-    if not found:
+            by_task.setdefault(record.task, []).append(Seen(*row, record))
+    if not by_task:
         raise DataError(
             f"{folder} holds no judged episode that was played to its end.",
             "There is nothing that a judge could read, or the rows have changed since.",
             "Finish the evaluation first, with the same files.",
         )
     lost = sum((record.task, record.example_id) not in rows for record in played)
-    return tuple(seen for mine in found.values() for seen in mine[:limit]), lost
+    return tuple(seen for seen_of_task in by_task.values() for seen in seen_of_task[:limit]), lost
 
 
 def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
@@ -240,8 +240,8 @@ def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
 
 
 def _trace(record: Record) -> str:
-    said = "\n".join(f"{line.seat}: {line.text}" for line in record.episode.transcript)
-    return f"{record.task}/{record.key}/{hashlib.sha256(said.encode()).hexdigest()}"
+    conversation = "\n".join(f"{line.seat}: {line.text}" for line in record.episode.transcript)
+    return f"{record.task}/{record.key}/{hashlib.sha256(conversation.encode()).hexdigest()}"
 
 
 # -- asking --------------------------------------------------------------------------------------
@@ -319,8 +319,8 @@ class Asking:
 
     def __post_init__(self) -> None:
         for line in read_jsonl(self.run.path / JUDGEMENTS):
-            known = _JUDGEMENT.validate_python(line)
-            self.judgements[known.key, known.judge, known.sample] = known
+            judgement = _JUDGEMENT.validate_python(line)
+            self.judgements[judgement.key, judgement.judge, judgement.sample] = judgement
         for line in read_jsonl(self.run.path / PAIRS):
             pair = _MATCH.validate_python(line)
             self.matches[pair.key, pair.judge] = pair
@@ -364,11 +364,11 @@ class Asking:
                         yield partial(self._rate, file, seen, name, sample)
 
     async def _rate(self, file: JsonlWriter, seen: Seen, name: str, sample: int) -> bool:
-        found = await judgement(seen, name, self.players[name], sample, self.ledger)
-        self.judgements[found.key, name, sample] = found
-        if found.answered:
-            file.write(_JUDGEMENT.dump_python(found, mode="json"))
-        return found.answered
+        opinion = await judgement(seen, name, self.players[name], sample, self.ledger)
+        self.judgements[opinion.key, name, sample] = opinion
+        if opinion.answered:
+            file.write(_JUDGEMENT.dump_python(opinion, mode="json"))
+        return opinion.answered
 
     def _unpaired(self, file: JsonlWriter) -> Iterator[AskOnce]:
         for a, b in self.check.couples:
@@ -377,10 +377,10 @@ class Asking:
                     yield partial(self._pair, file, a, b, name)
 
     async def _pair(self, file: JsonlWriter, a: Seen, b: Seen, name: str) -> bool:
-        found, answered = await match(a, b, name, self.players[name])
-        self.matches[found.key, name] = found
+        result, answered = await match(a, b, name, self.players[name])
+        self.matches[result.key, name] = result
         if answered:
-            file.write(_MATCH.dump_python(found, mode="json"))
+            file.write(_MATCH.dump_python(result, mode="json"))
         return answered
 
     # -- the report --
@@ -401,8 +401,8 @@ class Asking:
 
     def _reliability(self, task: str) -> Reliability:
         subjects = {s.key: s.subject() for s in self.check.seen if s.task.name == task}
-        mine = [j for j in self.judgements.values() if j.key in subjects]
-        order = sorted(mine, key=lambda j: (j.key, list(self.players).index(j.judge), j.sample))
+        judged = [j for j in self.judgements.values() if j.key in subjects]
+        order = sorted(judged, key=lambda j: (j.key, list(self.players).index(j.judge), j.sample))
         started = f"{task}/"
         matches = [m for _, m in sorted(self.matches.items()) if m.key.startswith(started)]
         return Reliability(order, subjects, matches)
@@ -417,28 +417,30 @@ def read_report(folder: Path) -> Report:
             f"It was made by 'soul {command}'.",
             "Run soul judge check RUN, and name the folder that it prints.",
         )
-    found: Report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    report: Report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return report
 
 
 def remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
     """What limits the statements of a check, in sentences."""
-    found = []
+    sentences = []
     cold = [name for name, player in players.items() if player.sampling.temperature == 0]
     if check.config.samples < 2:
-        found.append("One opinion each: nothing is said about agreement of a judge with itself.")
+        sentences.append(
+            "One opinion each: nothing is said about agreement of a judge with itself."
+        )
     elif cold:
-        found.append(
+        sentences.append(
             f"{', '.join(cold)}: temperature 0, so asking again measures whether the server is "
             "deterministic, not how sure the judge is. Give --temperature 1 to measure that."
         )
     if check.lost:
-        found.append(
+        sentences.append(
             f"{check.lost} recorded episodes are left out: their rows are no longer in the data."
         )
     if check.config.pairs and not check.couples:
-        found.append(
+        sentences.append(
             "No row has two different drafts, so position bias is not measured. Evaluate with "
             "--repeats 2."
         )
-    return found
+    return sentences

@@ -175,10 +175,12 @@ def _missing(score: Score) -> str:
 
 def pairs_of(seen: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
     """Drafts of the same example, two by two, that differ in what the actor said."""
-    mine: dict[str, list[Seen]] = {}
+    of_example: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda s: (s.example.id, s.record.rollout)):
-        mine.setdefault(f"{one.task.name}/{one.example.id}", []).append(one)
-    couples = (pair for same in mine.values() for pair in zip(same[::2], same[1::2], strict=False))
+        of_example.setdefault(f"{one.task.name}/{one.example.id}", []).append(one)
+    couples = (
+        pair for same in of_example.values() for pair in zip(same[::2], same[1::2], strict=False)
+    )
     return [(a, b) for a, b in couples if a.said != b.said]
 
 

@@ -75,28 +75,28 @@ def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] 
     return None if price is None else (price.prompt, price.reply)
 
 
-def _loaded(config: EvalConfig, found: Plan) -> list[Machine]:
+def _loaded(config: EvalConfig, whole: Plan) -> list[Machine]:
     """What every checkpoint takes that this command loads."""
-    others = local_players(config, found, config.batch_size, config.device, config.dtype)
+    others = local_players(config, whole, config.batch_size, config.device, config.dtype)
     if config.kind != "local":
         return others
-    mine = [one for one in found.asked if "actor" in (one.role, one.name)]
-    return [sampler(config.model, found, mine, config.batch_size, config.device, config.dtype),
-            *others]  # fmt: skip
+    parts = [one for one in whole.asked if "actor" in (one.role, one.name)]
+    actor = sampler(config.model, whole, parts, config.batch_size, config.device, config.dtype)
+    return [actor, *others]
 
 
 def local_players(
-    config: RolesConfig, found: Plan, batch: int, device: str, dtype: str
+    config: RolesConfig, whole: Plan, batch: int, device: str, dtype: str
 ) -> list[Machine]:
     """What the checkpoints take that play beside the actor, each loaded once."""
     names = {who.written(): who.model for _, who in config.players() if who.kind == "local"}
-    asked = {name: [one for one in found.asked if one.name == name] for name in names}
-    return [sampler(names[n], found, mine, batch, device, dtype) for n, mine in asked.items()
-            if mine]  # fmt: skip
+    by_name = {name: [one for one in whole.asked if one.name == name] for name in names}
+    return [sampler(names[name], whole, parts, batch, device, dtype)
+            for name, parts in by_name.items() if parts]  # fmt: skip
 
 
 def sampler(
-    path: str, found: Plan, mine: Sequence[PlayerLoad], batch: int, device: str, dtype: str
+    path: str, whole: Plan, parts: Sequence[PlayerLoad], batch: int, device: str, dtype: str
 ) -> Machine:
     """What the checkpoint at `path` takes to say what it is asked for."""
     model = footprint(Path(path))
@@ -104,8 +104,8 @@ def sampler(
         return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: no checkpoint folder")
     kind, speed = device_speed(device)
     itemsize = number_bytes(dtype, kind, model)
-    memory = model.parameters * itemsize + model.cache_bytes(batch, longest_of(found), itemsize)
-    prompts, replies = sum(a.prompt_tokens for a in mine), sum(a.reply_tokens for a in mine)
+    memory = model.parameters * itemsize + model.cache_bytes(batch, longest_of(whole), itemsize)
+    prompts, replies = sum(a.prompt_tokens for a in parts), sum(a.reply_tokens for a in parts)
     seconds = model.seconds(prompts, replies, 0, batch, speed)
     return Machine(memory=round(memory), seconds=seconds, words=assumed(model, kind, speed.flops))
 
@@ -119,17 +119,17 @@ def together(machines: Sequence[Machine]) -> Machine | None:
     return Machine(memory=memory, seconds=seconds, words=words)
 
 
-def longest_of(found: Plan) -> int:
+def longest_of(whole: Plan) -> int:
     """Tokens of the longest context of a plan."""
-    return max((longest_tokens(t.longest_prompt, limit_of(found, t.task)) for t in found.tasks),
+    return max((longest_tokens(t.longest_prompt, limit_of(whole, t.task)) for t in whole.tasks),
                default=0)  # fmt: skip
 
 
-def limit_of(found: Plan, task: str) -> int:
+def limit_of(whole: Plan, task: str) -> int:
     """Tokens of all replies of one episode's actor, about: what its context grows by."""
-    part = next(t for t in found.tasks if t.task == task)
-    mine = [one for one in part.asked if one.role in ("actor", "partner", "environment")]
-    return sum(one.reply_tokens for one in mine) // max(part.episodes, 1)
+    part = next(t for t in whole.tasks if t.task == task)
+    spoken = [one for one in part.asked if one.role in ("actor", "partner", "environment")]
+    return sum(one.reply_tokens for one in spoken) // max(part.episodes, 1)
 
 
 def longest_tokens(words: int, replies: int) -> int:
