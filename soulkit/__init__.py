@@ -2,7 +2,7 @@
 
     import soulkit as sk
 
-    summary = sk.evaluate("runs/ditto/model", "tomi", data={"tomi": "synth:200"})
+    summary = sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"})
 
 The names below are loaded when they are first used: importing soulkit imports nothing else.
 """

@@ -100,7 +100,7 @@ class UnreadableVerdict(CallError):
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """A hint such as \" Did you mean 'hitom'?\", or the sorted list when nothing is near."""
+    """A hint such as \" Did you mean 'model'?\", or the sorted list when nothing is near."""
     names = sorted(words)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."

@@ -26,8 +26,8 @@ def evaluate(
 
     A checkpoint on this machine, or with `base_url` a model behind an OpenAI-compatible server.
 
-        sk.evaluate("runs/ditto/model", "tomi", data={"tomi": "synth:200"}, out="runs/after")
-        sk.evaluate("gpt-5-nano", ["tomi", "hitom"], base_url="https://api.openai.com/v1")
+        sk.evaluate("runs/ditto/model", "TASK", data={"TASK": "synth:200"}, out="runs/after")
+        sk.evaluate("gpt-5-nano", ["TASK", "OTHER"], base_url="https://api.openai.com/v1")
 
     Raises a UserError for whatever the command would refuse.
     """
@@ -52,8 +52,8 @@ def train_model(
 
     `tasks` may say mixing ratios. The weights are in `out/model` afterwards.
 
-        sk.train_model("ditto", "runs/warm/model", "secret_keeper", partner="scripted:lines.yaml",
-                       data={"secret_keeper": "synth:2000"}, steps=50, out="runs/ditto")
+        sk.train_model("ditto", "runs/warm/model", "TASK", data={"TASK": "synth:2000"},
+                       partner="scripted:lines.yaml", steps=50, out="runs/ditto")
 
     Raises a UserError for whatever the command would refuse.
     """
@@ -96,7 +96,7 @@ def load_run(path: str | Path) -> RunData:
 def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol = "paper") -> Task:
     """A task, ready to bind rows, play, score and critique; `tasks` is a file with your own.
 
-        sk.load_task("tomi").example({"story": "…", "question": "…", "answer": "box"})
+        sk.load_task("TASK").example({"question": "…", "answer": "box"})
 
     ConfigError when nobody declares it.
     """

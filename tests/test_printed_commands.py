@@ -13,9 +13,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -41,7 +43,7 @@ NOT_RUN = {
     "export ": "sets a variable for the lines after it",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
-    "soul serve partner": "serves until it is stopped; tests/serving/test_partner.py asks it",
+    "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py asks it",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
@@ -170,7 +172,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
         *(f"data synth tomi -n 12 --seed {seed} -o {name}" for seed, name in enumerate(tomi)),
         *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
           enumerate(("train", "eval"))),
-        "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
+        "tasks new night_bus", "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
         f"eval api --model m --task sotopia --data synth:3 {judged} --out RUN",
         "eval api --model m --task tomi --data synth:4 --out A",
         "eval api --model n --task tomi --data synth:4 --out B",
@@ -270,6 +272,8 @@ def shortened(line: str) -> str:
 
 def cleared(words: list[str], home: Path) -> None:
     """What the command is about to write is not there yet."""
+    if words[1:3] == ["tasks", "new"]:
+        shutil.rmtree(home / words[3])
     for flag in ("-o", "--out"):
         if flag in words:
             target = home / words[words.index(flag) + 1]
@@ -282,7 +286,7 @@ def run(one: Printed, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(home)
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    words = shlex.split(filled(one, url, home))
+    words = shlex.split(filled(one, url, home), comments=True)
     if words[0] == "make":
         return subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode
     assert words[0] == "soul"
@@ -322,4 +326,6 @@ def test_a_printed_program_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = re.sub(r"http://127\.0\.0\.1:\d+/v1", server.base_url, block)
-    exec(compile(source, "page", "exec"), {"__name__": "page"})
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    exec(compile(source, "page", "exec", dont_inherit=True), vars(module))

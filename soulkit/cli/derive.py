@@ -196,7 +196,7 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
 
 
 def listed(texts: Sequence[str] | None) -> list[str]:
-    """The names in texts such as `hitom,tomi`."""
+    """The names in texts such as `a,b`."""
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 

@@ -72,7 +72,7 @@ COMPLETERS = {kind: names_from(kind) for kind in ("tasks", "suites", "methods", 
 
 
 def ratios(text: str) -> dict[str, float]:
-    """`hitom,paratomi:0.5` → task → mixing ratio."""
+    """`a,b:0.5` → task → mixing ratio."""
     mixture: dict[str, float] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, colon, number = part.partition(":")

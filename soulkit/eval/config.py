@@ -60,7 +60,7 @@ class EvalConfig(PlayConfig):
         flag="--task",
         complete="tasks",
         metavar="TASK",
-        help="Tasks to play: hitom,tomi.",
+        help="Tasks to play: NAME,NAME.",
     )
     suite: str | None = setting(
         None,
@@ -150,7 +150,7 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
-            raise ValueError("name either tasks (--task hitom,tomi) or one suite (--suite small)")
+            raise ValueError("name either tasks (--task NAME,NAME) or one suite (--suite small)")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
         if self.base_url is not None:

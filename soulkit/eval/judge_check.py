@@ -234,7 +234,7 @@ def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
         raise ConfigError(
             "No task of this evaluation asks a judge.",
             "They are scored by rules, which always agree with themselves.",
-            "Name the run of a judged task, such as sotopia.",
+            "Name the run of a judged task; soul tasks list says which ask for a judge.",
         )
     return rows
 

@@ -111,7 +111,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def answers_text(summary: Summary) -> str:
-    """`tomi 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
+    """`TASK 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
 
     What is unscored is no answer; the table counts it by reason.
     """

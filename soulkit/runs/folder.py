@@ -250,7 +250,7 @@ def _looks_secret(where: str, value: str) -> bool:
     if words[-1] == "env":
         name_like = _VARIABLE_NAME.match(value) and not _RANDOM_WORD.search(value)
         return not name_like and bool(_SECRET_WORDS & set(words))
-    # The last word says what it is: `client_secret` is one, the task `secret_keeper` is none.
+    # The last word says what it is: `client_secret` is one, `secret_garden` is none.
     return words[-1] in _SECRET_WORDS
 
 

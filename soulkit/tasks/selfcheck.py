@@ -2,7 +2,7 @@
 model: once with the gold, which must score the maximum, and once with a readable wrong answer,
 which must not.
 
-Example: a Hi-ToM row whose options are `A. red_box, B. blue_bag` and whose gold is `red_box` is
+Example: a row whose options are `A. red_box, B. blue_bag` and whose gold is `red_box` is
 answered with `<answer>A</answer>` and `<answer>B</answer>`. A gold that fails means that no model
 could be right about that row; a wrong answer that passes, that any model could.
 

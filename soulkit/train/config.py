@@ -238,7 +238,7 @@ class TrainConfig(
     method: str = setting(flag=None, help="The name of the command.")
     tasks: dict[str, float] = setting(
         section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
-        help="Tasks with mixing ratios: hitom,paratomi:0.5 takes half of the second's rows.",
+        help="Tasks with mixing ratios: a,b:0.5 takes half of the second's rows.",
     )  # fmt: skip
     lora: LoraSettings = setting(
         LoraSettings(), flag=None, section="Task and model", help="The adapter that is trained."

@@ -6,7 +6,7 @@ something about one that gives nothing away, and does an actor who plays with fe
 draft that passes is enough, and one that cannot be tried counts as one that may pass; what only a
 model can tell is left to the run (`feedback.py`).
 
-Example: the feedback of social_r1 is a worked example, answer included. A run that does not ask for
+Example: the feedback of a task is a worked example, answer included. A run that does not ask for
 such has none, whoever coaches.
 """
 
