@@ -43,7 +43,8 @@ NOT_RUN = {
     "export ": "sets a variable for the lines after it",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
-    "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py asks it",
+    "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py "
+    "asks it",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
@@ -172,7 +173,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
         *(f"data synth tomi -n 12 --seed {seed} -o {name}" for seed, name in enumerate(tomi)),
         *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
           enumerate(("train", "eval"))),
-        "tasks new night_bus", "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
+        "tasks new night_bus",
+        "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
         f"eval api --model m --task sotopia --data synth:3 {judged} --out RUN",
         "eval api --model m --task tomi --data synth:4 --out A",
         "eval api --model n --task tomi --data synth:4 --out B",
