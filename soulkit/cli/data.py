@@ -14,7 +14,7 @@ from rich.panel import Panel
 from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
-from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
@@ -34,7 +34,11 @@ SHOWN_SIGNS = 100_000
 
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", help="The task of the rows, where they do not say so themselves."),
+    typer.Option(
+        "--task",
+        help="The task of the rows, where they do not say so themselves.",
+        autocompletion=COMPLETERS["tasks"],
+    ),
 ]
 RowFile = Annotated[
     Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
@@ -48,14 +52,20 @@ OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 @app.command(context_settings=OWN_OPTIONS)
 def synth(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Which task's; `soul tasks list` shows which can.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
+    ],
     n: Annotated[
         int | None, typer.Option("-n", "--rows", help="How many rows; 100 without it.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
+        typer.Option("-o", "--out", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
     ] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
@@ -77,9 +87,15 @@ def synth(
 
 @app.command()
 def pull(
-    task: Annotated[str | None, typer.Option("--task", help="Tasks: NAME,NAME")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="Tasks: NAME,NAME", autocompletion=COMPLETERS["tasks"]),
+    ] = None,
     suite: Annotated[
-        str | None, typer.Option("--suite", help="A named list of tasks instead.")
+        str | None,
+        typer.Option(
+            "--suite", help="A named list of tasks instead.", autocompletion=COMPLETERS["suites"]
+        ),
     ] = None,
     corpus: Annotated[
         str | None, typer.Option("--corpus", help="mid-training or post-training instead.")
@@ -125,11 +141,17 @@ def pull(
 @app.command("import", context_settings=OWN_OPTIONS)
 def import_(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="Which task's; `soul tasks list` shows which can.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Which task's; `soul tasks list` shows which can.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
+    ],
     path: Annotated[Path, typer.Argument(help="A file of the original release.", readable=False)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
+        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
@@ -149,11 +171,16 @@ def import_(
 @app.command(context_settings=OWN_OPTIONS)
 def build(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="Which task's; see: soul tasks show TASK")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
+        ),
+    ],
     path: Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Default: TASK_NAME.jsonl.", readable=False),
+        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
     ] = None,
     tasks: TaskFiles = None,
     trust: Trust = False,

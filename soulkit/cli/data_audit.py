@@ -11,7 +11,7 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ SHOWN = 20
 
 
 def audit(
-    task: Annotated[str, typer.Argument(help="A task; see: soul tasks list")],
+    task: Annotated[
+        str, typer.Argument(help="A task; see: soul tasks list", autocompletion=COMPLETERS["tasks"])
+    ],
     path: Annotated[str, typer.Argument(help="Rows, an original file, or synth:N.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="Write the rows to look at here (.jsonl).", readable=False
+            "-o", "--out", help="Write the rows to look at here (.jsonl).", readable=False
         ),
     ] = None,
     tasks: TaskFiles = None,
@@ -76,7 +78,12 @@ def contamination(
         Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL", readable=False)
     ],
     task: Annotated[
-        str | None, typer.Option("--task", help="The task of rows that do not say so themselves.")
+        str | None,
+        typer.Option(
+            "--task",
+            help="The task of rows that do not say so themselves.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
     ] = None,
     exclude: Annotated[
         Path | None,

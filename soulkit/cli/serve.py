@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import err
-from soulkit.cli.options import TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ def group() -> None:
 @app.command()
 def partner(
     task: Annotated[
-        str | None, typer.Argument(help="The task; needed where several have such a partner.")
+        str | None,
+        typer.Argument(
+            help="The task; needed where several have such a partner.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes any free one.")] = 8799,

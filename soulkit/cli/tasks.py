@@ -11,7 +11,7 @@ import typer
 
 from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Json, TaskFiles
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check
 from soulkit.cli.tasks_new import new
 
@@ -23,7 +23,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command("list")
 def list_(
-    suite: Annotated[str | None, typer.Option("--suite", help="Only the tasks of a suite.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", help="Only the tasks of a suite.", autocompletion=COMPLETERS["suites"]
+        ),
+    ] = None,
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +58,9 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A task; see: soul tasks list")],
+    name: Annotated[
+        str, typer.Argument(help="A task; see: soul tasks list", autocompletion=COMPLETERS["tasks"])
+    ],
     tasks: TaskFiles = None,
     as_json: Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.options import Json, TaskFiles, Trust, registry_of
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.types import Protocol
 
@@ -35,13 +35,19 @@ SHOWN = 10
 
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Tasks; default: all.", metavar="[TASK]...")
+        list[str] | None,
+        typer.Argument(
+            help="Tasks; default: all.", metavar="[TASK]...", autocompletion=COMPLETERS["tasks"]
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", help="[TASK=]FILE, FOLDER or synth:N; may be repeated."),
     ] = None,
-    suite: Annotated[str | None, typer.Option("--suite", help="The tasks of a suite.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", help="The tasks of a suite.", autocompletion=COMPLETERS["suites"]),
+    ] = None,
     protocol: Annotated[str, typer.Option("--protocol", help="paper or reference.")] = "paper",
     seed: Annotated[int, typer.Option("--seed", help="Of made rows.")] = 0,
     tasks: TaskFiles = None,

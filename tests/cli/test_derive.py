@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.cli.app import COMMANDS, load
+from soulkit.cli.app import COMMANDS, load, main
 from soulkit.cli.derive import SECTIONS, Derived, options_of, settings_from
 from soulkit.cli.options import rows_of
 from soulkit.cli.train import ablate_options, method_options
@@ -180,11 +181,13 @@ def completed(*words: str) -> list[str]:
         "_SOUL_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "soulkit.cli.app"], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **env},
-    )  # fmt: skip
-    return done.stdout.split()
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(text):
+        for name, value in env.items():
+            patch.setenv(name, value)
+        with suppress(SystemExit):
+            main([])
+    return text.getvalue().split()
 
 
 def test_completion_knows_names_and_choices() -> None:
@@ -198,6 +201,9 @@ def test_completion_knows_names_and_choices() -> None:
     assert completed("soul", "eval", "local", "--suite", "soul-2") == ["soul-23", "soul-27"]
     assert completed("soul", "train", "ablate", "--methods", "grpo,di") == ["grpo,ditto"]
     assert completed("soul", "eval", "local", "--engine", "l") == ["local"]
+    assert completed("soul", "data", "synth", "hito") == ["hitom"]
+    assert completed("soul", "tasks", "show", "mirr") == ["mirrorbench"]
+    assert completed("soul", "tasks", "list", "--suite", "soul-2") == ["soul-23", "soul-27"]
 
 
 def test_every_method_is_offered() -> None:
