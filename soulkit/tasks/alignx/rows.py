@@ -104,13 +104,13 @@ def _row(rng: random.Random, split: str, index: int) -> Row:
 
 
 def _person(taste: Taste, rng: random.Random) -> str:
-    said = [
+    sentences = [
         f"A {rng.choice(_JOBS)} in their {rng.choice(_AGES)}.",
         rng.choice(taste.traits),
         f"Spends free evenings on {rng.choice(_HOBBIES)}.",
     ]
-    rng.shuffle(said)
-    return " ".join(said)
+    rng.shuffle(sentences)
+    return " ".join(sentences)
 
 
 def _pairs(posts: Sequence[Topic], taste: Taste, other: Taste) -> Row:
@@ -123,5 +123,5 @@ def _pairs(posts: Sequence[Topic], taste: Taste, other: Taste) -> Row:
 def _comments(posts: Sequence[Topic], taste: Taste, rng: random.Random) -> Row:
     order = rng.sample(taste.comments, len(taste.comments))
     texts = (order[i % len(order)] for i in range(len(posts)))
-    said = [{"prompt": t.post, "comment": text} for t, text in zip(posts, texts, strict=True)]
-    return {"ugc": said, "n_ugc": len(said)}
+    comments = [{"prompt": t.post, "comment": text} for t, text in zip(posts, texts, strict=True)]
+    return {"ugc": comments, "n_ugc": len(comments)}

@@ -71,11 +71,11 @@ def _scene(kind: str, pick: int, name: str) -> str:
 
 def _profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) -> str:
     """Who somebody is: trade, town, and every habit but the one that is shown elsewhere."""
-    told = [kind for kind in habits if kind != shown]
-    rng.shuffle(told)
+    kinds = [kind for kind in habits if kind != shown]
+    rng.shuffle(kinds)
     first = f"{name} is a {rng.choice(TRADES)} from {rng.choice(TOWNS)}."
     named = {kind: habit["named"] for kind, habit in TEXTS["habits"].items()}
-    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in told)])
+    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in kinds)])
 
 
 def _history(name: str, shown: str, pick: int, way: str) -> list[dict[str, Any]]:

@@ -146,7 +146,7 @@ def _line(
 ) -> dict[str, str]:
     matter = book.matter
     other = rng.choice([p for p in present if p is not speaker])
-    said = TEXTS["tempers"][speaker.temper][move].format(
+    speech = TEXTS["tempers"][speaker.temper][move].format(
         thing=matter.thing,
         want=matter.do if speaker.stands_for else matter.leave,
         worry=matter.fear
@@ -157,14 +157,14 @@ def _line(
     )
     thought = f"[{rng.choice(TEXTS['thoughts'][move])}] "
     gesture = f"({rng.choice(TEXTS['gestures'][speaker.temper])}) " if rng.random() < 0.6 else ""
-    return {"character": speaker.name, "message": f"{thought}{gesture}{said}"}
+    return {"character": speaker.name, "message": f"{thought}{gesture}{speech}"}
 
 
 def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """One message of the Environment at a place of its own, now and then at the very beginning."""
     place = rng.choice((0, *range(2, len(lines))))
-    told = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
-    return [*lines[:place], told, *lines[place:]]
+    message = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
+    return [*lines[:place], message, *lines[place:]]
 
 
 # -- what is known of them -----------------------------------------------------------------------

@@ -52,8 +52,8 @@ def published_right(form: Form, answer: str, gold: Any, wrong: Any) -> bool:
         letter = _LETTER.fullmatch(answer.lower())
         return letter is not None and ord(letter.group(1)) - ord("a") == gold_index(gold)
     if form == "names":
-        wanted = name_list(gold)
-        right = bool(wanted) and all(has_word(answer, name) for name in wanted)
+        names = name_list(gold)
+        right = bool(names) and all(has_word(answer, name) for name in names)
         return right and not any(has_word(answer, name) for name in name_list(wrong))
     text = answer.lower().strip(MARKS[2:])
     assent = text.startswith(ASSENT) or _holds(text, " yes,", " yes ", " yes.", " knows ")

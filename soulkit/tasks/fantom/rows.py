@@ -91,8 +91,8 @@ class Talk:
         speaker = self.other()
         value = self.rng.choice(topic.values)
         line = self.say(speaker, topic.said.format(v=value))
-        heard = set(self.present)
-        self.pieces.append(Piece(topic, speaker, value, line, heard, overview=set(heard)))
+        listeners = set(self.present)
+        self.pieces.append(Piece(topic, speaker, value, line, listeners, overview=set(listeners)))
         reply, more = self.rng.sample(TEXTS["replies"], 2)
         self.say(self.other(speaker), reply)
         if self.rng.random() < 0.5:
@@ -114,8 +114,8 @@ class Talk:
         teller = self.other(who) if piece.speaker not in self.present else piece.speaker
         if teller not in piece.heard:
             return
-        own = piece.topic.said.format(v=piece.value)
-        text = own if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
+        sentence = piece.topic.said.format(v=piece.value)
+        text = sentence if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
         lead = self.rng.choice(RETELLING).format(x=who)
         piece.retold.append(self.say(teller, f"{lead} {text}"))
         piece.heard |= self.present
@@ -129,12 +129,12 @@ def topics() -> tuple[Topic, ...]:
 
 def rows(n: int, seed: int) -> list[Row]:
     """`n` rows, whole sets one after another; the first rows of a longer list are the same."""
-    found: list[Row] = []
+    rows: list[Row] = []
     conversation = 0
-    while len(found) < n:
-        found += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
+    while len(rows) < n:
+        rows += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
         conversation += 1
-    return found[:n]
+    return rows[:n]
 
 
 def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
@@ -208,11 +208,11 @@ def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterat
     """One belief in free words and with two options in random order."""
     inner, clause = chain[-1], piece.word(piece.topic.clause)
     knows = inner in piece.heard
-    known = f"{inner} knows that {piece.word(piece.topic.fact)}."
+    knowledge = f"{inner} knows that {piece.word(piece.topic.fact)}."
     unknown = f"{inner} was not there and does not know {clause}."
-    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (known, unknown)]
+    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (knowledge, unknown)]
     right, wrong = texts if knows else reversed(texts)
-    asked = (
+    question = (
         f"What does {inner} believe about {clause}?"
         if len(chain) == 1
         else f"What does {chain[0]} think that {inner} believes about {clause}?"
@@ -220,14 +220,14 @@ def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterat
     access = "accessible" if knows else "inaccessible"
     tom = "first-order" if len(chain) == 1 else "second-order"
     kind = f"tom:belief:{access}"
-    yield _row(asked, kind, right, wrong, access, tom=tom)
+    yield _row(question, kind, right, wrong, access, tom=tom)
     options = [right, wrong] if rng.random() < 0.5 else [wrong, right]
     lettered = "\n".join(f"({'ab'[i]}) {text}" for i, text in enumerate(options))
     index = str(options.index(right))
-    yield _row(f"{asked}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, asked, tom)
+    yield _row(f"{question}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, question, tom)
 
 
-def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
+def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, question: str = "") -> Iterator[Row]:
     """The list question, and yes-or-no questions with as many golds of either sort as can be.
 
     With `asked` they are about the question, without it about the information itself.
@@ -235,9 +235,9 @@ def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "
     knowing = [p for p in talk.people if p in piece.heard]
     rest = [p for p in talk.people if p not in piece.heard]
     access = _access(talk, piece)
-    given = piece.word(asked) if asked else _sentence(piece)
-    lead = f"{'Question' if asked else 'Information'}: {given}\n"
-    what = " the right answer to this question" if asked else " this"
+    subject = piece.word(question) if question else _sentence(piece)
+    lead = f"{'Question' if question else 'Information'}: {subject}\n"
+    what = " the right answer to this question" if question else " this"
     every = f"Who of those in the conversation knows{what}? Name all of them."
     yield _row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
     some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
@@ -249,11 +249,11 @@ def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "
 
 
 def _row(
-    complete: str, kind: str, gold: str, wrong: str, access: str, asked: str = "", tom: str = ""
+    complete: str, kind: str, gold: str, wrong: str, access: str, question: str = "", tom: str = ""
 ) -> Row:
     row = {
         "complete_question": complete,
-        "question": asked or complete,
+        "question": question or complete,
         "question_type": kind,
         "correct_answer": gold,
         "wrong_answer": wrong,

@@ -82,16 +82,16 @@ class Fantom(ChoiceTask):
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        asked = fields.get("complete_question") or fields.get("question")
+        question = fields.get("complete_question") or fields.get("question")
         kind = str(fields["question_type"])
         form = form_of(kind, free=self.free_beliefs)
         if form is None:
             raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
-        if not asked:
+        if not question:
             raise _unusable("The row asks nothing.", "It has neither question nor its long form.")
-        found = {**fields, "complete_question": str(asked), "form": form}
-        self.check(found, form)
-        return found
+        prepared = {**fields, "complete_question": str(question), "form": form}
+        self.check(prepared, form)
+        return prepared
 
     def check(self, fields: Mapping[str, Any], form: Form) -> None:
         """DataError on a row that nobody could answer rightly."""
@@ -130,9 +130,9 @@ class Fantom(ChoiceTask):
             return _letter(answer)[0] == _gold_letter(gold)
         if form == "yes_no":
             return _polarity(answer)[0] == _gold_polarity(gold)
-        wanted = {plain(name) for name in parse_candidates(gold)}
-        said = named_options(answer, _people(example))
-        return said == wanted and (bool(wanted) or _says_nobody(answer))
+        gold_names = {plain(name) for name in parse_candidates(gold)}
+        names = named_options(answer, _people(example))
+        return names == gold_names and (bool(gold_names) or _says_nobody(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
@@ -172,15 +172,15 @@ class Fantom(ChoiceTask):
         sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
         if not sets:
             return {}
-        found = {
+        metrics = {
             "set_all": sum(s.all_right() for s in sets) / len(sets),
             "sets": float(len(sets)),
             "sets_complete": float(sum(s.size is not None for s in sets)),
         }
         starred = [s for s in sets if "belief" in s.right and s.all_free]
         if starred:
-            found["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
-        return found
+            metrics["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
+        return metrics
 
     # -- gold ---------------------------------------------------------------------------------
 
@@ -243,9 +243,9 @@ class Fantom(ChoiceTask):
         return LeakView(question, telling, telling[0])
 
 
-def _telling(gold: str, known: str) -> tuple[str, ...]:
+def _telling(gold: str, context: str) -> tuple[str, ...]:
     """The longer words of `gold` that, inflections aside, do not stand in `known`."""
-    stems = {word[:_STEM] for word in (*answer_words(known), *_COMMON)}
+    stems = {word[:_STEM] for word in (*answer_words(context), *_COMMON)}
     words = [w for w in answer_words(gold) if len(w) >= _STEM and w[:_STEM] not in stems]
     return tuple(dict.fromkeys(words))
 
@@ -290,7 +290,7 @@ class _Set:
 
 
 def _sets(records: Sequence[Record]) -> list[_Set]:
-    found: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
+    sets: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
     broken: set[tuple[Any, ...]] = set()
     for record in records:
         play = (record.cluster, record.kind, record.step, record.rollout)
@@ -300,8 +300,8 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
         elif "set" in notes:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
-                found[*play, notes["set"]].add(notes, near == 1)
-    return [one for key, one in found.items() if key[:-1] not in broken]
+                sets[*play, notes["set"]].add(notes, near == 1)
+    return [one for key, one in sets.items() if key[:-1] not in broken]
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -335,11 +335,11 @@ def _letter(answer: str) -> tuple[str, str]:
 def _polarity(answer: str) -> tuple[str, str]:
     """(`yes`, `no` or "", status): a clear word at either end, or a statement of knowing."""
     words = plain(answer).split()
-    said = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
-    if len(words) == 1 and said:
-        return said.pop(), "ok"
+    senses = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
+    if len(words) == 1 and senses:
+        return senses.pop(), "ok"
     text = " ".join(words)
-    if not said:
+    if not senses:
         if _NOT_KNOWING.search(text):
             return "no", "salvaged"
         sure = "knows" in words and not set(words) & set(_HEDGES)
@@ -348,8 +348,8 @@ def _polarity(answer: str) -> tuple[str, str]:
     # `That is not true` says the opposite of its last word; `She is not, no` does not.
     denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
-    readable = len(said) == 1 and clear and not hedged
-    return (said.pop(), "salvaged") if readable else ("", "malformed")
+    readable = len(senses) == 1 and clear and not hedged
+    return (senses.pop(), "salvaged") if readable else ("", "malformed")
 
 
 def _says_nobody(answer: str) -> bool:

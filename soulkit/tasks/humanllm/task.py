@@ -220,8 +220,8 @@ def _letters(inside: str) -> list[str]:
     """The letters that a list names, [] when any part of it is no letter."""
     plain = unicodedata.normalize("NFKC", inside).strip("*`\"'[]() \n")
     parts = [p for p in (part.strip("*`\"' ") for part in re.split(r"[,;>\n]+", plain)) if p]
-    found = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
-    return [item.group(1).upper() for item in found if item] if all(found) else []
+    items = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
+    return [item.group(1).upper() for item in items if item] if all(items) else []
 
 
 def distinct(answer: str) -> bool:

@@ -39,12 +39,12 @@ def import_humanual(path: Path) -> Imported:
 
 def _row(raw: RawRow, index: int) -> dict[str, Any]:
     persona, completion = need(raw, "persona", "completion")
-    kept = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
+    columns = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
     return {
         "persona": persona,
         "prompt": _prompt(raw.fields.get("prompt")),
         "completion": completion,
-        **kept,
+        **columns,
         "index": index,
         "provenance": raw.source,
         "licence": LICENCE,

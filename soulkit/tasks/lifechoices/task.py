@@ -50,9 +50,9 @@ class LifeChoices(LetteredTask):
         parts = {name: _first(inner, names, fields.get(name)) for name, names in _PARTS.items()}
         options = _options(parts["options"])
         gold = str(parts["correct_answer"] or "")
-        asked = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
-        gold = self.checked(asked["question"], options, gold)
-        return {**fields, **asked, NESTED: None, "options": options, "correct_answer": gold}
+        texts = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
+        gold = self.checked(texts["question"], options, gold)
+        return {**fields, **texts, NESTED: None, "options": options, "correct_answer": gold}
 
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
         """The gold's letter; DataError when the question cannot be played or scored."""
@@ -89,9 +89,9 @@ class LifeChoices(LetteredTask):
         letter, status = super().parse(text)
         if status != "no_tag":
             return letter, status
-        said = spoken(text, "paper")
-        found = _BARE.fullmatch(said) or _CUT_TAG.search(said)
-        return (found.group(1).upper(), "salvaged") if found else ("", "no_tag")
+        reply = spoken(text, "paper")
+        match = _BARE.fullmatch(reply) or _CUT_TAG.search(reply)
+        return (match.group(1).upper(), "salvaged") if match else ("", "no_tag")
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         name = str(example.fields["character_name"])
@@ -124,10 +124,10 @@ def _options(value: Any) -> tuple[str, ...]:
 
     Letters are removed only where every option carries the one it stands at.
     """
-    found = structure(value)
-    if isinstance(found, Mapping):
-        found = [found[key] for key in sorted(found)]
-    texts = [item_text(item or None, "options") for item in literal_list(found) or ()]
+    items = structure(value)
+    if isinstance(items, Mapping):
+        items = [items[key] for key in sorted(items)]
+    texts = [item_text(item or None, "options") for item in literal_list(items) or ()]
     led = [led_letter(text, "ABCDEFGHIJ") for text in texts]
     if len(texts) > 1 and led == list("ABCDEFGHIJ"[: len(texts)]) and all(map(plain, texts)):
         cut = [re.sub(r"\A[\s(\[*]*\w[)\]*.:]+\s*", "", text) for text in texts]

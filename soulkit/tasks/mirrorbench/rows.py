@@ -91,10 +91,10 @@ def _clariq(wish: Wish, i: int) -> Shape:
 
 def _qulac(wish: Wish, i: int) -> Shape:
     hit = wish.rng.random() < 0.3
-    asked = wish.aim if hit else wish.rng.choice(wish.others)
+    facet = wish.aim if hit else wish.rng.choice(wish.others)
     answer = f"Yes, I want to know {wish.aim}." if hit else f"No, I want to know {wish.aim}."
     about = {"topic": wish.subject, "topic_id": wish.number, "facet_desc": _question(wish.aim)}
-    return f"qulac-{wish.number}-{i}", about, [_asked(asked), wish.user(answer)]
+    return f"qulac-{wish.number}-{i}", about, [_asked(facet), wish.user(answer)]
 
 
 def _arena(wish: Wish, i: int) -> Shape:
@@ -107,9 +107,9 @@ def _oasst(wish: Wish, i: int) -> Shape:
     turns = _open_talk(wish, wish.rng.choice((1, 2, 3)))
     if wish.rng.random() < 0.35:
         turns.append(wish.user(wish.rng.choice(REMARKS)))
-    said = sum(turn["role"] == "user" for turn in turns)
+    user_turns = sum(turn["role"] == "user" for turn in turns)
     key = str(UUID(int=wish.rng.getrandbits(128), version=4))
-    return key, {"num_user_turns": said, "num_turns": len(turns)}, turns
+    return key, {"num_user_turns": user_turns, "num_turns": len(turns)}, turns
 
 
 SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
@@ -122,9 +122,9 @@ SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
 
 
 def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
-    asked = [wish.aim, *wish.others][:rounds]
+    facets = [wish.aim, *wish.others][:rounds]
     turns: list[ChatMessage] = []
-    for place, facet in enumerate(asked):
+    for place, facet in enumerate(facets):
         lead = "Can you tell me" if place == 0 else wish.rng.choice(("And", "Next question:"))
         turns.append(wish.user(f"{lead} {facet}? It is about {wish.subject}."))
         turns.append({"role": "assistant", "content": _answer(wish, facet)})

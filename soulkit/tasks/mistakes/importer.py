@@ -51,16 +51,16 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
 def read_names(path: Path) -> dict[int, str]:
     """Misconception id → name. DataError when the file holds no such pairs."""
     raw, _ = read_rows(path)
-    found = {}
+    names = {}
     for row in raw:
         number = _id(row.fields.get("MisconceptionId"))
         name = str(row.fields.get("MisconceptionName") or "").strip()
         if number is not None and name:
-            found[number] = name
-    if not found:
+            names[number] = name
+    if not names:
         columns = ("MisconceptionId", "MisconceptionName")
         raise wrong_shape(path, columns, f"Give {NAMES_FILE} of the Eedi competition.")
-    return found
+    return names
 
 
 def wrong_options(
@@ -94,10 +94,10 @@ def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
         raise BadRecord(f"its right answer '{right:.20}' is no letter from A to D")
     labels = {}
     for letter, column in zip(LETTERS, _LABELS, strict=True):
-        given = raw.fields.get(column)
-        number = _id(given)
-        if number is None and given not in (None, ""):
-            raise BadRecord(f"its {column} {given!r:.20} is no number")
+        label = raw.fields.get(column)
+        number = _id(label)
+        if number is None and label not in (None, ""):
+            raise BadRecord(f"its {column} {label!r:.20} is no number")
         if number is not None and letter != right:
             labels[letter] = number
     about = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}

@@ -56,8 +56,8 @@ class Mistakes(WorkedTask):
 
     def gold_text(self, example: Example) -> str:
         letter = self.gold_letter(example)
-        told = str(example.fields.get("TargetAnswer") or letter)
-        return self.options(example).get(letter, told)
+        text = str(example.fields.get("TargetAnswer") or letter)
+        return self.options(example).get(letter, text)
 
     def leak_view(self, example: Example) -> LeakView:
         options, gold = self.options(example), self.gold_text(example)

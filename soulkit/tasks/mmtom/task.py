@@ -84,15 +84,15 @@ class MMToM(ChoiceTask):
         options = options_of(text)
         gold = options.get(self.gold_text(example), self.gold_text(example))
         # The scene stays out: a blind reader must not see what the answer follows from.
-        asked = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
+        stem = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
         letters = tuple(letter.upper() for letter in options)
-        return LeakView(asked.strip(), tuple(options.values()), gold, letters)
+        return LeakView(stem.strip(), tuple(options.values()), gold, letters)
 
 
 def options_of(question: str) -> dict[str, str]:
     """`a` and `b` → statement; empty when the text has no two options so marked."""
     start = question.lower().rfind("(a)")
-    found = _OPTIONS.match(question, start) if start >= 0 else None
-    if found is None:
+    match = _OPTIONS.match(question, start) if start >= 0 else None
+    if match is None:
         return {}
-    return {"a": found["a"], "b": _REQUEST.sub("", found["b"]).strip()}
+    return {"a": match["a"], "b": _REQUEST.sub("", match["b"]).strip()}

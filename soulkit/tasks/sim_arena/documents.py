@@ -55,28 +55,28 @@ def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_doc/{seed}/{i}")
     plan = plans()[i % len(plans())]
     voice, tone = rng.choice(VOICES), rng.choice(TONES)
-    wanted = plan.intent.format(x=rng.choice(TEXTS["where"][plan.kind]))
+    intent = plan.intent.format(x=rng.choice(TEXTS["where"][plan.kind]))
     who = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILIES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
     full = (i // len(plans()) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan.notes]
-    said = [voice.write(text) for text in _messages(wanted, notes, tone)]
+    messages = [voice.write(text) for text in _messages(intent, notes, tone)]
     packed = {
         "id": f"sd{seed}-{i}",
         "document_type": plan.kind,
-        "intent": f"{wanted} It is by {who}.",
-        "human_user_queries": said,
-        "human_public_conversation": alternate(said, _drafts(notes, tone)),
+        "intent": f"{intent} It is by {who}.",
+        "human_user_queries": messages,
+        "human_public_conversation": alternate(messages, _drafts(notes, tone)),
         **(_background(who, notes, voice, tone) if full != 2 else {}),
         **(_features(voice, tone) if full == 0 else {}),
     }
     return {"raw": json.dumps(packed), "index": i}
 
 
-def _messages(wanted: str, notes: list[tuple[str, str]], tone: str) -> list[str]:
+def _messages(intent: str, notes: list[tuple[str, str]], tone: str) -> list[str]:
     first, *rest = [answer for _, answer in notes]
     return [
-        f"Hello, please help me with this: {wanted[0].lower()}{wanted[1:]} {first}",
+        f"Hello, please help me with this: {intent[0].lower()}{intent[1:]} {first}",
         *rest,
         f"Could you make it {tone}, please.",
         "Thanks, I like it this way.",

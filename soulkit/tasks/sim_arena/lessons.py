@@ -120,7 +120,7 @@ def _row(i: int, seed: int) -> Row:
     problem = PROBLEMS[i % len(PROBLEMS)](rng)
     voice, stuck, slips = rng.choice(VOICES), rng.choice(sorted(STUCK)), rng.random() < 0.5
     grade, who = rng.choice(GRADES), f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILIES)}"
-    said, replies = _lesson(problem, voice, stuck, slips)
+    messages, replies = _lesson(problem, voice, stuck, slips)
     profile = [f"{who}, {grade}", f"This student {STUCK[stuck]}",
                f"{problem.topic.capitalize()}: partly understood", f"This student {voice.trait}",
                "Makes a slip in the first step" if slips else "Computes carefully"]  # fmt: skip
@@ -129,8 +129,8 @@ def _row(i: int, seed: int) -> Row:
         "problem": problem.text,
         "correct_answer": problem.answer,
         "user_profile_text": "\n".join(f"- {line}" for line in profile),
-        "human_user_queries": said,
-        "human_public_conversation": alternate(said, replies),
+        "human_user_queries": messages,
+        "human_public_conversation": alternate(messages, replies),
         **_features(i, slips, stuck),
         "level": problem.level,
         "subject": problem.subject,
@@ -140,23 +140,23 @@ def _row(i: int, seed: int) -> Row:
 
 def _lesson(problem: Problem, voice: Voice, stuck: str, slips: bool) -> tuple[list[str], list[str]]:
     """What the student says and what the tutor replies; the student thanks at the end."""
-    said = [voice.write(OPENERS[stuck].format(topic=problem.topic))]
+    messages = [voice.write(OPENERS[stuck].format(topic=problem.topic))]
     replies = [f"Let us go step by step. {problem.steps[0][0]}"]
     for place, (_, right) in enumerate(problem.steps):
         if slips and place == 0:
-            said.append(voice.write(f"I think it is {int(right) + 1}."))
+            messages.append(voice.write(f"I think it is {int(right) + 1}."))
             replies.append(f"Not quite, look again. {problem.steps[0][0]}")
-            said.append(voice.write(f"Oh, I see my mistake. It is {right}."))
+            messages.append(voice.write(f"Oh, I see my mistake. It is {right}."))
         else:
-            said.append(voice.write(f"I get {right}."))
+            messages.append(voice.write(f"I get {right}."))
         rest = problem.steps[place + 1 :]
         replies.append(f"Right. {rest[0][0]}" if rest else "Yes, that is the answer.")
-    return [*said, voice.write("Thanks, now I understand it.")], [*replies, "You are welcome."]
+    return [*messages, voice.write("Thanks, now I understand it.")], [*replies, "You are welcome."]
 
 
 def _features(i: int, slips: bool, stuck: str) -> Row:
     """Target features: none, answered, or asked only with one entry that says nothing."""
-    asked = (
+    entries = (
         ("Message Length", "How long are the messages?", "One or two short sentences."),
         ("Error Handling", "What happens after a mistake?",
          "Sees it and corrects it." if slips else "No mistake occurs."),
@@ -168,7 +168,7 @@ def _features(i: int, slips: bool, stuck: str) -> Row:
     listed = [
         {"Feature Name": name, "Feature Question": question,
          **({"Feature Question Answer": answer} if i % 3 == 1 else {})}
-        for name, question, answer in asked
+        for name, question, answer in entries
     ]  # fmt: skip
     empty = [{"Feature Name": "Topic Coherence", "Feature Question": ""}] if i % 3 == 2 else []
     return {"target_interaction_style_features": [*listed, *empty]}

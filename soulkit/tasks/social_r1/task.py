@@ -66,13 +66,13 @@ class SocialR1(WorkedTask):
         letter, text = (fields.get(name) or "" for name in ("answer_letter", "answer_text"))
         if self.protocol == "reference":
             return letter.strip().upper() or leading_letter(text)
-        found = [
+        letters = [
             letter_of(g, scene.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
         ]
-        if len(set(found)) != 1 or not found[0]:
-            given = " / ".join(g for g in (letter, text) if g.strip())
-            raise bad_gold(given, "one option's letter, or its letter and text")
-        return found[0]
+        if len(set(letters)) != 1 or not letters[0]:
+            gold = " / ".join(g for g in (letter, text) if g.strip())
+            raise bad_gold(gold, "one option's letter, or its letter and text")
+        return letters[0]
 
     def options(self, example: Example) -> dict[str, str]:
         return read_scene(str(example.fields["prompt_text"])).options
@@ -82,8 +82,8 @@ class SocialR1(WorkedTask):
 
     def gold_text(self, example: Example) -> str:
         letter = self.gold_letter(example)
-        told = str(example.fields.get("answer_text") or letter)
-        return self.options(example).get(letter, told)
+        text = str(example.fields.get("answer_text") or letter)
+        return self.options(example).get(letter, text)
 
     def leak_view(self, example: Example) -> LeakView:
         scene = read_scene(str(example.fields["prompt_text"]))
@@ -123,9 +123,9 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
 
     `reference` takes the first message of `conversations` even when it is blank.
     """
-    own = fields.get("prompt_text")
-    if isinstance(own, str) and own.strip():
-        return own
+    text = fields.get("prompt_text")
+    if isinstance(text, str) and text.strip():
+        return text
     wrapped = first_message(fields.get("conversations"))
     if wrapped is not None and (reference or wrapped.strip()):
         return wrapped
@@ -135,16 +135,16 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
 def _spoken(value: Any) -> str:
     """A prompt as text: text itself, or what the user says in a list of messages."""
     if isinstance(value, list | tuple):
-        said = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
-        return "\n\n".join(str(m.get("content") or "") for m in said)
+        messages = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
+        return "\n\n".join(str(m.get("content") or "") for m in messages)
     return value if isinstance(value, str) else ""
 
 
 def leading_letter(text: str | None) -> str:
     """The published reading of a gold text: its leading `X.` or `X)`, else its first character."""
-    said = (text or "").strip()
-    found = _LEADING.match(said)
-    return (found.group(1) if found else said[:1]).upper()
+    gold = (text or "").strip()
+    match = _LEADING.match(gold)
+    return (match.group(1) if match else gold[:1]).upper()
 
 
 def read_scene(text: str) -> Scene:
@@ -169,10 +169,10 @@ def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
     """The last marks that go A, B, C, ...; empty when there are not two of them."""
     best: list[re.Match[str]] = []
     run: list[re.Match[str]] = []
-    for found in mark.finditer(text):
-        if found[1] == "A":
-            run = [found]
-        elif run and ord(found[1]) == ord(run[-1][1]) + 1:
-            run.append(found)
+    for match in mark.finditer(text):
+        if match[1] == "A":
+            run = [match]
+        elif run and ord(match[1]) == ord(run[-1][1]) + 1:
+            run.append(match)
             best = run
     return best

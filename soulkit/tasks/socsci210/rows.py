@@ -67,16 +67,16 @@ def _row(seed: int, index: int) -> dict[str, Any]:
     condition = person.choice(tuple(PUSHES))
     kind = ("ordinal", "ordinal", "binary", "ordinal", "categorical")[study % 5]
     make = {"ordinal": _ordinal, "binary": _binary, "categorical": _categorical}[kind]
-    asked = make(texts, person, condition)
+    item = make(texts, person, condition)
     return {
-        "prompt_text": f"Respondent: {asked.persona}\n\n{asked.shown} {asked.question}",
-        "persona": asked.persona,
-        "condition_text": asked.shown,
-        "outcome_question": asked.question,
-        "response": asked.response,
-        "r_min": asked.low,
-        "r_max": asked.high,
-        "response_type": asked.kind,
+        "prompt_text": f"Respondent: {item.persona}\n\n{item.shown} {item.question}",
+        "persona": item.persona,
+        "condition_text": item.shown,
+        "outcome_question": item.question,
+        "response": item.response,
+        "r_min": item.low,
+        "r_max": item.high,
+        "response_type": item.kind,
         "study_id": f"made-{seed}-{study}",
         "condition_id": condition,
         "outcome_id": kind,

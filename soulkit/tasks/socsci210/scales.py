@@ -37,12 +37,12 @@ def read_scale(text: str) -> Scale | None:
     None when the text states none (an amount of money, say).
     """
     request = max(text.rfind("return"), text.rfind("Return"))
-    found = _requested(text[request:]) if request >= 0 else None
+    scale = _requested(text[request:]) if request >= 0 else None
     ranges = _RANGE.findall(text)
-    if found is None and ranges:
+    if scale is None and ranges:
         low, high = ranges[-1]
-        found = _scale(_int(low), _int(high), set())
-    return found
+        scale = _scale(_int(low), _int(high), set())
+    return scale
 
 
 def _requested(text: str) -> Scale | None:

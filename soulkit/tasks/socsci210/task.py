@@ -72,11 +72,11 @@ class SocSci210(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text, kind = _prompt_of(fields), self.kind_of(fields)
         low, high = self._bounds(fields, text, kind)
-        found = {**fields, "prompt_text": text, "conversations": None}
-        found |= {"response_type": kind, "r_min": low, "r_max": high}
-        found["scale"] = f"{_shown(low)} to {_shown(high)}"
-        self.check(found)
-        return found
+        prepared = {**fields, "prompt_text": text, "conversations": None}
+        prepared |= {"response_type": kind, "r_min": low, "r_max": high}
+        prepared["scale"] = f"{_shown(low)} to {_shown(high)}"
+        self.check(prepared)
+        return prepared
 
     def kind_of(self, fields: Mapping[str, Any]) -> str:
         """The kind of answer that a row asks for."""
@@ -139,13 +139,13 @@ class SocSci210(ChoiceTask):
         """`exact`, and on ordinal scales `shift`: how far above the gold, in lengths of it."""
         kind, low, high = scale_of(example.fields)
         gold = float(example.fields["response"])
-        said = float(answer) if answer else None
-        found: dict[str, float | None] = {"exact": float(said == self.recorded(gold))}
+        number = float(answer) if answer else None
+        values: dict[str, float | None] = {"exact": float(number == self.recorded(gold))}
         if kind not in EXACT_KINDS and high > low:
-            found["shift"] = (
-                None if said is None else (_clamp(said, low, high) - gold) / (high - low)
+            values["shift"] = (
+                None if number is None else (_clamp(number, low, high) - gold) / (high - low)
             )
-        return found
+        return values
 
     def recorded(self, gold: float) -> float:
         """The recorded answer that an exact one repeats."""
@@ -164,8 +164,8 @@ class SocSci210(ChoiceTask):
         gold = self.gold_text(example)
         options = tuple(dict.fromkeys([*points, gold]))
         # A blind reader must not see the profile, which is what the answer follows from.
-        asked = example.fields.get("outcome_question") or "What did this respondent answer?"
-        return LeakView(str(asked), options, gold)
+        question = example.fields.get("outcome_question") or "What did this respondent answer?"
+        return LeakView(str(question), options, gold)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind, _, _ = scale_of(example.fields)
@@ -188,8 +188,8 @@ class SocSci210(ChoiceTask):
         studies: dict[str, list[float]] = defaultdict(list)
         for record in scored:
             studies[record.cluster].append(float(record.score.value or 0.0))
-        found = {"study_macro": fmean(fmean(values) for values in studies.values())}
-        return found | _constants(scored)
+        metrics = {"study_macro": fmean(fmean(values) for values in studies.values())}
+        return metrics | _constants(scored)
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
     text = fields.get("prompt_text") or first_message(fields.get("conversations"))
     if text:
         return str(text)
-    asked = fields.get("outcome_question")
-    if not asked:
+    question = fields.get("outcome_question")
+    if not question:
         raise DataError(
             "The row holds no question.",
             "It has neither prompt_text, nor a conversation, nor an outcome_question.",
             "Give it one of them, or leave it out.",
         )
-    parts = (_profile(fields.get("persona")), fields.get("condition_text"), asked)
+    parts = (_profile(fields.get("persona")), fields.get("condition_text"), question)
     return "\n\n".join(str(part) for part in parts if part)
 
 
@@ -259,24 +259,24 @@ def _read_loosely(inside: str) -> tuple[str, str]:
     plain = unicodedata.normalize("NFKC", inside).replace("\u2212", "-")
     plain = plain.strip("*`\"'()[] \n\t")
     bare = plain == inside
-    if (found := _NUMBER.fullmatch(plain)) is not None:
-        number = _shown(float(found["number"]))
+    if (match := _NUMBER.fullmatch(plain)) is not None:
+        number = _shown(float(match["number"]))
         exact = bare and re.fullmatch(r"-?\d+", plain) is not None
         return number, "ok" if exact else "salvaged"
-    if (found := _WORD.fullmatch(plain)) is not None:
-        if re.search(r"\b(?:yes|no)\b", found["rest"], re.IGNORECASE):
+    if (match := _WORD.fullmatch(plain)) is not None:
+        if re.search(r"\b(?:yes|no)\b", match["rest"], re.IGNORECASE):
             return "", "malformed"
-        return found["word"].lower(), "ok" if bare and not found["rest"] else "salvaged"
+        return match["word"].lower(), "ok" if bare and not match["rest"] else "salvaged"
     return "", "malformed"
 
 
-def value_of(kind: str, low: float, high: float, gold: float, said: float) -> float:
+def value_of(kind: str, low: float, high: float, gold: float, answer: float) -> float:
     """What the answer `said` is worth in [0, 1] when the respondent said `gold`."""
     if kind in EXACT_KINDS:
-        return float(said == math.trunc(gold))
+        return float(answer == math.trunc(gold))
     if high <= low:
-        return float(said == gold)
-    return _clamp(1 - abs(_clamp(said, low, high) - gold) / (high - low), 0.0, 1.0)
+        return float(answer == gold)
+    return _clamp(1 - abs(_clamp(answer, low, high) - gold) / (high - low), 0.0, 1.0)
 
 
 def _clamp(number: float, low: float, high: float) -> float:

@@ -60,24 +60,24 @@ def import_sotopia(path: Path) -> Imported:
     scenes, bad_scenes = _records(folder / SCENES, "env_id", "scenario", "agent_goals")
     people, bad_people = _records(folder / PEOPLE, "agent_id", "first_name")
     bonds, bad_bonds = _records(folder / BONDS, "agent1_id", "agent2_id")
-    known = _Known(scenes, people, bonds)
+    world = _Known(scenes, people, bonds)
     rows: list[dict[str, Any]] = []
     bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
     for pair in pairs:
         if only_hard and _id(pair, "env_id") not in HARD:
             continue
         try:
-            rows += known.rows(pair, len(rows))
+            rows += world.rows(pair, len(rows))
         except BadRecord as error:
             bad.append(BadRow(pair.source, str(error)))
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, known))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, world))
 
 
-def _records(path: Path, *wanted: str) -> tuple[list[RawRow], list[BadRow]]:
+def _records(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
     check_file(path)
     rows, bad = read_rows(path)
-    if not any(all(name in row.fields for name in wanted) for row in rows):
-        raise wrong_shape(path, wanted, "Give the folder of Sotopia's released profiles.")
+    if not any(all(name in row.fields for name in columns) for row in rows):
+        raise wrong_shape(path, columns, "Give the folder of Sotopia's released profiles.")
     return rows, bad
 
 
@@ -148,12 +148,12 @@ def _plain(text: str) -> str:
 
 
 def _sides(people: Sequence[RawRow]) -> dict[str, str]:
-    found = {}
+    fields = {}
     for side, person in zip(SIDES, people, strict=True):
         first, last = need(person, "first_name", "last_name")
-        found[f"{side}_name"] = f"{first.strip()} {last.strip()}"
-        found[f"{side}_background"] = profile(person.fields)
-    return found
+        fields[f"{side}_name"] = f"{first.strip()} {last.strip()}"
+        fields[f"{side}_background"] = profile(person.fields)
+    return fields
 
 
 def profile(person: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, known: _Known) -> tuple[str, ...]:
+def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, world: _Known) -> tuple[str, ...]:
     pairs, scenes = len(rows) // 2, len({row["environment_id"] for row in rows})
     notes = [
         f"{pairs} pairs in {scenes} scenarios, each played from both sides: {len(rows)} rows. The "
@@ -190,9 +190,9 @@ def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, known: _Known) ->
     ]
     if only_hard:
         notes.append(f"Only the hard scenarios; for all of them give the file {PAIRS}.")
-    if known.differ:
+    if world.differ:
         notes.append(
-            f"{known.differ} pairs know each other otherwise than their scenario says; the rows "
+            f"{world.differ} pairs know each other otherwise than their scenario says; the rows "
             "say what the scenario says."
         )
     return tuple(notes)

@@ -130,6 +130,6 @@ class Scene:
     def _stale(self, seat: str) -> bool:
         """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
         everybody = [action.kind for _, action in self.done]
-        own = [action.kind for who, action in self.done if who == seat]
+        seat_kinds = [action.kind for who, action in self.done if who == seat]
         limit = self.task.stale_turns + 1
-        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, own))
+        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, seat_kinds))

@@ -91,11 +91,11 @@ class Sotopia(Task):
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`eval_position` in one spelling."""
-        given = fields.get("eval_position")
-        place = "agent1" if given is None else str(given).strip().lower()
+        position = fields.get("eval_position")
+        place = "agent1" if position is None else str(position).strip().lower()
         if place not in SEATS:
             raise DataError(
-                f"The row's eval_position is '{given}'.",
+                f"The row's eval_position is '{position}'.",
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
@@ -157,12 +157,12 @@ class Sotopia(Task):
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The opening of either seat, feedback at its end."""
         view, _ = self.view(example, seat, seat)
-        own = {name: text for name, text in view.items() if not name.startswith("other_")}
-        bare = self.prompts.render("character", feedback=None, **own)
+        fields = {name: text for name, text in view.items() if not name.startswith("other_")}
+        bare = self.prompts.render("character", feedback=None, **fields)
         if feedback is None:
             return Segment("system", bare, bare=bare)
         return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **own), bare
+            "system", self.prompts.render("character", feedback=feedback.text, **fields), bare
         )
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
@@ -242,8 +242,8 @@ class Sotopia(Task):
 
     async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
         shape, prompt = self.ratings, self.judge_prompt(example, episode)
-        asked = question("score", prompt, shape, beside=(Audit,))
-        rating = panel.opinions(cast, asked, episode)
+        rating_question = question("score", prompt, shape, beside=(Audit,))
+        rating = panel.opinions(cast, rating_question, episode)
         lines = self._audited(example, episode)
         if not lines:
             return await rating, []
@@ -306,11 +306,11 @@ class Sotopia(Task):
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         secret = self.leak_view(example)
-        said = coaching.notes(score, self._hidden(secret), secret.public)
+        notes = coaching.notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
             "marks": coaching.marks(score.metrics),
-            "notes": fence(said, "remarks") if said else "",
+            "notes": fence(notes, "remarks") if notes else "",
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
@@ -324,8 +324,8 @@ class Sotopia(Task):
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
             return coaching.advice(view["goal"])
-        found = coaching.remarks(self.acts(example, episode), view["goal"], self.max_turns)
-        return " ".join([*found, coaching.advice("" if found else view["goal"])])
+        remarks = coaching.remarks(self.acts(example, episode), view["goal"], self.max_turns)
+        return " ".join([*remarks, coaching.advice("" if remarks else view["goal"])])
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""
@@ -358,17 +358,17 @@ class Sotopia(Task):
         return scripts.verdict(form, perfect)
 
     def scripted(
-        self, example: Example, mine: Sequence[str], feedback: Feedback | None = None,
+        self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `mine`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        theirs, stop = iter(scripts.NEUTRAL), "max_turns"
-        replies = iter(mine)
-        for index in range(min(2 * len(mine), self.max_turns)):
+        partner_lines, stop = iter(scripts.NEUTRAL), "max_turns"
+        replies = iter(actor_replies)
+        for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]
             if seat != talk.seat:
-                action = Action("speak", next(theirs))
+                action = Action("speak", next(partner_lines))
                 talk.hear(self.line(example, seat, action), self.shown(example, seat, action))
                 continue
             reply = next(replies)
@@ -400,10 +400,10 @@ def _other(seat: str) -> str:
 
 def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     """Mean agreement over the dimensions, as a metric; none for one opinion."""
-    found = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
+    values = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
              for name, dimension in DIMENSIONS.items()]  # fmt: skip
-    known = [value for value in found if value is not None]
-    return {"judge_agreement": sum(known) / len(known)} if known else {}
+    numbers = [value for value in values if value is not None]
+    return {"judge_agreement": sum(numbers) / len(numbers)} if numbers else {}
 
 
 def _words(rated: Sequence[panel.Opinion[Any]]) -> str:

@@ -103,14 +103,14 @@ def _belief(rng: random.Random) -> Scene:
     away, deep = rng.random() < 0.7, rng.random() < 0.4
     went = ("{b} goes out.", "{b}走了出去。") if away else ("{b} watches.", "{b}在一旁看着。")
     back = ("Then {b} comes back.", "随后{b}回来了。") if away else ("", "")
-    told = (
+    story_texts = (
         f"{{a}} and {{b}} are in the {{room}}. There are a {{c1}}, a {{c2}} and a {{c3}}. Together "
         f"they lay the {{x}} in the {{c1}}. {went[0]} {{a}} moves the {{x}} to the {{c2}}. "
         f"{back[0]}",
         f"{{a}}和{{b}}在{{room}}里，那里有{{c1}}、{{c2}}和{{c3}}。两人一起把{{x}}放进{{c1}}。{went[1]}"
         f"{{a}}把{{x}}移到了{{c2}}里。{back[1]}",
     )
-    asked = (
+    questions = (
         (
             "Where does {a} think that {b} will look for the {x} first?",
             "{a}认为{b}会先去哪里找{x}？",
@@ -122,9 +122,9 @@ def _belief(rng: random.Random) -> Scene:
     right, wrong = (first, second) if away else (second, first)
     places = [(e.capitalize(), z) for e, z in (right, wrong, other, never)]
     finer = "Second-order beliefs" if deep else "Location false beliefs"
-    story = _both(told, **values)
+    story = _both(story_texts, **values)
     return Scene(
-        (story[0].strip(), story[1]), _both(asked, **values), tuple(places),
+        (story[0].strip(), story[1]), _both(questions, **values), tuple(places),
         f"Belief: {finer}", "False Belief Task",
     )  # fmt: skip
 
@@ -177,7 +177,7 @@ def _knowledge(rng: random.Random) -> Scene:
 
 def _desire(rng: random.Random) -> Scene:
     a, b = rng.sample(PEOPLE, 2)
-    own, others, *rest = rng.sample(WISHES, 4)
+    first, others, *rest = rng.sample(WISHES, 4)
     story = _both(
         (
             "{a} and {b} have a free day. All week {a} has talked of nothing but how much {a} "
@@ -186,10 +186,10 @@ def _desire(rng: random.Random) -> Scene:
             "{a}和{b}有一天假。整整一周{a}都在说自己多想{p}。{b}一直不喜欢这件事，只盼着去{q}。"
             "两人决定各玩各的。",
         ),
-        a=a, b=b, p=own, q=others,
+        a=a, b=b, p=first, q=others,
     )  # fmt: skip
     question = _both(("What will {b} do on the free day?", "{b}放假那天会做什么？"), b=b)
-    options = tuple((e.capitalize(), z) for e, z in (others, own, *rest))
+    options = tuple((e.capitalize(), z) for e, z in (others, first, *rest))
     return Scene(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
 
 
@@ -224,10 +224,10 @@ def _intention(rng: random.Random) -> Scene:
 
 def _hint(rng: random.Random) -> Scene:
     a, b = rng.sample(PEOPLE, 2)
-    (said, wanted), *others = rng.sample(TEXTS["hints"], 4)
-    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=said)
+    (hint, meaning), *others = rng.sample(TEXTS["hints"], 4)
+    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=hint)
     question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
-    return Scene(story, question, (wanted, *(w for _, w in others)),
+    return Scene(story, question, (meaning, *(w for _, w in others)),
                  "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
 
 

@@ -101,26 +101,26 @@ class ToMBench(LetteredTask):
     @property
     def shuffles(self) -> int:
         """In how many orders of its options a question is asked; ConfigError for no such number."""
-        given = self.spec.options.get("shuffles", 1)
+        count = self.spec.options.get("shuffles", 1)
         if self.protocol == "reference":
             return 1
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(
-                f"The task '{self.name}' cannot ask in {given!r} orders.",
+                f"The task '{self.name}' cannot ask in {count!r} orders.",
                 "Its option 'shuffles' says in how many orders of its options a question is asked.",
                 "Write a whole number of at least 1; the benchmark has 5.",
             )
-        return given
+        return count
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
         """The row once for every order of its options."""
-        asked = self.example(row, source=source, split=split)
+        example = self.example(row, source=source, split=split)
         if self.shuffles == 1:
-            return (asked,)
-        drawn = orders(tuple(asked.fields["options"]), self.shuffles, asked.id)
-        return tuple(_reordered(asked, order, i) for i, order in enumerate(drawn))
+            return (example,)
+        drawn = orders(tuple(example.fields["options"]), self.shuffles, example.id)
+        return tuple(_reordered(example, order, i) for i, order in enumerate(drawn))
 
     def _episode(
         self, example: Example, context: tuple[Segment, ...], completion: Completion,
@@ -155,11 +155,11 @@ class ToMBench(LetteredTask):
         earlier order voted for wins, as in the benchmark; a reply that cannot be read is no vote.
         """
         mean = macro(records, "ability")
-        found = {} if mean is None else {"macro_ability": mean}
+        metrics = {} if mean is None else {"macro_ability": mean}
         rows = _whole_rows(records, self.shuffles) if self.shuffles > 1 else []
         if rows:
-            found["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
-        return found
+            metrics["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
+        return metrics
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -211,5 +211,5 @@ def _majority_right(records: Sequence[Record]) -> bool:
 
 def group_of(ability: str) -> str:
     """`Belief` of `Belief: Location false beliefs`; a text without a colon is its own group."""
-    found = _GROUP.match(ability)
-    return found.group(1).strip() if found else ability
+    match = _GROUP.match(ability)
+    return match.group(1).strip() if match else ability

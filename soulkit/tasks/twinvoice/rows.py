@@ -95,55 +95,55 @@ def _opinion(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 5)
     own, *rest = rng.sample(SIDES, 4)
     small = [f"{_start(other)} came up at breakfast." for other in others]
-    said = [*small, own[0].format(t=topic), f"Asked about {topic} once more. I have not changed."]
-    rng.shuffle(said)
-    return Case(tuple(said), f"Where do you stand on {topic}?",
+    posts = [*small, own[0].format(t=topic), f"Asked about {topic} once more. I have not changed."]
+    rng.shuffle(posts)
+    return Case(tuple(posts), f"Where do you stand on {topic}?",
                 tuple(side[1].format(t=topic) for side in (own, *rest)))  # fmt: skip
 
 
 def _memory(rng: random.Random) -> Case:
     kin, other = rng.sample(KIN, 2)
-    own, decoy, *rest = rng.sample(CITIES, 4)
+    home, decoy, *rest = rng.sample(CITIES, 4)
     topics = rng.sample(TOPICS, 3)
-    said = [f"My {kin} lives in {own}.", f"My {other} moved to {decoy}.",
+    posts = [f"My {kin} lives in {home}.", f"My {other} moved to {decoy}.",
             *(f"{_start(t)} came up at breakfast." for t in topics)]  # fmt: skip
-    rng.shuffle(said)
-    return Case(tuple(said), f"Remind me, where does your {kin} live?",
-                tuple(f"In {city}, as ever." for city in (own, decoy, *rest)))  # fmt: skip
+    rng.shuffle(posts)
+    return Case(tuple(posts), f"Remind me, where does your {kin} live?",
+                tuple(f"In {city}, as ever." for city in (home, decoy, *rest)))  # fmt: skip
 
 
 def _reasoning(rng: random.Random) -> Case:
     rule, cases = rng.choice(TEXTS["rules"])
     anchor = rng.choice(list(cases))
-    rest = [reaction for asked, reaction in cases.items() if asked != anchor]
+    rest = [reaction for case, reaction in cases.items() if case != anchor]
     small = [f"{_start(t)} came up at breakfast." for t in rng.sample(TOPICS, 4)]
-    said = [*small, rule]
-    rng.shuffle(said)
-    return Case(tuple(said), anchor, (cases[anchor], *rest))
+    posts = [*small, rule]
+    rng.shuffle(posts)
+    return Case(tuple(posts), anchor, (cases[anchor], *rest))
 
 
 def _pet_words(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(PET_WORDS, 4)
-    said = tuple(f"{_start(own)}, {other} came up." for other in others)
-    reactions = tuple(f"{_start(word)}, {topic} came up." for word in (own, *rest))
-    return Case(said, f"What do you think of {topic}?", reactions)
+    pet_word, *rest = rng.sample(PET_WORDS, 4)
+    posts = tuple(f"{_start(pet_word)}, {other} came up." for other in others)
+    reactions = tuple(f"{_start(word)}, {topic} came up." for word in (pet_word, *rest))
+    return Case(posts, f"What do you think of {topic}?", reactions)
 
 
 def _tone(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(list(TEXTS["tones"]), 4)
-    said = tuple(_start(rng.choice(TEXTS["tones"][own]).format(t=other)) for other in others)
-    reactions = (_start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (own, *rest))
-    return Case(said, f"What do you think of {topic}?", tuple(reactions))
+    habit, *rest = rng.sample(list(TEXTS["tones"]), 4)
+    posts = tuple(_start(rng.choice(TEXTS["tones"][habit]).format(t=other)) for other in others)
+    reactions = (_start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (habit, *rest))
+    return Case(posts, f"What do you think of {topic}?", tuple(reactions))
 
 
 def _syntax(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(list(SHAPES), 4)
-    said = tuple(SHAPES[own](other) for other in others)
-    return Case(said, f"What do you think of {topic}?",
-                tuple(SHAPES[shape](topic) for shape in (own, *rest)))  # fmt: skip
+    form, *rest = rng.sample(list(SHAPES), 4)
+    posts = tuple(SHAPES[form](other) for other in others)
+    return Case(posts, f"What do you think of {topic}?",
+                tuple(SHAPES[shape](topic) for shape in (form, *rest)))  # fmt: skip
 
 
 def _start(text: str) -> str:

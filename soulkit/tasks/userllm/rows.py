@@ -57,14 +57,14 @@ def _quiz(turn: int, rng: random.Random) -> Row:
 
 def _search(turn: int, rng: random.Random) -> Row:
     question, aside = rng.choice(TEXTS["searches"])
-    asked = question.format(place=_place(rng))
+    query = question.format(place=_place(rng))
     strayed = rng.choice(STRAYING).format(aside=aside)
     return {
         "source": "natural_questions",
-        "intent": _introduced(asked, turn),
-        "question": asked,
+        "intent": _introduced(query, turn),
+        "question": query,
         "assistant_suggestion_turn": strayed,
-        "conversation_history": f"<user>: {asked}\n<assistant>: {strayed}",
+        "conversation_history": f"<user>: {query}\n<assistant>: {strayed}",
     }
 
 

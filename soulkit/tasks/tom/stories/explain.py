@@ -101,11 +101,11 @@ def _chapter_fact(case: _Case) -> str:
 
 def _told(case: _Case, fact: Fact) -> str:
     x = fact.chain[0]
-    heard = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
-    if not heard:
+    trusts = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
+    if not trusts:
         return _fact("expects", x=x, y=fact.chain[1], n=fact.event + 1)
-    name = "trusts_later" if heard[0].was_there else "trusts_insider"
-    y = heard[0].speaker
+    name = "trusts_later" if trusts[0].was_there else "trusts_insider"
+    y = trusts[0].speaker
     text = _fact(name, x=x, y=y, n=fact.event + 1)
     return text if len(fact.chain) == 1 else f"{text} {_fact('meant_it', x=x, y=y)}"
 
@@ -144,10 +144,10 @@ def _mistake(case: _Case, answer: str | None) -> str:
     if answer is None or not answer.strip():
         return "none"
     question, beliefs, obj = case.question, case.beliefs, case.question.obj
-    said = _plain(answer)
+    plain_answer = _plain(answer)
 
     def is_at(container: str | None) -> bool:
-        return container is not None and said == _plain(container)
+        return container is not None and plain_answer == _plain(container)
 
     if is_at(case.truth):
         return "fits"
@@ -186,10 +186,10 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:
-    given = literal(row.get("cands")) or literal(row.get("containers")) or ()
+    listed = literal(row.get("cands")) or literal(row.get("containers")) or ()
     offered = _options(row).values()
     named = [e.container for e in story.events if isinstance(e, Place | Move)]
-    return tuple(dict.fromkeys([*map(str, given), *offered, *named]))
+    return tuple(dict.fromkeys([*map(str, listed), *offered, *named]))
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

@@ -175,15 +175,15 @@ _ROWS_PER_KIND = {"tomi": 3 * 6, "paratomi": 3 * 6, "hitom": 6 * 5}
 def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:
     """The six questions: memory, reality, then first and second order for both people."""
     obj, two = plan.obj, (plan.mover, plan.absentee)
-    asked = [
+    questions = [
         (Question("memory", (), obj), MEMORY.format(obj=obj)),
         (Question("reality", (), obj), REALITY.format(obj=obj)),
     ]
     for who in two:
-        asked.append((Question("belief", (who,), obj), FIRST.format(who, obj=obj)))
+        questions.append((Question("belief", (who,), obj), FIRST.format(who, obj=obj)))
     for chain in (two, two[::-1]):
-        asked.append((Question("belief", chain, obj), SECOND.format(*chain, obj=obj)))
-    return asked
+        questions.append((Question("belief", chain, obj), SECOND.format(*chain, obj=obj)))
+    return questions
 
 
 def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[str, str]:
@@ -200,13 +200,13 @@ def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[
 
 def _mentioned(plan: TwoRoomPlan) -> list[str]:
     """Containers, and the rooms and idle things that the story also names."""
-    found = dict.fromkeys(plan.containers)
+    nouns = dict.fromkeys(plan.containers)
     for event in plan.events:
         if isinstance(event, Enter | Exit | ContainerRoom):
-            found[event.room] = None
+            nouns[event.room] = None
         elif isinstance(event, Noise) and event.thing != plan.obj:
-            found[event.thing] = None
-    return list(found)
+            nouns[event.thing] = None
+    return list(nouns)
 
 
 def _options(plan: ChapterPlan) -> str:
