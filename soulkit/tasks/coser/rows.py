@@ -38,7 +38,7 @@ class Matter:
     leave: str
     hope: str
     fear: str
-    known: str
+    clue: str
 
 
 @cache
@@ -152,7 +152,7 @@ def _line(
         worry=matter.fear
         if not speaker.stands_for
         else f"if we do nothing, not even {other.name} will sleep",
-        known=matter.known,
+        clue=matter.clue,
         other=other.name.split()[0],
     )
     thought = f"[{rng.choice(TEXTS['thoughts'][move])}] "
@@ -198,7 +198,7 @@ def _plot(
         "summary": (
             f"What is to become of {matter.thing}? {first.name} wants to {matter.do}, "
             f"{second.name} would rather {matter.leave}. In the quarrel it may come out that "
-            f"{matter.known}; at last one of them gives way."
+            f"{matter.clue}; at last one of them gives way."
         ),
         "key_characters": [
             {

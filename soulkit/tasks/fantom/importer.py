@@ -26,8 +26,7 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.tasks.fantom.sets import sized
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
-
-Row = dict[str, Any]
+from soulkit.tasks.made import Row
 
 LICENCE = "MIT; its authors restrict FANToM to evaluation"
 _SINGLE = ("answerabilityQA_list", "infoAccessibilityQA_list")

@@ -26,10 +26,10 @@ from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_te
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
 from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.fantom.coach import lesson
+from soulkit.tasks.fantom.coach import advice_on
 from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
 
-Form = Literal["choice", "names", "yes_no", "fact", "belief"]
+AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
 NOBODY = "nobody"
@@ -58,7 +58,7 @@ _COMMON = (
 )
 
 
-def form_of(question_type: str, *, free: bool = True) -> Form | None:
+def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
     """How questions of a type are answered; None for an unknown type.
 
     `free`: whether beliefs may be asked for in free words, without options.
@@ -84,7 +84,7 @@ class Fantom(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         question = fields.get("complete_question") or fields.get("question")
         kind = str(fields["question_type"])
-        form = form_of(kind, free=self.free_beliefs)
+        form = answer_form(kind, free=self.free_beliefs)
         if form is None:
             raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
         if not question:
@@ -93,7 +93,7 @@ class Fantom(ChoiceTask):
         self.check(prepared, form)
         return prepared
 
-    def check(self, fields: Mapping[str, Any], form: Form) -> None:
+    def check(self, fields: Mapping[str, Any], form: AnswerForm) -> None:
         """DataError on a row that nobody could answer rightly."""
         _check(fields, form)
 
@@ -123,7 +123,7 @@ class Fantom(ChoiceTask):
             return token_f1(str(gold), answer)
         return float(self.right(example, form, answer))
 
-    def right(self, example: Example, form: Form, answer: str) -> bool:
+    def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
         """Whether an answer that is no sentence is right."""
         gold = example.fields["correct_answer"]
         if form == "choice":
@@ -217,7 +217,7 @@ class Fantom(ChoiceTask):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        return lesson(example.fields, score)
+        return advice_on(example.fields, score)
 
     def leak_view(self, example: Example) -> LeakView:
         """What must not be found out; of names, any of them; of sentences, what their words add.
@@ -266,7 +266,7 @@ class _Set:
 
     right: dict[str, bool] = field(default_factory=dict)
     """Question group → whether all its questions are right."""
-    asked: Counter[bool] = field(default_factory=Counter)
+    counts: Counter[bool] = field(default_factory=Counter)
     """Free beliefs (True) and all others."""
     size: int | None = None
     beliefs: int | None = None
@@ -274,16 +274,16 @@ class _Set:
     def add(self, notes: Mapping[str, Any], right: bool) -> None:
         group = str(notes["form"])
         self.right[group] = self.right.get(group, True) and right
-        self.asked[group == "belief"] += 1
+        self.counts[group == "belief"] += 1
         self.size, self.beliefs = (notes.get(name) for name in _SIZES)
 
     @property
     def whole(self) -> bool:
-        return self.size is None or self.asked[False] >= self.size
+        return self.size is None or self.counts[False] >= self.size
 
     @property
     def all_free(self) -> bool:
-        return self.beliefs is None or self.asked[True] >= self.beliefs
+        return self.beliefs is None or self.counts[True] >= self.beliefs
 
     def all_right(self, *, free: bool = False) -> bool:
         return all(right for group, right in self.right.items() if free or group != "belief")
@@ -384,7 +384,7 @@ def _gold_polarity(gold: Any) -> str:
     return {"yes": "yes", "no": "no", "no:long": "no"}.get(str(gold).strip().lower(), "")
 
 
-def _check(fields: Mapping[str, Any], form: Form) -> None:
+def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     """DataError on a row that nobody could answer rightly."""
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():

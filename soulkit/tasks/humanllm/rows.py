@@ -12,12 +12,9 @@ soap, History 3: fishing rod Candidate 1: ...", "candidates": ["fishing net", "c
 from __future__ import annotations
 
 import random
-from typing import Any
 
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
-
-Row = dict[str, Any]
-
 
 TEXTS = Texts(__file__)
 

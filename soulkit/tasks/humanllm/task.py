@@ -90,10 +90,10 @@ class HumanLLM(ChoiceTask):
         inside = tagged_text(text, "paper")
         if inside is None:
             return "", "no_tag"
-        if _ASKED.fullmatch(inside) and distinct(inside):
+        if _ASKED.fullmatch(inside) and is_ranking(inside):
             return inside, "ok"
         letters = ",".join(_letters(inside))
-        return (letters, "salvaged") if distinct(letters) else ("", "malformed")
+        return (letters, "salvaged") if is_ranking(letters) else ("", "malformed")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """`parse`; letters beyond the row's candidates rank nothing."""
@@ -224,7 +224,7 @@ def _letters(inside: str) -> list[str]:
     return [item.group(1).upper() for item in items if item] if all(items) else []
 
 
-def distinct(answer: str) -> bool:
+def is_ranking(answer: str) -> bool:
     """Whether an answer is five different letters."""
     letters = answer.split(",")
     return len(letters) == N_RANKED == len(set(letters))

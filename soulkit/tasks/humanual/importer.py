@@ -53,9 +53,11 @@ def _row(raw: RawRow, index: int) -> dict[str, Any]:
 
 def _prompt(value: Any) -> str:
     """JSON text of the messages without their metadata, or the plain text that the prompt is."""
-    found = structure(value)
-    if isinstance(found, list) and found and all(map(_is_message, found)):
-        messages = [{"role": str(m.get("role") or "user"), "content": m["content"]} for m in found]
+    messages = structure(value)
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        messages = [
+            {"role": str(m.get("role") or "user"), "content": m["content"]} for m in messages
+        ]
         return json.dumps(messages, ensure_ascii=False)
     if isinstance(value, str) and value.strip():
         return value

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from soulkit.data.files import (
     BadRow,
@@ -36,9 +35,8 @@ from soulkit.data.literals import structure
 from soulkit.data.turns import ChatMessage, alternate, blank_message, conversation
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, rows_from, wrong_shape
+from soulkit.tasks.made import Row
 from soulkit.tasks.mirrorbench.subsets import subset_of
-
-Row = dict[str, Any]
 
 LICENCES = {
     "chatbot_arena": "MirrorBench: Apache-2.0; prompts CC-BY-4.0, model outputs CC-BY-NC-4.0",
@@ -100,7 +98,7 @@ def _mirror(record: RawRow) -> Row:
     about = structure(record.fields.get("metadata"))
     metadata = dict(about) if isinstance(about, Mapping) else {}
     examples = metadata.pop("few_shot_user_examples", None)
-    row = _kept(record, "dataset", "conversation_id")
+    row = _columns(record, "dataset", "conversation_id")
     return {
         "task_description": description.strip(),
         "turns": _spoken(turns),
@@ -128,7 +126,7 @@ def _clariq_rounds(record: RawRow) -> Row:
         "turns": _spoken(alternate([request, *answers], questions)),
         "dataset": "clariq",
         "conversation_id": f"clariq-{number}",
-        "metadata": {**_kept(record, "topic_id", "facet_id", "facet"), "language": "en",
+        "metadata": {**_columns(record, "topic_id", "facet_id", "facet"), "language": "en",
                      "clarification_pairs": len(rounds)},
         "provenance": f"ClariQ, {record.source}",
         "licence": CLARIQ_LICENCE,
@@ -147,7 +145,7 @@ def _clariq_once(record: RawRow, stem: str) -> Row:
         "dataset": "clariq",
         "conversation_id": f"clariq-{stem}-{line}",
         "metadata": {
-            **_kept(record, "topic_id", "facet_id", "topic_desc", "question_id"),
+            **_columns(record, "topic_id", "facet_id", "topic_desc", "question_id"),
             "facet": facet, "clarification_need": record.fields.get("clarification_need"),
             "language": "en", "clarification_pairs": 1,
         },
@@ -190,14 +188,14 @@ def _qulac(record: RawRow) -> Row:
         raise BadRecord("it asks the user nothing, so there is no conversation")
     topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
                                                      "answer"))  # fmt: skip
-    about = _kept(record, "topic_id", "facet_id", "topic_type", "facet_type")
-    described = _unescaped(str(record.fields.get("topic_desc") or ""))
+    about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")
+    composed = _unescaped(str(record.fields.get("topic_desc") or ""))
     return {
         "task_description": ANSWERING.format(topic=f"“{topic}”", aim=_sentence(facet)),
         "turns": [{"role": "assistant", "content": question}, {"role": "user", "content": answer}],
         "dataset": "qulac",
         "conversation_id": f"qulac-{record.source.rpartition(' ')[2]}",
-        "metadata": {"topic": topic, **about, "facet_desc": facet, "topic_desc": described,
+        "metadata": {"topic": topic, **about, "facet_desc": facet, "topic_desc": composed,
                      "language": "en"},
         "provenance": f"Qulac, {record.source}",
         "licence": QULAC_LICENCE,
@@ -211,7 +209,7 @@ def _unescaped(text: str) -> str:
 # -- all -----------------------------------------------------------------------------------------
 
 
-def _kept(record: RawRow, *names: str) -> Row:
+def _columns(record: RawRow, *names: str) -> Row:
     return {name: record.fields[name] for name in names if name in record.fields}
 
 
@@ -223,9 +221,9 @@ def _sentence(text: str) -> str:
 def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     subsets = [subset_of(row) or "unknown" for row in rows]
     counted = ", ".join(f"{subsets.count(name)} {name}" for name in dict.fromkeys(subsets))
-    described = sum(not row["provenance"].startswith("MirrorBench") for row in rows)
+    composed = sum(not row["provenance"].startswith("MirrorBench") for row in rows)
     notes: tuple[str, ...] = (f"{len(rows)} conversations: {counted}.",) if rows else ()
-    if described:
+    if composed:
         notes += ("Their descriptions were put together from the facet: they tell what the person "
                   "is after, and nothing about how they write.",)  # fmt: skip
     return notes

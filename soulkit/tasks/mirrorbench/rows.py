@@ -16,15 +16,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from soulkit.data.turns import ChatMessage
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import VOICES, Voice
-
-Row = dict[str, Any]
-
 
 TEXTS = Texts(__file__)
 
@@ -75,13 +72,13 @@ def _row(i: int, seed: int) -> Row:
     }
 
 
-Shape = tuple[str, Row, list[ChatMessage]]
+_Recording = tuple[str, Row, list[ChatMessage]]
 
 
-def _clariq(wish: Wish, i: int) -> Shape:
+def _clariq(wish: Wish, i: int) -> _Recording:
     turns = [wish.user(f"Tell me about {wish.subject}.")]
     for place, other in enumerate(wish.others):
-        turns.append(_asked(other))
+        turns.append(_clarification(other))
         last = place == len(wish.others) - 1
         turns.append(wish.user(f"No, just {wish.aim}." if last else _no(wish)))
     about = {"topic_id": str(wish.number), "facet": _question(wish.aim),
@@ -89,21 +86,21 @@ def _clariq(wish: Wish, i: int) -> Shape:
     return f"clariq-{wish.number}-{i}", about, turns
 
 
-def _qulac(wish: Wish, i: int) -> Shape:
+def _qulac(wish: Wish, i: int) -> _Recording:
     hit = wish.rng.random() < 0.3
     facet = wish.aim if hit else wish.rng.choice(wish.others)
     answer = f"Yes, I want to know {wish.aim}." if hit else f"No, I want to know {wish.aim}."
     about = {"topic": wish.subject, "topic_id": wish.number, "facet_desc": _question(wish.aim)}
-    return f"qulac-{wish.number}-{i}", about, [_asked(facet), wish.user(answer)]
+    return f"qulac-{wish.number}-{i}", about, [_clarification(facet), wish.user(answer)]
 
 
-def _arena(wish: Wish, i: int) -> Shape:
+def _arena(wish: Wish, i: int) -> _Recording:
     key = f"{wish.rng.getrandbits(128):032x}"
     turns = _open_talk(wish, wish.rng.choice((1, 1, 1, 2)))
     return f"{key}::made-model-{i % 3}", {"question_id": key, "arena_winner": "tie"}, turns
 
 
-def _oasst(wish: Wish, i: int) -> Shape:
+def _oasst(wish: Wish, i: int) -> _Recording:
     turns = _open_talk(wish, wish.rng.choice((1, 2, 3)))
     if wish.rng.random() < 0.35:
         turns.append(wish.user(wish.rng.choice(REMARKS)))
@@ -112,7 +109,7 @@ def _oasst(wish: Wish, i: int) -> Shape:
     return key, {"num_user_turns": user_turns, "num_turns": len(turns)}, turns
 
 
-SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
+SHAPES: dict[str, Callable[[Wish, int], _Recording]] = {
     "chatbot_arena": _arena,
     "clariq": _clariq,
     "oasst1": _oasst,
@@ -131,7 +128,7 @@ def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
     return turns
 
 
-def _asked(facet: str) -> ChatMessage:
+def _clarification(facet: str) -> ChatMessage:
     return {"role": "assistant", "content": f"are you asking {facet}"}
 
 

@@ -81,7 +81,7 @@ class MMToM(ChoiceTask):
 
     def leak_view(self, example: Example) -> LeakView:
         text = str(example.fields["question"])
-        options = options_of(text)
+        options = statements_of(text)
         gold = options.get(self.gold_text(example), self.gold_text(example))
         # The scene stays out: a blind reader must not see what the answer follows from.
         stem = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
@@ -89,7 +89,7 @@ class MMToM(ChoiceTask):
         return LeakView(stem.strip(), tuple(options.values()), gold, letters)
 
 
-def options_of(question: str) -> dict[str, str]:
+def statements_of(question: str) -> dict[str, str]:
     """`a` and `b` → statement; empty when the text has no two options so marked."""
     start = question.lower().rfind("(a)")
     match = _OPTIONS.match(question, start) if start >= 0 else None

@@ -65,9 +65,13 @@ class SecretKeeper(DialogueTask):
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
         """The conversation is over when every fact is out, but never at once."""
-        return "all_told" if turns >= self.min_turns and not self._untold(example, lines) else None
+        return (
+            "all_told"
+            if turns >= self.min_turns and not self._missing_topics(example, lines)
+            else None
+        )
 
-    def _untold(self, example: Example, lines: Sequence[Line]) -> list[str]:
+    def _missing_topics(self, example: Example, lines: Sequence[Line]) -> list[str]:
         """Topics of the facts that the keeper has not spoken."""
         speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
         return [f["topic"] for f in example.fields["facts"] if not has_word(speech, f["value"])]
@@ -77,7 +81,7 @@ class SecretKeeper(DialogueTask):
             return unscored(episode.failure, self.protocol)
         lines = [line.text for line in episode.transcript if line.seat == KEEPER]
         facts = example.fields["facts"]
-        share = 1 - len(self._untold(example, episode.transcript)) / len(facts)
+        share = 1 - len(self._missing_topics(example, episode.transcript)) / len(facts)
         secrecy = float(not has_word("\n".join(lines), example.fields["secret"]["value"]))
         thrift = min(1.0, (self.max_turns - len(lines)) / (self.max_turns - self.min_turns))
         value = secrecy * share * (0.8 + 0.2 * thrift)
@@ -93,7 +97,7 @@ class SecretKeeper(DialogueTask):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """Names topics, never values: the actor knows its own facts."""
         lines = episode.transcript if episode else ()
-        untold = self._untold(example, lines)
+        missing = self._missing_topics(example, lines)
         speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
         secret = example.fields["secret"]
         remarks = []
@@ -101,15 +105,15 @@ class SecretKeeper(DialogueTask):
             remarks.append(f"You gave away your {secret['topic']}; keep it to yourself.")
         else:
             remarks.append(f"Keep your {secret['topic']} to yourself.")
-        if untold:
-            remarks.append(f"Tell your {' and your '.join(untold)}.")
+        if missing:
+            remarks.append(f"Tell your {' and your '.join(missing)}.")
         else:
             remarks.append("Tell every other thing you are asked.")
         return " ".join(remarks)
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         view = super().coach_view(example, episode, score)
-        return {**view, "untold": self._untold(example, episode.transcript),
+        return {**view, "untold": self._missing_topics(example, episode.transcript),
                 "kept": score.metrics.get("secret_kept")}  # fmt: skip
 
     # -- gold ---------------------------------------------------------------------------------

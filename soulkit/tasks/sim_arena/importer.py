@@ -32,8 +32,8 @@ from typing import Any
 from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable
 from soulkit.data.turns import ChatMessage, alternate, blank_message
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
+from soulkit.tasks.made import Row
 
-Row = dict[str, Any]
 Table = Mapping[str, Any]
 """Key of a record → what a file beside the annotations says of it; empty without the file."""
 
@@ -267,7 +267,9 @@ def _styles(tables: Mapping[str, Table], key: str) -> dict[str, list[Row]]:
     """`writing` and `interaction` → the features of one record, where a file tells them."""
     listed = {name: tables[name].get(key) for name in ("writing", "interaction")}
     return {
-        name: list(features) for name, features in listed.items() if isinstance(features, list) and features
+        name: list(features)
+        for name, features in listed.items()
+        if isinstance(features, list) and features
     }
 
 

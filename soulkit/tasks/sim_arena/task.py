@@ -57,14 +57,16 @@ def _feature(item: Any) -> dict[str, str]:
     if not isinstance(item, Mapping):
         return {}
     texts = {k: str(item[k]).strip() for k in (NAME, ANSWER, QUESTION) if item.get(k) is not None}
-    filled = {k: text for k, text in texts.items() if text}
-    return filled if NAME in filled and len(filled) > 1 else {}
+    feature = {k: text for k, text in texts.items() if text}
+    return feature if NAME in feature and len(feature) > 1 else {}
 
 
 def _queries(value: Any) -> list[str]:
     """What the person said, message by message; a single text is one message."""
     messages = [value] if isinstance(value, str) else value
-    if not isinstance(messages, list | tuple) or not all(isinstance(message, str) for message in messages):
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(message, str) for message in messages
+    ):
         raise DataError(
             "row: 'human_user_queries' should hold what the person said.",
             f"It holds {type(value).__name__} {value!r:.60}.",

@@ -37,7 +37,7 @@ _LEADING = re.compile(r"([A-Z])[.)]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PromptParts:
     """A row's text taken apart: what happens, what is asked, and the lettered options."""
 
     story: str
@@ -62,7 +62,7 @@ class SocialR1(WorkedTask):
         return {**fields, **rest, "prompt_text": text, "answer_letter": letter,
                 "story": scene.story}  # fmt: skip
 
-    def _gold(self, fields: Mapping[str, Any], scene: Scene) -> str:
+    def _gold(self, fields: Mapping[str, Any], scene: PromptParts) -> str:
         letter, text = (fields.get(name) or "" for name in ("answer_letter", "answer_text"))
         if self.protocol == "reference":
             return letter.strip().upper() or leading_letter(text)
@@ -147,7 +147,7 @@ def leading_letter(text: str | None) -> str:
     return (match.group(1) if match else gold[:1]).upper()
 
 
-def read_scene(text: str) -> Scene:
+def read_scene(text: str) -> PromptParts:
     """Story, question (the last line before the options) and options of a prompt.
 
     Options are the last run of marks A, B, ... on lines of their own, else within a line. Without
@@ -162,7 +162,7 @@ def read_scene(text: str) -> Scene:
     }
     if marks:  # what follows the last option's line is no part of it
         options[marks[-1][1]] = text[marks[-1].end() :].split("\n")[0].strip()
-    return Scene("\n".join(lines[:-1]), lines[-1] if lines else "", options)
+    return PromptParts("\n".join(lines[:-1]), lines[-1] if lines else "", options)
 
 
 def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:

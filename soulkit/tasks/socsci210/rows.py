@@ -43,7 +43,7 @@ HABITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Outcome:
     """One outcome of a study, as one respondent meets it."""
 
     persona: str
@@ -93,7 +93,7 @@ def _reading(matter: str, condition: str) -> str:
     return f"The survey was about {matter}. Before the question they read {PUSHES[condition][1]}."
 
 
-def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _Asked:
+def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
     matter, (low, high, step) = texts.choice(MATTERS), texts.choice(SCALES)
     earlier = person.choice(range(low, high + 1, step))
     moved = person.random() < 0.6
@@ -109,10 +109,10 @@ def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _As
         f"{high}, where {means}, nothing else."
     )
     response = min(max(earlier + push, low), high)
-    return _Asked(persona, _reading(matter, condition), question, response, low, high, "ordinal")
+    return _Outcome(persona, _reading(matter, condition), question, response, low, high, "ordinal")
 
 
-def _binary(texts: random.Random, person: random.Random, condition: str) -> _Asked:
+def _binary(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
     matter = texts.choice(MATTERS)
     earlier = person.randrange(2)
     moved = person.random() < 0.6
@@ -127,10 +127,10 @@ def _binary(texts: random.Random, person: random.Random, condition: str) -> _Ask
         "0 for no, nothing else."
     )
     response = earlier if push == 0 else int(push > 0)
-    return _Asked(persona, _reading(matter, condition), question, response, 0, 1, "binary")
+    return _Outcome(persona, _reading(matter, condition), question, response, 0, 1, "binary")
 
 
-def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Asked:
+def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
     options = texts.sample(tuple(HABITS), len(HABITS))
     habit = person.choice(tuple(HABITS))
     named = ", ".join(f"{i} for {option} of them" for i, option in enumerate(options, 1))
@@ -144,4 +144,4 @@ def _categorical(texts: random.Random, person: random.Random, condition: str) ->
     )
     persona = f"{_person(person)} {HABITS[habit]}"
     response = options.index(habit) + 1
-    return _Asked(persona, shown, question, response, 1, len(options), "categorical")
+    return _Outcome(persona, shown, question, response, 1, len(options), "categorical")

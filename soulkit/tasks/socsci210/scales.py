@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["ordinal", "binary", "categorical"]
+ScaleKind = Literal["ordinal", "binary", "categorical"]
 
 _SIGNED = r"[-\u2212]?\d+"
 _RANGE = re.compile(rf"\bfrom\s+({_SIGNED})(?:\s*\([^()]*\))?\s+to\s+({_SIGNED})(?!\d)")
@@ -28,7 +28,7 @@ class Scale:
 
     low: int
     high: int
-    kind: Kind
+    kind: ScaleKind
 
 
 def read_scale(text: str) -> Scale | None:

@@ -74,7 +74,7 @@ class SocSci210(ChoiceTask):
         low, high = self._bounds(fields, text, kind)
         prepared = {**fields, "prompt_text": text, "conversations": None}
         prepared |= {"response_type": kind, "r_min": low, "r_max": high}
-        prepared["scale"] = f"{_shown(low)} to {_shown(high)}"
+        prepared["scale"] = f"{_number_text(low)} to {_number_text(high)}"
         self.check(prepared)
         return prepared
 
@@ -104,7 +104,7 @@ class SocSci210(ChoiceTask):
         return low, high
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        scale = f"{_shown(fields['r_min'])} to {_shown(fields['r_max'])}"
+        scale = f"{_number_text(fields['r_min'])} to {_number_text(fields['r_max'])}"
         return {**super().tags(fields), "scale": scale}
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
@@ -152,7 +152,7 @@ class SocSci210(ChoiceTask):
         return gold
 
     def gold_text(self, example: Example) -> str:
-        return _shown(example.fields["response"])
+        return _number_text(example.fields["response"])
 
     def gold_completion(self, example: Example) -> str:
         return f"<answer>{self.gold_text(example)}</answer>"
@@ -160,7 +160,7 @@ class SocSci210(ChoiceTask):
     def leak_view(self, example: Example) -> LeakView:
         _, low, high = scale_of(example.fields)
         step = max(math.ceil((high - low) / (LEAK_POINTS - 1)), 1)
-        points = [_shown(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
+        points = [_number_text(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
         gold = self.gold_text(example)
         options = tuple(dict.fromkeys([*points, gold]))
         # A blind reader must not see the profile, which is what the answer follows from.
@@ -223,8 +223,8 @@ def _check_gold(fields: Mapping[str, Any]) -> None:
     gold = float(fields["response"])
     if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
         raise DataError(
-            f"The recorded answer {_shown(gold)} is no point of the row's scale.",
-            f"The scale goes from {_shown(low)} to {_shown(high)} and is {kind}.",
+            f"The recorded answer {_number_text(gold)} is no point of the row's scale.",
+            f"The scale goes from {_number_text(low)} to {_number_text(high)} and is {kind}.",
             "Mend the scale or the answer, or leave the row out.",
         )
 
@@ -233,7 +233,7 @@ def scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
     return str(fields["response_type"]), float(fields["r_min"]), float(fields["r_max"])
 
 
-def _shown(number: float) -> str:
+def _number_text(number: float) -> str:
     """`4`, not `4.0`; other numbers in full."""
     return str(int(number)) if float(number).is_integer() else str(number)
 
@@ -260,7 +260,7 @@ def _read_loosely(inside: str) -> tuple[str, str]:
     plain = plain.strip("*`\"'()[] \n\t")
     bare = plain == inside
     if (match := _NUMBER.fullmatch(plain)) is not None:
-        number = _shown(float(match["number"]))
+        number = _number_text(float(match["number"]))
         exact = bare and re.fullmatch(r"-?\d+", plain) is not None
         return number, "ok" if exact else "salvaged"
     if (match := _WORD.fullmatch(plain)) is not None:

@@ -29,7 +29,7 @@ from soulkit.types import Protocol
 
 SPEAK, GESTURE, ACT, LEAVE, NONE = "speak", "non-verbal communication", "action", "leave", "none"
 KINDS = (SPEAK, GESTURE, ACT, LEAVE)
-TOLD = (SPEAK, GESTURE, ACT)
+KINDS_WITH_TEXT = (SPEAK, GESTURE, ACT)
 """Kinds that are nothing without an argument."""
 
 MAX_WORDS = 2048
@@ -77,7 +77,7 @@ def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") 
     else:
         action = _read(text, name, JudgeMaterial("", words))
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
-        if action.kind in TOLD and not argument.strip():
+        if action.kind in KINDS_WITH_TEXT and not argument.strip():
             return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
     return replace(action, argument=argument, cut=argument.endswith(MARK))
 
@@ -87,7 +87,7 @@ def _read(text: str, name: str, shown: JudgeMaterial) -> Action:
     it does not think, and whoever repeats another's action word for word does it."""
     alone = whole(text.strip(), LENIENT)
     if alone is not None:
-        return _found(alone) or _from_prose(text.strip(), name)
+        return _action_in(alone) or _from_prose(text.strip(), name)
     reply = spoken(text, "paper")
     objects = scan(reply[:MAX_CHARS], LENIENT)
     return (
@@ -104,7 +104,7 @@ def _shortened(text: str, chars: int) -> str:
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def told(name: str, action: Action) -> str:
+def narrate(name: str, action: Action) -> str:
     """The line that everybody hears."""
     if action.kind == LEAVE:
         return f"{name} left the conversation"
@@ -119,12 +119,12 @@ def line_of(name: str, action: Action, protocol: Protocol) -> str:
     """The line that everybody hears under `protocol`: `paper` leaves nobody's line open to what
     stands in it."""
     if protocol == "reference":
-        return told(name, action)
-    return told(name, replace(action, argument=utterance(action.argument)))
+        return narrate(name, action)
+    return narrate(name, replace(action, argument=utterance(action.argument)))
 
 
-def heard(name: str, line: str) -> Action:
-    """The action that a line of `told` tells; other text is speech."""
+def parse_line(name: str, line: str) -> Action:
+    """The action that a line of `narrate` tells; other text is speech."""
     rest = line.removeprefix(name).strip() if line.startswith(f"{name} ") else line
     if rest == "left the conversation":
         return Action(LEAVE)
@@ -169,7 +169,7 @@ def _from_objects(reply: str, objects: Scan, shown: JudgeMaterial) -> Action | N
     """The first action among the objects of a reply that is no quotation: whoever plays both sides
     goes first."""
     for span in objects.spans:
-        action = None if shown.holds(span.value) else _found(span.value)
+        action = None if shown.holds(span.value) else _action_in(span.value)
         if action is not None:
             around = reply[: span.start] + reply[span.end :]
             return (
@@ -182,7 +182,7 @@ def _worse(action: Action) -> str:
     return "salvaged" if action.status == "ok" else action.status
 
 
-def _found(value: Any, depth: int = 3) -> Action | None:
+def _action_in(value: Any, depth: int = 3) -> Action | None:
     """The action that an object is, or holds."""
     if isinstance(value, list):
         inner: list[Any] = value
@@ -194,9 +194,9 @@ def _found(value: Any, depth: int = 3) -> Action | None:
         inner = list(value.values())
         if (action := _renamed(inner)) is not None:
             return action
-    candidates = (_found(item, depth - 1) for item in inner if depth > 0)
-    found = next((action for action in candidates if action is not None), None)
-    return None if found is None else replace(found, status=_worse(found))
+    candidates = (_action_in(item, depth - 1) for item in inner if depth > 0)
+    inner_action = next((action for action in candidates if action is not None), None)
+    return None if inner_action is None else replace(inner_action, status=_worse(inner_action))
 
 
 def _renamed(values: Sequence[Any]) -> Action | None:
@@ -216,7 +216,7 @@ def _renamed(values: Sequence[Any]) -> Action | None:
 def _action(value: Mapping[str, Any]) -> Action | None:
     kind_name, argument = value.get("action_type"), value.get("argument")
     kind, text = _kind(kind_name), _text(argument)
-    if kind in TOLD and "argument" not in value:
+    if kind in KINDS_WITH_TEXT and "argument" not in value:
         named = _renamed(list(value.values())) if len(value) > 1 else None
         return named or Action(NONE, "", "salvaged")
     if kind is None and not text.strip():
@@ -224,7 +224,7 @@ def _action(value: Mapping[str, Any]) -> Action | None:
     # Who leaves or does nothing may say so in as many words: the argument is then no line.
     if kind == NONE:
         return Action(NONE)
-    if kind in TOLD and not text.strip():
+    if kind in KINDS_WITH_TEXT and not text.strip():
         return Action(NONE, "", "salvaged")
     exact = kind_name in KINDS and (isinstance(argument, str) or kind == LEAVE)
     return Action(kind or SPEAK, text, "ok" if exact else "salvaged")
@@ -288,9 +288,9 @@ def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
     rest = _FENCE.sub("", " ".join([*pieces, reply[end:]])).strip()
     for who in (name, name.partition(" ")[0]):  # as in the script of a play
         rest = rest.removeprefix(f"{who}:").strip() if who else rest
-    action = heard(name, rest)
+    action = parse_line(name, rest)
     text = _bare(action.argument) if action.kind == SPEAK else action.argument
-    if action.kind in TOLD and not text:
+    if action.kind in KINDS_WITH_TEXT and not text:
         return Action(NONE, "", "malformed")
     return Action(action.kind, text, "salvaged")
 

@@ -69,7 +69,7 @@ def reasonings(score: Score) -> dict[str, str]:
     return {}
 
 
-def notes(score: Score, private: Sequence[str], public: str) -> str:
+def judge_notes(score: Score, private: Sequence[str], public: str) -> str:
     """The judge's reasoning for a coach, without the sentences that echo a private text."""
     lines = []
     for name, reasoning in reasonings(score).items():
@@ -83,7 +83,7 @@ def notes(score: Score, private: Sequence[str], public: str) -> str:
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def remarks(acts: Sequence[Action], goal: str, turns: int) -> list[str]:
+def turn_remarks(acts: Sequence[Action], goal: str, turns: int) -> list[str]:
     """What rules can tell from the player's own actions; `turns` is how many the scene allows."""
     spoken = [act.argument for act in acts if act.kind == SPEAK]
     texts = [*_form(acts), *_length(spoken), *_repeats(spoken), *_end(acts, turns)]
@@ -144,10 +144,10 @@ def _repeats(spoken: Sequence[str]) -> list[str]:
 
 
 def _end(acts: Sequence[Action], turns: int) -> list[str]:
-    deeds = [act for act in acts if act.kind != NONE]
-    if acts and acts[-1].kind == LEAVE and len(deeds) < EARLY:
+    real_acts = [act for act in acts if act.kind != NONE]
+    if acts and acts[-1].kind == LEAVE and len(real_acts) < EARLY:
         return ["You left before much could happen: stay, and try another way before you give up."]
-    if len(acts) >= turns // 2 and deeds and deeds[-1].kind != LEAVE:
+    if len(acts) >= turns // 2 and real_acts and real_acts[-1].kind != LEAVE:
         return ["You ran out of turns: come to a proposal earlier, and bring it to a close."]
     return []
 

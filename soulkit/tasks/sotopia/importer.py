@@ -60,17 +60,17 @@ def import_sotopia(path: Path) -> Imported:
     scenes, bad_scenes = _records(folder / SCENES, "env_id", "scenario", "agent_goals")
     people, bad_people = _records(folder / PEOPLE, "agent_id", "first_name")
     bonds, bad_bonds = _records(folder / BONDS, "agent1_id", "agent2_id")
-    world = _Known(scenes, people, bonds)
+    release = _Release(scenes, people, bonds)
     rows: list[dict[str, Any]] = []
     bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
     for pair in pairs:
         if only_hard and _id(pair, "env_id") not in HARD:
             continue
         try:
-            rows += world.rows(pair, len(rows))
+            rows += release.rows(pair, len(rows))
         except BadRecord as error:
             bad.append(BadRow(pair.source, str(error)))
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, world))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, release))
 
 
 def _records(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
@@ -81,7 +81,7 @@ def _records(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
     return rows, bad
 
 
-class _Known:
+class _Release:
     """Scenarios, characters and bonds by id."""
 
     def __init__(
@@ -159,21 +159,21 @@ def _sides(people: Sequence[RawRow]) -> dict[str, str]:
 def profile(person: Mapping[str, Any]) -> str:
     """A character's fields as one paragraph; empty ones are passed over."""
 
-    def said(name: str) -> str:
+    def text_of(name: str) -> str:
         value = person.get(name)
         parts = value if isinstance(value, list) else [value]
         return ", ".join(str(part).strip() for part in parts if part not in (None, ""))
 
-    name = f"{said('first_name')} {said('last_name')}"
-    facts = [f"{said('age')} years old" if said("age") else "", said("occupation").lower()]
-    manner = f" ({said('gender_pronoun').lower()})" if said("gender_pronoun") else ""
+    name = f"{text_of('first_name')} {text_of('last_name')}"
+    facts = [f"{text_of('age')} years old" if text_of("age") else "", text_of("occupation").lower()]
+    manner = f" ({text_of('gender_pronoun').lower()})" if text_of("gender_pronoun") else ""
     labelled = (
         ("Known to others", "public_info"), ("Temper and convictions", "personality_and_values"),
         ("Five traits", "big_five"), ("Way of deciding", "decision_making_style"),
         ("Moral values", "moral_values"), ("Holds dear", "schwartz_personal_values"),
         ("Type", "mbti"), ("Secret, known to nobody else", "secret"),
     )  # fmt: skip
-    lines = [f"{label}: {_sentence(said(field))}" for label, field in labelled if said(field)]
+    lines = [f"{label}: {_sentence(text_of(field))}" for label, field in labelled if text_of(field)]
     opening = ", ".join([name, *filter(None, facts)])
     return " ".join([f"{opening}{manner}.", *lines])
 
@@ -182,7 +182,9 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, world: _Known) -> tuple[str, ...]:
+def _notes(
+    rows: Sequence[Mapping[str, Any]], only_hard: bool, release: _Release
+) -> tuple[str, ...]:
     pairs, scenes = len(rows) // 2, len({row["environment_id"] for row in rows})
     notes = [
         f"{pairs} pairs in {scenes} scenarios, each played from both sides: {len(rows)} rows. The "
@@ -190,9 +192,9 @@ def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, world: _Known) ->
     ]
     if only_hard:
         notes.append(f"Only the hard scenarios; for all of them give the file {PAIRS}.")
-    if world.differ:
+    if release.differ:
         notes.append(
-            f"{world.differ} pairs know each other otherwise than their scenario says; the rows "
+            f"{release.differ} pairs know each other otherwise than their scenario says; the rows "
             "say what the scenario says."
         )
     return tuple(notes)

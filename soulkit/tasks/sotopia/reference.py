@@ -17,7 +17,7 @@ from soulkit.judge.hacking import RISKS
 from soulkit.judge.leaks import LeakView
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.registry import TaskSpec
-from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, heard
+from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scene import SEATS, Scene
 from soulkit.tasks.sotopia.scores import (
     LooseRatings,
@@ -95,7 +95,7 @@ class SotopiaReference(Sotopia):
         names = self.names(example)
         name = names[self.acted_seat(example)]
         lines = (line for line in episode.transcript if names.get(line.seat) == name)
-        return audited_lines([heard(name, line.text) for line in lines])
+        return audited_lines([parse_line(name, line.text) for line in lines])
 
     def gate(self, score: Score, step: int) -> bool:
         """A mean of at most 4, and no suspicion."""

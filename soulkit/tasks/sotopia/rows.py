@@ -45,7 +45,7 @@ LEVELS = {
     "friends": "They are friends.", "family": "They are family.",
 }  # fmt: skip
 
-Scene = tuple[str, str, str, str, str]
+_Setting = tuple[str, str, str, str, str]
 """(codename, scenario, relationship, goal of the first, goal of the second)."""
 
 
@@ -79,7 +79,7 @@ def _profile(rng: random.Random, name: str, secret: str) -> str:
     )
 
 
-def _sale(rng: random.Random) -> Scene:
+def _sale(rng: random.Random) -> _Setting:
     thing = rng.choice(("cello", "cargo bicycle", "loom", "wood stove", "telescope", "dinghy"))
     price = rng.randrange(20, 90) * 10
     least, most = round(price * 0.85), round(price * 0.9)
@@ -90,7 +90,7 @@ def _sale(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _noise(rng: random.Random) -> Scene:
+def _noise(rng: random.Random) -> _Setting:
     what = rng.choice(("practises the trumpet", "repairs motorcycles", "holds choir rehearsals"))
     hour = rng.choice(("six in the morning", "eleven at night", "noon on Sundays"))
     return (
@@ -100,7 +100,7 @@ def _noise(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _loan(rng: random.Random) -> Scene:
+def _loan(rng: random.Random) -> _Setting:
     sum_ = rng.randrange(4, 40) * 50
     reason = rng.choice(("a course fee", "the vet's bill", "a deposit for a flat", "new brakes"))
     return (
@@ -110,7 +110,7 @@ def _loan(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _journey(rng: random.Random) -> Scene:
+def _journey(rng: random.Random) -> _Setting:
     one, two = rng.sample(("the sea", "the mountains", "a big city", "the parents' farm"), 2)
     days = rng.randrange(3, 11)
     return (
@@ -120,7 +120,7 @@ def _journey(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _credit(rng: random.Random) -> Scene:
+def _credit(rng: random.Random) -> _Setting:
     work = rng.choice(("a mural", "a school play", "a cookbook", "a garden plan", "a short film"))
     return (
         "credit", f"Agent1 and Agent2 made {work} together. It wins a prize for one person.",
@@ -130,7 +130,7 @@ def _credit(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _secret(rng: random.Random) -> Scene:
+def _secret(rng: random.Random) -> _Setting:
     feast = rng.choice(("a birthday", "a retirement", "a wedding anniversary", "a homecoming"))
     day = rng.choice(("Tuesday", "Thursday", "Saturday"))
     return (
@@ -142,7 +142,7 @@ def _secret(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _share(rng: random.Random) -> Scene:
+def _share(rng: random.Random) -> _Setting:
     things = rng.sample(("lamps", "chairs", "records", "plants", "maps"), 3)
     counts = [rng.randrange(1, 5) for _ in things]
     listed = ", ".join(f"{count} {thing}" for count, thing in zip(counts, things, strict=True))
@@ -159,6 +159,6 @@ def _share(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-_SCENES: tuple[Callable[[random.Random], Scene], ...] = (
+_SCENES: tuple[Callable[[random.Random], _Setting], ...] = (
     _sale, _noise, _loan, _journey, _credit, _secret, _share,
 )  # fmt: skip

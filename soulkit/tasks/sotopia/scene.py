@@ -94,7 +94,7 @@ class Scene:
         """What the partner did, brought into the actor's conversation."""
         self._note_cut(seat, action)
         line = self.task.line(self.example, seat, action)
-        self.talk.hear(line, self.task.shown(self.example, seat, action))
+        self.talk.hear(line, self.task.public_line(self.example, seat, action))
         return action
 
     def _usable(self, action: Action) -> bool:
@@ -116,7 +116,10 @@ class Scene:
         """The partner's own actions in the form that is asked for, the actor's as heard."""
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
-            Line(who, action.json() if who == seat else self.task.shown(self.example, who, action))
+            Line(
+                who,
+                action.json() if who == seat else self.task.public_line(self.example, who, action),
+            )
             for who, action in self.done
         ]
         return others_view(seat, opening, lines)

@@ -38,11 +38,11 @@ from soulkit.tasks.sotopia.actions import (
     LEAVE,
     NONE,
     Action,
-    heard,
     in_place,
     line_of,
+    narrate,
+    parse_line,
     read_action,
-    told,
 )
 from soulkit.tasks.sotopia.scene import SEATS, START, Scene
 from soulkit.tasks.sotopia.scores import (
@@ -167,9 +167,9 @@ class Sotopia(Task):
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
         """An action as it is recorded."""
-        return Line(seat, told(self.names(example)[seat], action))
+        return Line(seat, narrate(self.names(example)[seat], action))
 
-    def shown(self, example: Example, seat: str, action: Action) -> str:
+    def public_line(self, example: Example, seat: str, action: Action) -> str:
         """What everybody hears of an action."""
         return line_of(self.names(example)[seat], action, self.protocol)
 
@@ -264,7 +264,7 @@ class Sotopia(Task):
         return self.prompts.render("audit", **view, lines=fence("\n".join(lines), "lines"))
 
     def _fenced(self, example: Example, episode: Episode) -> str:
-        idle = {told(name, Action(NONE)) for name in self.names(example).values()}
+        idle = {narrate(name, Action(NONE)) for name in self.names(example).values()}
         lines = [
             self._retold(example, line) for line in episode.transcript if line.text not in idle
         ]
@@ -273,12 +273,14 @@ class Sotopia(Task):
     def _retold(self, example: Example, line: Line) -> str:
         """A recorded line as everybody heard it."""
         name = self.names(example).get(line.seat)
-        return line.text if name is None else line_of(name, heard(name, line.text), self.protocol)
+        return (
+            line.text if name is None else line_of(name, parse_line(name, line.text), self.protocol)
+        )
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
         """The actor's lines for the auditor."""
         seat, names = self.acted_seat(example), self.names(example)
-        silent = told(names[seat], Action(NONE))
+        silent = narrate(names[seat], Action(NONE))
         lines = [line for line in episode.transcript if line.seat == seat]
         return [self._retold(example, line) for line in lines if line.text != silent]
 
@@ -306,7 +308,7 @@ class Sotopia(Task):
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         secret = self.leak_view(example)
-        notes = coaching.notes(score, self._hidden(secret), secret.public)
+        notes = coaching.judge_notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
             "marks": coaching.marks(score.metrics),
@@ -324,7 +326,7 @@ class Sotopia(Task):
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
             return coaching.advice(view["goal"])
-        remarks = coaching.remarks(self.acts(example, episode), view["goal"], self.max_turns)
+        remarks = coaching.turn_remarks(self.acts(example, episode), view["goal"], self.max_turns)
         return " ".join([*remarks, coaching.advice("" if remarks else view["goal"])])
 
     def leak_view(self, example: Example) -> LeakView:
@@ -369,7 +371,7 @@ class Sotopia(Task):
             seat = SEATS[index % 2]
             if seat != talk.seat:
                 action = Action("speak", next(partner_lines))
-                talk.hear(self.line(example, seat, action), self.shown(example, seat, action))
+                talk.hear(self.line(example, seat, action), self.public_line(example, seat, action))
                 continue
             reply = next(replies)
             words = others_words(talk.context)

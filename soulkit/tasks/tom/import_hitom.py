@@ -37,9 +37,9 @@ def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
             halves.append(str(row.fields.get("prompting_type", "")).lower())
         except BadRecord as error:
             bad.append(BadRow(row.source, str(error)))
-    chosen = [r for r, h in zip(rows, halves, strict=True) if half == "all" or h in (half, "")]
-    notes = _notes(rows, halves, half, len(chosen))
-    return Imported(rows=tuple(chosen), bad=tuple(bad), notes=notes)
+    chosen_rows = [r for r, h in zip(rows, halves, strict=True) if half == "all" or h in (half, "")]
+    notes = _notes(rows, halves, half, len(chosen_rows))
+    return Imported(rows=tuple(chosen_rows), bad=tuple(bad), notes=notes)
 
 
 def _row(raw: RawRow) -> dict[str, Any]:

@@ -15,18 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.literals import join_sentences, literal_list, parse_candidates
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.made import Row
 from soulkit.tasks.tom.blocks import Block, question_kind, read_blocks
 from soulkit.tasks.tom.stories.events import ContainerRoom, Enter, Move, Place, Story
 from soulkit.tasks.tom.stories.paraphrase import read_paraphrase
 from soulkit.tasks.tom.stories.questions import read_question
-from soulkit.tasks.tom.stories.read import read_lines, story_lines
+from soulkit.tasks.tom.stories.read import read_sentences, story_lines
 
-Row = dict[str, Any]
 LICENCE = "CC-BY-NC-4.0 (ToMi, and what is derived from it)"
 
 _ORDERS = {"memory": 0, "reality": 0, "first_order": 1, "second_order": 2}
@@ -177,7 +176,7 @@ def _sentences(raw: RawRow) -> list[str]:
 
 def _read(sentences: Sequence[str], question: str, nouns: Sequence[str] = ()) -> Story | None:
     """The story's events, plain or paraphrased; None when a sentence cannot be read."""
-    plain = read_lines(sentences)
+    plain = read_sentences(sentences)
     parsed = read_question(question)
     if plain is not None or parsed is None:
         return plain

@@ -52,7 +52,7 @@ TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class _Story:
     """A story with its question in both languages; the gold is the first option."""
 
     story: Pair
@@ -95,7 +95,7 @@ def _both(pattern: Pair, **values: Pair) -> Pair:
     return english, chinese
 
 
-def _belief(rng: random.Random) -> Scene:
+def _belief(rng: random.Random) -> _Story:
     """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
     a, b = rng.sample(PEOPLE, 2)
     (room,), (thing,) = rng.sample(ROOMS, 1), rng.sample(THINGS, 1)
@@ -123,13 +123,13 @@ def _belief(rng: random.Random) -> Scene:
     places = [(e.capitalize(), z) for e, z in (right, wrong, other, never)]
     finer = "Second-order beliefs" if deep else "Location false beliefs"
     story = _both(story_texts, **values)
-    return Scene(
+    return _Story(
         (story[0].strip(), story[1]), _both(questions, **values), tuple(places),
         f"Belief: {finer}", "False Belief Task",
     )  # fmt: skip
 
 
-def _content(rng: random.Random) -> Scene:
+def _content(rng: random.Random) -> _Story:
     """A label promises one thing, the box holds another; who looked knows."""
     a, b = rng.sample(PEOPLE, 2)
     label, inside, other, never = rng.sample(GOODS, 4)
@@ -148,10 +148,10 @@ def _content(rng: random.Random) -> Scene:
     question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=who)
     right, wrong = (label, inside) if asks_label else (inside, label)
     options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
-    return Scene(story, question, options, "Belief: Content false beliefs", "False Belief Task")
+    return _Story(story, question, options, "Belief: Content false beliefs", "False Belief Task")
 
 
-def _knowledge(rng: random.Random) -> Scene:
+def _knowledge(rng: random.Random) -> _Story:
     """Did somebody see where a thing went? Two options only."""
     a, b = rng.sample(PEOPLE, 2)
     (thing,), (place,) = rng.sample(THINGS, 1), rng.sample(HOLDERS, 1)
@@ -171,11 +171,11 @@ def _knowledge(rng: random.Random) -> Scene:
     question = _both(("Does {b} know where the {x} is?", "{b}知道{x}在哪里吗？"), b=b, x=thing)
     yes, no = ("Yes", "清楚"), ("No", "不清楚")
     options = (yes, no) if saw else (no, yes)
-    return Scene(story, question, options, "Knowledge: Percepts-knowledge links",
+    return _Story(story, question, options, "Knowledge: Percepts-knowledge links",
                  "Percepts-Knowledge Links")  # fmt: skip
 
 
-def _desire(rng: random.Random) -> Scene:
+def _desire(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
     first, others, *rest = rng.sample(WISHES, 4)
     story = _both(
@@ -190,10 +190,10 @@ def _desire(rng: random.Random) -> Scene:
     )  # fmt: skip
     question = _both(("What will {b} do on the free day?", "{b}放假那天会做什么？"), b=b)
     options = tuple((e.capitalize(), z) for e, z in (others, first, *rest))
-    return Scene(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
+    return _Story(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
 
 
-def _emotion(rng: random.Random) -> Scene:
+def _emotion(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
     joy, sorrow, *rest = FEELINGS
     asks_winner = rng.random() < 0.5
@@ -209,28 +209,28 @@ def _emotion(rng: random.Random) -> Scene:
         ("How does {w} feel about it?", "{w}对此心情如何？"), w=a if asks_winner else b
     )
     right, wrong = (joy, sorrow) if asks_winner else (sorrow, joy)
-    return Scene(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
+    return _Story(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
                  "Discrepant Emotions")  # fmt: skip
 
 
-def _intention(rng: random.Random) -> Scene:
+def _intention(rng: random.Random) -> _Story:
     (a,) = rng.sample(PEOPLE, 1)
     (deed, goal), *others = rng.sample(TEXTS["goals"], 4)
     story = _both(("{a} {d}.", "{a}{d}。"), a=a, d=deed)
     question = _both(("What for?", "这是为了什么？"), a=a)
-    return Scene(story, question, (goal, *(g for _, g in others)),
+    return _Story(story, question, (goal, *(g for _, g in others)),
                  "Intention: Intentions explanations", "Ambiguous Story Task")  # fmt: skip
 
 
-def _hint(rng: random.Random) -> Scene:
+def _hint(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
     (hint, meaning), *others = rng.sample(TEXTS["hints"], 4)
     story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=hint)
     question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
-    return Scene(story, question, (meaning, *(w for _, w in others)),
+    return _Story(story, question, (meaning, *(w for _, w in others)),
                  "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
 
 
-KINDS: Sequence[Callable[[random.Random], Scene]] = (
+KINDS: Sequence[Callable[[random.Random], _Story]] = (
     _belief, _desire, _content, _knowledge, _emotion, _intention, _hint, _belief,
 )  # fmt: skip

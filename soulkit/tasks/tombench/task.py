@@ -134,7 +134,7 @@ class ToMBench(LetteredTask):
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Language, group of abilities, and the ability in full where the row names one."""
         ability = str(fields.get("ability") or "").strip()
-        finer = {"ability": group_of(ability)} if ability else {}
+        finer = {"ability": ability_group(ability)} if ability else {}
         return {**super().tags(fields), **finer}
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
@@ -142,7 +142,7 @@ class ToMBench(LetteredTask):
         unread = UNREAD_ZH if chinese else UNREAD_OPENINGS
         first = opening(read_state(score), *OPENINGS["zh" if chinese else "en"], unread)
         advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (ADVICE, GENERAL)
-        group = group_of(str(example.fields.get("ability") or "")).lower()
+        group = ability_group(str(example.fields.get("ability") or "")).lower()
         for text in dict.fromkeys((advice.get(group, general), general)):
             yield f"{first} {text}".strip()
         yield general
@@ -209,7 +209,7 @@ def _majority_right(records: Sequence[Record]) -> bool:
     return bool(votes) and right[votes.most_common(1)[0][0]]
 
 
-def group_of(ability: str) -> str:
+def ability_group(ability: str) -> str:
     """`Belief` of `Belief: Location false beliefs`; a text without a colon is its own group."""
     match = _GROUP.match(ability)
     return match.group(1).strip() if match else ability

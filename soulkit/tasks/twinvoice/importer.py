@@ -23,6 +23,7 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes, read_rows, unreadable
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.made import Row
 
 LICENCE = "none stated"
 PROFILES = ("dimension_3_profiles.json", "profiles.json", "profiles.jsonl")
@@ -30,7 +31,6 @@ _PLACEHOLDER = re.compile(r"\[[^\]]*distractor[^\]]*\]", re.IGNORECASE)
 _QUOTED_WORDS = 5
 """A gold of this many words that stands in another entry of the history gives itself away."""
 
-Row = dict[str, Any]
 Person = Mapping[str, Any]
 
 
@@ -151,7 +151,9 @@ def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
     person = people[name]
     return {
         "dimension": "narrative",
-        "conversation_history": _lines(person, str(record.fields.get("chunk_id")), utterance, context),
+        "conversation_history": _lines(
+            person, str(record.fields.get("chunk_id")), utterance, context
+        ),
         "anchor_post": context,
         **_four([options[x] for x in letters], letters.index(letter)),
         "profile": _profile(person),

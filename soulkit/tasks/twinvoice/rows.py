@@ -51,7 +51,7 @@ KIN = ("sister", "brother", "godmother", "cousin", "best friend")
 class Case:
     """What somebody said, what they react to, and four reactions of which the first is theirs."""
 
-    said: tuple[str, ...]
+    posts: tuple[str, ...]
     anchor: str
     reactions: tuple[str, ...]
 
@@ -74,7 +74,7 @@ def _row(i: int, seed: int) -> dict[str, Any]:
         "user_id": f"p{seed}-{i}",
         "dimension": dimension,
         "capability": capability,
-        "conversation_history": [_dressed(dimension, text, rng) for text in case.said],
+        "conversation_history": [_dressed(dimension, text, rng) for text in case.posts],
         "anchor_post": case.anchor,
         "answer_choices": reactions,
         "answer_idx": reactions.index(case.reactions[0]),
@@ -93,12 +93,16 @@ def _dressed(dimension: str, text: str, rng: random.Random) -> str:
 
 def _opinion(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 5)
-    own, *rest = rng.sample(SIDES, 4)
+    stance, *rest = rng.sample(SIDES, 4)
     small = [f"{_start(other)} came up at breakfast." for other in others]
-    posts = [*small, own[0].format(t=topic), f"Asked about {topic} once more. I have not changed."]
+    posts = [
+        *small,
+        stance[0].format(t=topic),
+        f"Asked about {topic} once more. I have not changed.",
+    ]
     rng.shuffle(posts)
     return Case(tuple(posts), f"Where do you stand on {topic}?",
-                tuple(side[1].format(t=topic) for side in (own, *rest)))  # fmt: skip
+                tuple(side[1].format(t=topic) for side in (stance, *rest)))  # fmt: skip
 
 
 def _memory(rng: random.Random) -> Case:
@@ -134,7 +138,9 @@ def _tone(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
     habit, *rest = rng.sample(list(TEXTS["tones"]), 4)
     posts = tuple(_start(rng.choice(TEXTS["tones"][habit]).format(t=other)) for other in others)
-    reactions = (_start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (habit, *rest))
+    reactions = (
+        _start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (habit, *rest)
+    )
     return Case(posts, f"What do you think of {topic}?", tuple(reactions))
 
 

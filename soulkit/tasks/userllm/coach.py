@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.tasks.userllm.fields import CSQA, NQ, Said
+from soulkit.tasks.userllm.fields import CSQA, NQ, UserMessage
 from soulkit.tasks.userllm.metrics import choices_named
 from soulkit.types import Score
 
@@ -31,7 +31,9 @@ GENERAL = {
 }  # fmt: skip
 
 
-def notes(fields: Mapping[str, Any], message: Said | None, score: Score | None) -> list[str]:
+def message_notes(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
+) -> list[str]:
     """What can be said about a draft, worst first; empty without one."""
     if score is None or message is None:
         return []
@@ -45,7 +47,7 @@ def notes(fields: Mapping[str, Any], message: Said | None, score: Score | None) 
     return list(_prism_notes(score))
 
 
-def _role_notes(choices: Sequence[str], message: Said, score: Score) -> Iterator[str]:
+def _role_notes(choices: Sequence[str], message: UserMessage, score: Score) -> Iterator[str]:
     count = len(choices_named(choices, message.text, "paper"))
     if score.metrics.get("role_adherence") == 1.0:
         yield "The message left the answering to the other side; keep to that."
@@ -54,7 +56,7 @@ def _role_notes(choices: Sequence[str], message: Said, score: Score) -> Iterator
         yield f"Whoever asks does not answer, and the message held {held} to what it asked."
 
 
-def _intent_notes(message: Said, score: Score) -> Iterator[str]:
+def _intent_notes(message: UserMessage, score: Score) -> Iterator[str]:
     adherence = score.metrics.get("intent_adherence")
     if not message.text:
         yield "The conversation was ended although what you came for was not answered."
@@ -78,11 +80,11 @@ def _prism_notes(score: Score) -> Iterator[str]:
         yield "It was like a person at a keyboard; keep that tone."
 
 
-def lessons(
-    fields: Mapping[str, Any], message: Said | None, score: Score | None
+def lesson_choices(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
 ) -> Iterator[tuple[str, ...]]:
     """Lessons, the fullest first, for `safest` to choose from."""
-    remarks = notes(fields, message, score)
+    remarks = message_notes(fields, message, score)
     kind = fields["source"]
     if kind not in GENERAL:
         kind = "later" if fields["conversation_history"] else "first"

@@ -43,7 +43,7 @@ _TRUTH = {"true": True, "yes": True, "y": True, "1": True,
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UserMessage:
     """A reply without its thinking: the text before the end token, and whether there was one."""
 
     text: str
@@ -55,7 +55,7 @@ class Said:
         return self.text + END if self.ended else self.text
 
 
-def read_reply(text: str | None, protocol: Protocol) -> Said:
+def read_reply(text: str | None, protocol: Protocol) -> UserMessage:
     """What a completion says; None, no completion, says nothing.
 
     `paper` also drops thinking that was never closed, and marks that only wrap the end token.
@@ -64,7 +64,7 @@ def read_reply(text: str | None, protocol: Protocol) -> Said:
     message = before.strip()
     if protocol == "paper" and end and not message.strip("`\"'*_\u201c\u201d "):
         message = ""
-    return Said(message, bool(end))
+    return UserMessage(message, bool(end))
 
 
 def normalize_intent(text: Any) -> str:
@@ -121,9 +121,9 @@ def related_metrics(row: Mapping[str, Any]) -> set[str]:
     named = row.get("related_metrics") or row.get("related_metric")
     listed = [named] if isinstance(named, str) else named
     listed = listed if isinstance(listed, list | tuple) else ()
-    defined = {name for names in METRICS.values() for name in names}
-    chosen = {name for name in listed if isinstance(name, str)} & defined
-    return chosen or set(METRICS.get(read_source(row.get("source")), ()))
+    all_metrics = {name for names in METRICS.values() for name in names}
+    row_metrics = {name for name in listed if isinstance(name, str)} & all_metrics
+    return row_metrics or set(METRICS.get(read_source(row.get("source")), ()))
 
 
 # -- conversations -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, groupby
 
 from soulkit.judge.verdict import named_options, plain
-from soulkit.tasks.userllm.fields import Said
+from soulkit.tasks.userllm.fields import UserMessage
 from soulkit.types import Protocol
 
 Tokenizer = Callable[[str | None], list[str]]
@@ -75,7 +75,9 @@ def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
 def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tokenize) -> float:
     """|intent ∩ reply| / |reply| over words of content, in [0, 1]; 0 when either has none."""
     intent_words, reply_words = content_words(intent, words), content_words(reply, words)
-    return len(intent_words & reply_words) / len(reply_words) if intent_words and reply_words else 0.0
+    return (
+        len(intent_words & reply_words) / len(reply_words) if intent_words and reply_words else 0.0
+    )
 
 
 def goal_keywords(intent: str) -> list[str]:
@@ -111,7 +113,7 @@ def role_adherence(choices: Sequence[str], reply: str, protocol: Protocol) -> fl
     return float(count not in (1, 2))
 
 
-def prism_parts(intent: str, message: Said, last: bool | None) -> dict[str, float | None]:
+def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[str, float | None]:
     """The parts of a PRISM score that need no judge; None where one does not apply.
 
     A reply that only ends the conversation has no text to compare with the intent, and where the

@@ -13,7 +13,7 @@ from typing import Any
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import JudgeQuestion
 from soulkit.models.base import Cast
-from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, Said
+from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, UserMessage
 from soulkit.tasks.userllm.metrics import (
     choices_named,
     content_words,
@@ -21,7 +21,7 @@ from soulkit.tasks.userllm.metrics import (
     intent_overlap,
     role_adherence,
 )
-from soulkit.tasks.userllm.task import Heard, UserLLM, verdict_words
+from soulkit.tasks.userllm.task import LabelScore, UserLLM, verdict_words
 from soulkit.types import Episode, Example, Score
 
 _KEYWORDS = 8
@@ -36,28 +36,32 @@ class UserLLMReference(UserLLM):
     def check(self, fields: dict[str, Any], conversation: Any) -> dict[str, Any]:
         return fields
 
-    async def rated(self, example: Example, episode: Episode, message: Said, cast: Cast) -> Score:
+    async def rated(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         fields = example.fields
         source, last, choices = fields["source"], fields["is_last_turn"], fields["choices"] or ()
-        judgement: Heard = (0.0, (), {})
+        judgement: LabelScore = (0.0, (), {})
         complete = bool(fields["question"] and fields["assistant_suggestion_turn"])
         if asks(source, message, complete):
             ask = self._detected if source == PRISM else self._judged
-            judgement = await ask(example, episode, message.text if source == PRISM else message.output, cast)
+            judgement = await ask(
+                example, episode, message.text if source == PRISM else message.output, cast
+            )
         label, verdicts, more = judgement
         values = numbers(source, fields["intent"], message, last, choices, label)
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(mean(values), {**values, **more}, verdicts, words, used)
 
     def _worth(self, label: str, right: str) -> float:
         return worth(label, right)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
+    def judge_question(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """Any text is taken, at the first attempt."""
         return JudgeQuestion(purpose, prompt, str, lambda text: {"label": text}, attempts=1)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        message = self._said(episode) if score is not None else None
+        message = self._message(episode) if score is not None else None
         if message is None or score is None:
             return super().explain(example, episode, score)
         return hint(example.fields, message, score)
@@ -73,7 +77,7 @@ class UserLLMReference(UserLLM):
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def asks(source: str, message: Said, complete: bool) -> bool:
+def asks(source: str, message: UserMessage, complete: bool) -> bool:
     """Whether the published score asks its judge; `known`: question and suggestion are there."""
     if source == NQ:
         return complete and bool(message.output)
@@ -81,7 +85,12 @@ def asks(source: str, message: Said, complete: bool) -> bool:
 
 
 def numbers(
-    source: str, intent: str, message: Said, last: bool | None, choices: Sequence[str], label: float
+    source: str,
+    intent: str,
+    message: UserMessage,
+    last: bool | None,
+    choices: Sequence[str],
+    label: float,
 ) -> dict[str, float]:
     """The published numbers of one reply: metric → value, empty for an unknown source.
 
@@ -116,7 +125,7 @@ def worth(text: str | None, right: str) -> float:
 # -- hints ---------------------------------------------------------------------------------------
 
 
-def hint(fields: Mapping[str, Any], message: Said, score: Score) -> str | None:
+def hint(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str | None:
     """What the published hints say about a draft, in other words; None where they say nothing."""
     source = fields["source"]
     if source == CSQA:
@@ -127,7 +136,7 @@ def hint(fields: Mapping[str, Any], message: Said, score: Score) -> str | None:
     return " ".join(part for part in parts if part) or None
 
 
-def _avoid(choices: Sequence[str], message: Said) -> str | None:
+def _avoid(choices: Sequence[str], message: UserMessage) -> str | None:
     if not choices_named(choices, message.output, "reference"):
         return None
     listed = "; ".join(f'"{choice}"' for choice in choices)
@@ -141,7 +150,7 @@ def _ask_again(fields: Mapping[str, Any], score: Score) -> str | None:
     return f"Pass over the assistant's proposal without a word and ask again at once: {question}"
 
 
-def _when_to_end(fields: Mapping[str, Any], message: Said, score: Score) -> str:
+def _when_to_end(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str:
     last = fields["is_last_turn"]
     if last is None or message.ended == last:
         return ""
@@ -150,7 +159,7 @@ def _when_to_end(fields: Mapping[str, Any], message: Said, score: Score) -> str:
     return f"You are not done yet: leave out {END} and ask your next question."
 
 
-def _use_keywords(fields: Mapping[str, Any], message: Said, score: Score) -> str:
+def _use_keywords(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str:
     overlap = score.metrics.get("intent_decomposition")
     missing = set(goal_keywords(fields["intent"])) - content_words(message.output)
     if overlap is None or overlap >= _PARROTING or not missing:

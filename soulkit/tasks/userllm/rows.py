@@ -14,11 +14,9 @@ Example: {"source": "prism", "intent": "find out how to dry a cellar after a flo
 from __future__ import annotations
 
 import random
-from typing import Any
 
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
-
-Row = dict[str, Any]
 
 PREAMBLE = "You are a user chatting with an assistant language model to: "
 

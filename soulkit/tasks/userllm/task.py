@@ -38,14 +38,14 @@ from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec
-from soulkit.tasks.userllm.coach import lessons, notes
+from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
     END,
     NQ,
     PRISM,
     SOURCES,
-    Said,
+    UserMessage,
     extract_choices,
     extract_intent,
     read_conversation,
@@ -84,7 +84,7 @@ SILENT = (
     "ok so, bit lost here",
 )
 """Messages that say hardly anything: scripted gold where the row has nothing better."""
-Heard = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
+LabelScore = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
 """What a judge or detector says in [0, 1], its verdicts, and further metrics."""
 
 
@@ -159,7 +159,9 @@ class UserLLM(ChoiceTask):
         message = read_reply(episode.final.text, self.protocol)
         return await self.rated(example, episode, message, cast)
 
-    async def rated(self, example: Example, episode: Episode, message: Said, cast: Cast) -> Score:
+    async def rated(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         """The score of a message, by the source of its row."""
         source = example.fields["source"]
         if not message.text and not (message.ended and source == PRISM):
@@ -170,7 +172,7 @@ class UserLLM(ChoiceTask):
             return await self._intent(example, episode, message, cast)
         return await self._prism(example, episode, message, cast)
 
-    def _silent(self, example: Example, episode: Episode, message: Said) -> Score:
+    def _silent(self, example: Example, episode: Episode, message: UserMessage) -> Score:
         assert episode.final is not None
         source, low = example.fields["source"], self.spec.metric.low
         metrics: dict[str, float | None] = {"role_adherence": low}
@@ -180,21 +182,25 @@ class UserLLM(ChoiceTask):
             metrics = self._parts(example, message) | {"ai_detector": None}
         return self._scored(low, metrics, status=actor_status(episode.final, "empty"))
 
-    def _role(self, example: Example, message: Said) -> Score:
+    def _role(self, example: Example, message: UserMessage) -> Score:
         choices = example.fields["choices"]
         value = role_adherence(choices, message.text, "paper")
         named = ", ".join(choices_named(choices, message.text, "paper"))
         return self._scored(value, {"role_adherence": value}, words=named)
 
-    async def _intent(self, example: Example, episode: Episode, message: Said, cast: Cast) -> Score:
+    async def _intent(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         value, verdicts, more = await self._judged(example, episode, message.text, cast)
         metrics = {"intent_adherence": value, **more}
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(value, metrics, verdicts, words, used)
 
-    async def _prism(self, example: Example, episode: Episode, message: Said, cast: Cast) -> Score:
+    async def _prism(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         parts = self._parts(example, message)
-        judgement: Heard | None = None
+        judgement: LabelScore | None = None
         if message.text:
             judgement = await self._detected(example, episode, message.text, cast)
         human, verdicts, more = judgement or (None, (), {})
@@ -205,10 +211,10 @@ class UserLLM(ChoiceTask):
             )
             return unscored(Failure("unknown_truth", missing), self.protocol)
         metrics = {**parts, "ai_detector": human, **more}
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(value, metrics, verdicts, words, used)
 
-    def _parts(self, example: Example, message: Said) -> dict[str, float | None]:
+    def _parts(self, example: Example, message: UserMessage) -> dict[str, float | None]:
         fields = example.fields
         return prism_parts(fields["intent"], message, fields["is_last_turn"])
 
@@ -234,7 +240,9 @@ class UserLLM(ChoiceTask):
 
     # -- judges -------------------------------------------------------------------------------
 
-    async def _judged(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+    async def _judged(
+        self, example: Example, episode: Episode, text: str, cast: Cast
+    ) -> LabelScore:
         """The right label counts 1, the other one 0. CallError when a judge cannot be read."""
         right = LABELS[example.fields["source"]][0]
         replies = await opinions(cast, self._question(example, text), episode)
@@ -257,20 +265,22 @@ class UserLLM(ChoiceTask):
             blocks["suggestion"] = fence(view["assistant_suggestion_turn"], "proposal")
         purpose = PURPOSES[source]
         prompt = self.prompts.render(f"judge_{purpose}", **blocks)
-        return self.label_asked(purpose, prompt, source)
+        return self.judge_question(purpose, prompt, source)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
+    def judge_question(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """The question for one of the source's two labels."""
         return label_question(purpose, prompt, LABELS[source])
 
-    async def _detected(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+    async def _detected(
+        self, example: Example, episode: Episode, text: str, cast: Cast
+    ) -> LabelScore:
         if self.detector is None:
             return await self._judged(example, episode, text, cast)
         human = await self.detector.human(text, judge_call(episode), cast.ledger)
         verdict = Verdict(judge=self.detector.name, purpose="detector", said={"human": human})
         return human, (verdict,), {}
 
-    def _asked(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    def _templates(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """The templates with which these verdicts were asked for."""
         templates = {f"judge_{v.purpose}" for v in verdicts}
         return tuple(templates - ({"judge_detector"} if self.detector is not None else set()))
@@ -278,17 +288,17 @@ class UserLLM(ChoiceTask):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        message = self._said(episode) if score is not None else None
-        choices = lessons(example.fields, message, score)
+        message = self._message(episode) if score is not None else None
+        choices = lesson_choices(example.fields, message, score)
         return safest(choices, self.leak_view(example) or LeakView())
 
-    def _said(self, episode: Episode | None) -> Said | None:
+    def _message(self, episode: Episode | None) -> UserMessage | None:
         lines = episode.transcript if episode is not None else ()
         return read_reply(lines[-1].text, self.protocol) if lines else None
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         view = super().coach_view(example, episode, score)
-        return {**view, "notes": notes(example.fields, self._said(episode), score)}
+        return {**view, "notes": message_notes(example.fields, self._message(episode), score)}
 
     def leak_view(self, example: Example) -> LeakView | None:
         """What feedback must not tell: an answer, the judge's labels, the words of the real user,
@@ -354,7 +364,7 @@ class UserLLM(ChoiceTask):
             "first_turn_diversity": self._variety(prism),
         }
         pairs = [(message.ended, message.ended == bool(r.score.metrics["termination"]))
-                 for r in prism if (message := self._said(r.episode)) is not None
+                 for r in prism if (message := self._message(r.episode)) is not None
                  and r.score.metrics.get("termination") is not None]  # fmt: skip
         metrics |= _ending([p for p, _ in pairs], [t for _, t in pairs])
         return {name: value for name, value in metrics.items() if value is not None}
@@ -363,10 +373,12 @@ class UserLLM(ChoiceTask):
         """Diversity of first messages, per rollout: those of one example are meant to be alike."""
         texts: dict[int, list[str]] = defaultdict(list)
         for record in prism:
-            message = self._said(record.episode)
+            message = self._message(record.episode)
             if record.tags.get("turn") == "first" and message is not None:
                 texts[record.rollout].append(message.text)
-        diversities = [d for group in texts.values() if (d := first_turn_diversity(group)) is not None]
+        diversities = [
+            d for group in texts.values() if (d := first_turn_diversity(group)) is not None
+        ]
         return sum(diversities) / len(diversities) if diversities else None
 
 

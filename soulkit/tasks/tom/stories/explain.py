@@ -93,13 +93,13 @@ def _chapter_fact(case: _Case) -> str:
     if fact is None:
         raise AssertionError("a belief without the fact that settles it")
     if fact.chain:
-        return _told(case, fact)
+        return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
     text = _fact(name, x=_listed(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 
-def _told(case: _Case, fact: Fact) -> str:
+def _trust_reason(case: _Case, fact: Fact) -> str:
     x = fact.chain[0]
     trusts = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
     if not trusts:
@@ -155,7 +155,7 @@ def _mistake(case: _Case, answer: str | None) -> str:
         return "took_end" if question.kind == "memory" else "took_reality"
     if question.order > 1 and is_at(beliefs.answer(question.chain[1:], obj)):
         return "stopped_early"
-    if any(_talks_of(e, obj) and is_at(_said(e)) for e in case.story.events):
+    if any(_talks_of(e, obj) and is_at(_claimed_place(e)) for e in case.story.events):
         return "took_talk"
     if is_at(beliefs.start(obj)):
         return "took_start"
@@ -163,7 +163,7 @@ def _mistake(case: _Case, answer: str | None) -> str:
     return "other_moment" if held else "never"
 
 
-def _said(event: object) -> str | None:
+def _claimed_place(event: object) -> str | None:
     return event.container if isinstance(event, PublicClaim | PrivateTell) else None
 
 
@@ -186,10 +186,10 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:
-    listed = literal(row.get("cands")) or literal(row.get("containers")) or ()
+    row_candidates = literal(row.get("cands")) or literal(row.get("containers")) or ()
     offered = _options(row).values()
     named = [e.container for e in story.events if isinstance(e, Place | Move)]
-    return tuple(dict.fromkeys([*map(str, listed), *offered, *named]))
+    return tuple(dict.fromkeys([*map(str, row_candidates), *offered, *named]))
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

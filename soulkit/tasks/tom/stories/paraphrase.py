@@ -62,7 +62,7 @@ def read_paraphrase(
     joined = _joiner([*nouns, obj])
     clean = [joined(line.strip().rstrip(".")) for line in lines]
     key = obj.replace(" ", "_")
-    vocabulary = _known(clean, key)
+    vocabulary = _vocabulary(clean, key)
     events: list[Event] = []
     for line in clean:
         event = _read(line, vocabulary)
@@ -87,7 +87,7 @@ def _joiner(nouns: Iterable[str]) -> Callable[[str], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Vocabulary:
     """The nouns whose part in the story is certain before its sentences are read in order."""
 
     obj: str
@@ -100,7 +100,7 @@ class _Known:
         return full[0] if len(full) == 1 and word not in self.rooms else word
 
 
-def _known(lines: Sequence[str], obj: str) -> _Known:
+def _vocabulary(lines: Sequence[str], obj: str) -> _Vocabulary:
     containers: set[str] = set()
     rooms: set[str] = set()
     for line in lines:
@@ -111,10 +111,10 @@ def _known(lines: Sequence[str], obj: str) -> _Known:
             rooms.update(() if _PRESENT.match(match[2]) else (match[3],))
         else:
             rooms.update(n for n in nouns if "_" in n)
-    return _Known(obj, frozenset(containers), frozenset(rooms))
+    return _Vocabulary(obj, frozenset(containers), frozenset(rooms))
 
 
-def _read(line: str, vocabulary: _Known) -> Event | None:
+def _read(line: str, vocabulary: _Vocabulary) -> Event | None:
     if not _PERSON.search(line):
         return _statement(_NOUN.findall(line), vocabulary)
     if (match := _MOVE.fullmatch(line)) and match[2] == vocabulary.obj:
@@ -130,7 +130,7 @@ def _read(line: str, vocabulary: _Known) -> Event | None:
     return _opinion(line)
 
 
-def _statement(nouns: Sequence[str], vocabulary: _Known) -> Event | None:
+def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
     if len(nouns) != 2:
         return None
     first, second = nouns

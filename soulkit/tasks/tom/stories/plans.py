@@ -138,12 +138,12 @@ def _shuffled_steps(
 
 
 def _with_rooms(events: list[Event], room: str) -> list[Event]:
-    expanded: list[Event] = []
+    all_events: list[Event] = []
     for event in events:
-        expanded.append(event)
+        all_events.append(event)
         if isinstance(event, Place | Move):
-            expanded.append(ContainerRoom(event.container, room))
-    return expanded
+            all_events.append(ContainerRoom(event.container, room))
+    return all_events
 
 
 def _insert_third(rng: random.Random, events: list[Event], who: str, room: str) -> None:

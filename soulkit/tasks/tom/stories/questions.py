@@ -8,14 +8,14 @@ from typing import Literal
 
 from soulkit.tasks.tom.stories.tracker import Beliefs
 
-Kind = Literal["memory", "reality", "belief"]
+QuestionKind = Literal["memory", "reality", "belief"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """`chain` has the outermost thinker first and is empty unless `kind` is `belief`."""
 
-    kind: Kind
+    kind: QuestionKind
     chain: tuple[str, ...]
     obj: str
 

@@ -80,7 +80,7 @@ def story_lines(text: str) -> list[str]:
     return [_NUMBER.sub("", line, count=1) if _NUMBER.match(line) else line for line in lines]
 
 
-def read_lines(lines: Sequence[str]) -> Story | None:
+def read_sentences(lines: Sequence[str]) -> Story | None:
     """The story of sentences without numbers; None when one cannot be read, or there are none."""
     events: list[Event] = []
     containers: set[str] = set()

@@ -22,7 +22,7 @@ from soulkit.errors import DataError
 from soulkit.tasks.tom.stories.events import Story, decode
 from soulkit.tasks.tom.stories.paraphrase import read_paraphrase
 from soulkit.tasks.tom.stories.questions import Question, read_question
-from soulkit.tasks.tom.stories.read import read_lines, story_lines
+from soulkit.tasks.tom.stories.read import read_sentences, story_lines
 from soulkit.tasks.tom.stories.tracker import Rules
 
 _FIXED_TAGS = {"question_type": "question_type", "story_type": "story_type"}
@@ -57,7 +57,7 @@ def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
     if packed:
         events = decode(packed)
         return Story.of(events, lines if len(lines) == len(events) else ())
-    story = read_lines(lines)
+    story = read_sentences(lines)
     question = read_question(str(row.get("question", "")))
     if story is None and task == "paratomi" and question is not None:
         nouns = [str(c) for c in literal(row.get("cands")) or ()]
@@ -76,7 +76,7 @@ def read_fixed_tomi(path: Path | str) -> Iterator[StoryItem]:
 def read_tomi_txt(path: Path | str, trace: Path | str | None = None) -> Iterator[StoryItem]:
     """ToMi as released: numbered blocks that end in `question TAB answer TAB 1`."""
     for index, lines, text, gold, tags, _ in _blocks(path, trace):
-        yield StoryItem(str(index), read_lines(lines), read_question(text), text, gold, tags)
+        yield StoryItem(str(index), read_sentences(lines), read_question(text), text, gold, tags)
 
 
 def read_paratomi_txt(path: Path | str, trace: Path | str | None) -> Iterator[StoryItem]:
@@ -113,7 +113,9 @@ def _item(id_: str, row: Mapping[str, Any], gold: str, path: Path | str, **tags:
     question = read_question(text)
     if question is not None:
         tag_values.setdefault("order", str(question.order))
-    return StoryItem(id_, read_lines(_lines(row["story"])), question, text, str(row[gold]), tag_values)
+    return StoryItem(
+        id_, read_sentences(_lines(row["story"])), question, text, str(row[gold]), tag_values
+    )
 
 
 def _lines(story: Any) -> list[str]:

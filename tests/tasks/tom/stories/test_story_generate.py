@@ -16,7 +16,7 @@ from soulkit.tasks.tom.stories.events import Event, encode
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import StoryTask, synth_rows
 from soulkit.tasks.tom.stories.questions import read_question, solve
-from soulkit.tasks.tom.stories.render import PLAIN, numbered, sentences
+from soulkit.tasks.tom.stories.render import PLAIN, numbered, render_events
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
 from soulkit.tasks.tom.stories.tracker import Tracker
 from tests.support.stories import WORD, lexicon, read_story
@@ -138,7 +138,7 @@ def test_rows_are_endless_and_lazy() -> None:
 
 
 def round_trip(events: tuple[Event, ...]) -> None:
-    story = read_story(numbered(sentences(events, PLAIN, random.Random(0))))
+    story = read_story(numbered(render_events(events, PLAIN, random.Random(0))))
     assert story is not None
     assert story.events == events
 
