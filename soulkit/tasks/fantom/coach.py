@@ -27,12 +27,12 @@ SHAPE = {
 FIRST_MENTION = "The information is given in utterance {n}."
 SECOND_MENTION = "It is given again in utterance {n}, and whoever is there then learns it as well."
 UNPLACED = "Find the utterance that gives the information, and whether a later one repeats it."
-ADVICE = {
+_ADVICE = {
     "choice": "Check whether the person asked about had come in by then and had not left.",
     "names": "Go through everyone: who had come in by then and had not left? Count the speaker in.",
     "fact": "Say what stands there in one short sentence, with its details and nothing else.",
 }
-NESTED = "Ask what the first of the two people could see of the other at that moment."
+_NESTED = "Ask what the first of the two people could see of the other at that moment."
 
 
 def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
@@ -42,7 +42,7 @@ def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
     """
     form = str(fields["form"])
     nested = str(fields.get("tom_type") or "").startswith("second-order")
-    advice = NESTED if nested else ADVICE.get(form, ADVICE["choice"])
+    advice = _NESTED if nested else _ADVICE.get(form, _ADVICE["choice"])
     return " ".join(part for part in (_opening(form, score), *_place(fields), advice) if part)
 
 

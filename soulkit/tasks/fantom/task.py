@@ -244,7 +244,7 @@ class Fantom(ChoiceTask):
 
 
 def _telling(gold: str, context: str) -> tuple[str, ...]:
-    """The longer words of `gold` that, inflections aside, do not stand in `known`."""
+    """The longer words of `gold` that, inflections aside, do not stand in `context`."""
     stems = {word[:_STEM] for word in (*answer_words(context), *_COMMON)}
     words = [w for w in answer_words(gold) if len(w) >= _STEM and w[:_STEM] not in stems]
     return tuple(dict.fromkeys(words))

@@ -19,8 +19,8 @@ from soulkit.tasks.texts import Texts
 TEXTS = Texts(__file__)
 
 EVERYDAY = ("soap", "batteries", "light bulbs", "toothpaste", "tea towels", "umbrella", "candles")
-JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
-PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
+_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
+_PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
           "with two cats", "with a large family")  # fmt: skip
 _LETTERS = "ABCDEFGHIJKLMNOPQRST"
 
@@ -50,7 +50,7 @@ def _row(rng: random.Random, index: int) -> Row:
 
 
 def _text(rng: random.Random, history: list[str], candidates: list[str]) -> str:
-    person = f"A {rng.choice(JOBS)} of {rng.randint(19, 74)} who lives {rng.choice(PLACES)}."
+    person = f"A {rng.choice(_JOBS)} of {rng.randint(19, 74)} who lives {rng.choice(_PLACES)}."
     past = ", ".join(f"History {i}: {thing}" for i, thing in enumerate(history, 1))
     offer = " ".join(f"Candidate {i}: {thing}" for i, thing in enumerate(candidates, 1))
     return f"{person} {past}\n{offer}\nWhich of these is bought next?"

@@ -24,7 +24,7 @@ from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import UNREAD_OPENINGS, read_state
 from soulkit.types import Episode, Example, Score
 
-LETTERS = "ABCDEFGHIJKLMNOPQRST"
+_LETTERS = "ABCDEFGHIJKLMNOPQRST"
 N_RANKED = 5
 _ASKED = re.compile(r"[A-T](?:,[A-T]){4}")
 _ITEM = re.compile(r"(?:\d{1,2}[.)]\s*)?[(\[]?([A-Ta-t])(?:[.:)\]]+(?:\s.*)?)?")
@@ -61,11 +61,11 @@ class HumanLLM(ChoiceTask):
                 "What has no name can be neither shown nor bought.",
                 "Mend the row, or leave it out.",
             )
-        if not N_RANKED <= len(candidates) <= len(LETTERS):
+        if not N_RANKED <= len(candidates) <= len(_LETTERS):
             raise DataError(
                 f"The row has {len(candidates)} candidates.",
                 f"Five of them are ranked by the letters A to T: there must be {N_RANKED} to "
-                f"{len(LETTERS)}.",
+                f"{len(_LETTERS)}.",
                 "Mend the row, or leave it out.",
             )
 
@@ -82,7 +82,7 @@ class HumanLLM(ChoiceTask):
             budget = self.spec.columns["history"].max_words
             fitted["history"], cut = keep_latest(view["history"], budget)
             cuts.update({"history": cut} if cut else {})
-        return {**fitted, "letters": LETTERS}, cuts
+        return {**fitted, "letters": _LETTERS}, cuts
 
     # -- answers ------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class HumanLLM(ChoiceTask):
 
         Places count from 0.
         """
-        places = tuple(LETTERS.index(letter) for letter in answer.split(",") if letter)
+        places = tuple(_LETTERS.index(letter) for letter in answer.split(",") if letter)
         return places if all(p < len(example.fields["candidates"]) for p in places) else ()
 
     def rank(self, example: Example, answer: str) -> int | None:
@@ -141,11 +141,11 @@ class HumanLLM(ChoiceTask):
         return [(gold + step) % count for step in range(1, count)]
 
     def _answer(self, places: Sequence[int]) -> str:
-        return f"<answer>{','.join(LETTERS[place] for place in places)}</answer>"
+        return f"<answer>{','.join(_LETTERS[place] for place in places)}</answer>"
 
     def leak_view(self, example: Example) -> LeakView:
         candidates = example.fields["candidates"]
-        return LeakView(_QUESTION, candidates, self.gold_text(example), tuple(LETTERS))
+        return LeakView(_QUESTION, candidates, self.gold_text(example), tuple(_LETTERS))
 
     # -- feedback -----------------------------------------------------------------------------
 

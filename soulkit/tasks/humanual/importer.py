@@ -20,8 +20,8 @@ from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
 from soulkit.data.literals import structure
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
 
-DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
-TASKS = tuple(f"humanual_{domain}" for domain in DOMAINS)
+_DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+TASKS = tuple(f"humanual_{domain}" for domain in _DOMAINS)
 LICENCE = "not stated with the texts; see the terms of Humanual and of the sites they come from"
 _KEPT = ("id", "dataset", "category", "user_id", "post_id", "turn_id", "split_type")
 _FIELDS = ("prompt", "completion")

@@ -21,8 +21,8 @@ from typing import Any
 from soulkit.tasks.texts import Texts
 
 TEXTS = Texts(__file__)
-DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
-TASKS = tuple(f"humanual_{domain}" for domain in DOMAINS)
+_DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+TASKS = tuple(f"humanual_{domain}" for domain in _DOMAINS)
 PER_PERSON = 2
 """Rows in a row that are by the same person."""
 

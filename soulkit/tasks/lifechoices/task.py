@@ -29,7 +29,7 @@ from soulkit.tasks.lettered import LetteredTask, opening, read_state
 from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of
 from soulkit.types import Example, Score
 
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 NESTED = "Multiple Choice Question"
 _PARTS = {
     "scenario": ("Scenario", "scenario"),
@@ -56,14 +56,14 @@ class LifeChoices(LetteredTask):
 
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
         """The gold's letter; DataError when the question cannot be played or scored."""
-        if not question or not 2 <= len(options) <= len(LETTERS) or not all(options):
+        if not question or not 2 <= len(options) <= len(_LETTERS) or not all(options):
             raise DataError(
                 "A row of lifechoices holds no complete question.",
                 f"It needs a question and two to four options; it has {len(options)}: "
                 f"{', '.join(options)!r:.80}.",
                 f"Mend '{NESTED}' of the row, or leave the row out.",
             )
-        letter = letter_of(gold, dict(zip(LETTERS, options, strict=False)), LETTERS)
+        letter = letter_of(gold, dict(zip(_LETTERS, options, strict=False)), _LETTERS)
         if not letter:
             raise bad_gold(gold, "the letter or the text of one option")
         return letter
@@ -74,7 +74,7 @@ class LifeChoices(LetteredTask):
         return {**super().tags(fields), "memory": "cut" if budget and words > budget else "whole"}
 
     def options(self, example: Example) -> dict[str, str]:
-        return dict(zip(LETTERS, example.fields["options"], strict=False))
+        return dict(zip(_LETTERS, example.fields["options"], strict=False))
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["correct_answer"])

@@ -189,13 +189,13 @@ def _qulac(record: RawRow) -> Row:
     topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
                                                      "answer"))  # fmt: skip
     about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")
-    composed = _unescaped(str(record.fields.get("topic_desc") or ""))
+    described = _unescaped(str(record.fields.get("topic_desc") or ""))
     return {
         "task_description": ANSWERING.format(topic=f"“{topic}”", aim=_sentence(facet)),
         "turns": [{"role": "assistant", "content": question}, {"role": "user", "content": answer}],
         "dataset": "qulac",
         "conversation_id": f"qulac-{record.source.rpartition(' ')[2]}",
-        "metadata": {"topic": topic, **about, "facet_desc": facet, "topic_desc": composed,
+        "metadata": {"topic": topic, **about, "facet_desc": facet, "topic_desc": described,
                      "language": "en"},
         "provenance": f"Qulac, {record.source}",
         "licence": QULAC_LICENCE,

@@ -25,7 +25,7 @@ from soulkit.tasks.voices import VOICES, Voice
 
 TEXTS = Texts(__file__)
 
-JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
+_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
 REMARKS = ("Thanks, that helps.", "I see.", "That is more than I knew.", "Good, that is clear now.")
 
 
@@ -52,13 +52,13 @@ def rows(n: int, seed: int) -> list[Row]:
 
 def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"mirrorbench/{seed}/{i}")
-    subset = list(SHAPES)[i % len(SHAPES)]
+    subset = list(_SHAPES)[i % len(_SHAPES)]
     subject = rng.choice(sorted(TEXTS["subjects"]))
     aim, *others = rng.sample(TEXTS["subjects"][subject], len(TEXTS["subjects"][subject]))
-    who = f"A {rng.choice(JOBS)} of {rng.randint(19, 88)}"
+    who = f"A {rng.choice(_JOBS)} of {rng.randint(19, 88)}"
     number = 9000 + sorted(TEXTS["subjects"]).index(subject)
     wish = Wish(number, subject, aim, tuple(others), who, rng.choice(VOICES), rng)
-    key, metadata, turns = SHAPES[subset](wish, i)
+    key, metadata, turns = _SHAPES[subset](wish, i)
     named = {} if i % 5 == 4 else {"dataset": subset}
     return {
         "task_description": f"{who} turns to an assistant about {subject} and wants to know {aim}. "
@@ -109,7 +109,7 @@ def _oasst(wish: Wish, i: int) -> _Recording:
     return key, {"num_user_turns": user_turns, "num_turns": len(turns)}, turns
 
 
-SHAPES: dict[str, Callable[[Wish, int], _Recording]] = {
+_SHAPES: dict[str, Callable[[Wish, int], _Recording]] = {
     "chatbot_arena": _arena,
     "clariq": _clariq,
     "oasst1": _oasst,

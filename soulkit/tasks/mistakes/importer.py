@@ -24,9 +24,9 @@ from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 
 NAMES_FILE = "misconception_mapping.csv"
 LICENCE = "Eedi competition data: competition rules, non-commercial research"
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 _WANTED = ("QuestionText", "CorrectAnswer", "MisconceptionAId ... MisconceptionDId")
-_LABELS = tuple(f"Misconception{letter}Id" for letter in LETTERS)
+_LABELS = tuple(f"Misconception{letter}Id" for letter in _LETTERS)
 
 
 def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
@@ -88,12 +88,12 @@ def wrong_options(
 def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
     """(what all pairs of a question share, letter of a wrong option → its misconception)."""
     text, right = need(raw, "QuestionText", "CorrectAnswer")
-    answers = need(raw, *(f"Answer{letter}Text" for letter in LETTERS))
+    answers = need(raw, *(f"Answer{letter}Text" for letter in _LETTERS))
     right = right.strip().upper()
-    if right not in LETTERS or len(right) != 1:
+    if right not in _LETTERS or len(right) != 1:
         raise BadRecord(f"its right answer '{right:.20}' is no letter from A to D")
     labels = {}
-    for letter, column in zip(LETTERS, _LABELS, strict=True):
+    for letter, column in zip(_LETTERS, _LABELS, strict=True):
         label = raw.fields.get(column)
         number = _id(label)
         if number is None and label not in (None, ""):
@@ -101,7 +101,7 @@ def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
         if number is not None and letter != right:
             labels[letter] = number
     about = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
-    texts = {f"Answer{x}Text": a.strip() for x, a in zip(LETTERS, answers, strict=True)}
+    texts = {f"Answer{x}Text": a.strip() for x, a in zip(_LETTERS, answers, strict=True)}
     key = str(raw.fields.get("QuestionId", raw.source))
     return {
         "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **about,

@@ -20,7 +20,7 @@ from typing import Any
 
 FIRST_ID = 9000
 """Ids of the wrong rules start here, above those of any published list."""
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = _KINDS[index % len(_KINDS)]
     problem = kind(rng)
-    while len({problem.right, *problem.wrong.values()}) < len(LETTERS):
+    while len({problem.right, *problem.wrong.values()}) < len(_LETTERS):
         problem = kind(rng)
     results = [problem.right, *problem.wrong.values()]
     rng.shuffle(results)
-    options = dict(zip(LETTERS, results, strict=True))
+    options = dict(zip(_LETTERS, results, strict=True))
     name = rng.choice(sorted(problem.wrong))
     letter = {text: key for key, text in options.items()}
     target = letter[problem.wrong[name]]

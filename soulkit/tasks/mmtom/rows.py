@@ -19,13 +19,13 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = ("Aino", "Bela", "Caspar", "Delia", "Edda", "Florin", "Gesa", "Hanno", "Imre", "Jorun")
-ROOMS = ("study", "hall", "laundry room", "dining room", "bedroom", "kitchen")
-CONTAINERS = (
+_NAMES = ("Aino", "Bela", "Caspar", "Delia", "Edda", "Florin", "Gesa", "Hanno", "Imre", "Jorun")
+_ROOMS = ("study", "hall", "laundry room", "dining room", "bedroom", "kitchen")
+_CONTAINERS = (
     "oak chest", "hat box", "bread bin", "tool drawer", "pantry shelf box", "sideboard",
     "wicker trunk", "medicine cabinet", "sewing box", "ice box",
 )  # fmt: skip
-THINGS = (
+_THINGS = (
     "torch", "soup bowl", "jar of honey", "deck of cards", "stapler", "corkscrew", "tea towel",
     "bar of soap", "ball of string", "alarm clock", "pair of pliers", "tin of sardines",
 )  # fmt: skip
@@ -50,8 +50,8 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = TYPES[index % len(TYPES)]
     scene = _Scene(
-        rng.choice(NAMES), tuple(rng.sample(ROOMS, 3)), tuple(rng.sample(CONTAINERS, 4)),
-        tuple(rng.sample(THINGS, 3)),
+        rng.choice(_NAMES), tuple(rng.sample(_ROOMS, 3)), tuple(rng.sample(_CONTAINERS, 4)),
+        tuple(rng.sample(_THINGS, 3)),
     )  # fmt: skip
     story, question, right, wrong = (_belief if kind < 2 else _goal)(scene, kind)
     answer = rng.choice("ab")

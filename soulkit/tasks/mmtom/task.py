@@ -21,14 +21,14 @@ from soulkit.types import Episode, Example, Score
 _OPTIONS = re.compile(r"\(a\)\s*(?P<a>.+?)\s*\(b\)\s*(?P<b>.+)", re.DOTALL | re.IGNORECASE)
 _REQUEST = re.compile(r"(?:Please (?:respond|answer|reply)|Answer:)[^.]*\.?\s*\Z")
 
-NOT_READ = {
+_NOT_READ = {
     "no_tag": "The reply gave no answer between the answer tags; close with one.",
     "malformed": "What stood between the tags was not one of the two letters; give one alone.",
     "empty": "The reply was empty; reason in a few sentences and then answer.",
     "truncated": "The reply was cut off before its answer; reason more briefly.",
     "refusal": "The question is about an everyday scene at home; give an answer.",
 }
-ADVICE = {
+_ADVICE = {
     "1": "Go through the actions one by one. What somebody saw in an open container they know; "
     "whoever looks for a thing goes where they believe it to be, whether it is there or not, and "
     "does not trouble with places where they expect nothing.",
@@ -71,11 +71,11 @@ class MMToM(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind = str(example.fields.get("question_type") or "")[:1]
-        advice = ADVICE.get(kind) or f"{ADVICE['1']} {ADVICE['2']}"
+        advice = _ADVICE.get(kind) or f"{_ADVICE['1']} {_ADVICE['2']}"
         if score is None:
             return advice
-        if score.status in NOT_READ:
-            return f"{NOT_READ[score.status]} {advice}"
+        if score.status in _NOT_READ:
+            return f"{_NOT_READ[score.status]} {advice}"
         fits = "fits" if score.value == 1 else "does not fit"
         return f"The draft {fits} what this person did. {advice}"
 

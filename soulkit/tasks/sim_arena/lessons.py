@@ -22,7 +22,7 @@ from soulkit.tasks.made import Row
 from soulkit.tasks.voices import FAMILIES, FIRST_NAMES, VOICES, Voice
 
 GRADES = ("grade 6", "grade 7", "grade 8", "grade 9", "grade 10", "evening school")
-THINGS = ("pens", "ferry tickets", "bolts", "postcards", "lemons", "tram tickets")
+_THINGS = ("pens", "ferry tickets", "bolts", "postcards", "lemons", "tram tickets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Problem:
 
 def _prices(rng: random.Random) -> _Problem:
     many, price, more = rng.randint(3, 9), rng.randint(2, 12), rng.randint(2, 8)
-    thing, total = rng.choice(THINGS), many * price
+    thing, total = rng.choice(_THINGS), many * price
     text = (f"{many} {thing} cost {total} coins in all. How many coins do {many + more} {thing} "
             "cost at the same price?")  # fmt: skip
     return _Problem("Prealgebra", "Level 2", text, "unit prices", (
@@ -96,7 +96,7 @@ def _remainder(rng: random.Random) -> _Problem:
 PROBLEMS: tuple[Callable[[random.Random], _Problem], ...] = (
     _prices, _equation, _rectangle, _choices, _remainder,
 )  # fmt: skip
-OPENERS = {
+_OPENERS = {
     "lost": "I do not understand this problem at all. Where do I begin?",
     "start": "I understand the question but do not know how to start. Can you give me a hint?",
     "method": "Is this about {topic}? I am not sure which step comes first.",
@@ -140,7 +140,7 @@ def _lesson(
     problem: _Problem, voice: Voice, stuck: str, slips: bool
 ) -> tuple[list[str], list[str]]:
     """What the student says and what the tutor replies; the student thanks at the end."""
-    messages = [voice.write(OPENERS[stuck].format(topic=problem.topic))]
+    messages = [voice.write(_OPENERS[stuck].format(topic=problem.topic))]
     replies = [f"Let us go step by step. {problem.steps[0][0]}"]
     for place, (_, right) in enumerate(problem.steps):
         if slips and place == 0:

@@ -55,19 +55,19 @@ class SocialR1(WorkedTask):
                 "prompt.",
                 "Fill one of them in, or leave the row out.",
             )
-        scene = read_scene(text)
+        parts = split_prompt(text)
         gold = fields.get("answer_text") or ""
         rest = {"conversations": None, "prompt": None, "answer_text": led_text(gold) or None}
-        letter = self._gold(fields, scene)
+        letter = self._gold(fields, parts)
         return {**fields, **rest, "prompt_text": text, "answer_letter": letter,
-                "story": scene.story}  # fmt: skip
+                "story": parts.story}  # fmt: skip
 
-    def _gold(self, fields: Mapping[str, Any], scene: PromptParts) -> str:
+    def _gold(self, fields: Mapping[str, Any], parts: PromptParts) -> str:
         letter, text = (fields.get(name) or "" for name in ("answer_letter", "answer_text"))
         if self.protocol == "reference":
             return letter.strip().upper() or leading_letter(text)
         letters = [
-            letter_of(g, scene.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
+            letter_of(g, parts.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
         ]
         if len(set(letters)) != 1 or not letters[0]:
             gold = " / ".join(g for g in (letter, text) if g.strip())
@@ -75,7 +75,7 @@ class SocialR1(WorkedTask):
         return letters[0]
 
     def options(self, example: Example) -> dict[str, str]:
-        return read_scene(str(example.fields["prompt_text"])).options
+        return split_prompt(str(example.fields["prompt_text"])).options
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["answer_letter"])
@@ -86,10 +86,10 @@ class SocialR1(WorkedTask):
         return self.options(example).get(letter, text)
 
     def leak_view(self, example: Example) -> LeakView:
-        scene = read_scene(str(example.fields["prompt_text"]))
-        options = scene.options or {self.gold_letter(example): self.gold_text(example)}
+        parts = split_prompt(str(example.fields["prompt_text"]))
+        options = parts.options or {self.gold_letter(example): self.gold_text(example)}
         gold = self.gold_text(example)
-        return LeakView(scene.question, tuple(options.values()), gold, tuple(options))
+        return LeakView(parts.question, tuple(options.values()), gold, tuple(options))
 
     def parse(self, text: str) -> tuple[str, str]:
         return tagged_letter(text, self.protocol)
@@ -147,7 +147,7 @@ def leading_letter(text: str | None) -> str:
     return (match.group(1) if match else gold[:1]).upper()
 
 
-def read_scene(text: str) -> PromptParts:
+def split_prompt(text: str) -> PromptParts:
     """Story, question (the last line before the options) and options of a prompt.
 
     Options are the last run of marks A, B, ... on lines of their own, else within a line. Without

@@ -17,9 +17,9 @@ from typing import Any
 PER_STUDY = 6
 """Respondents in a row who belong to the same study."""
 
-JOBS = ("bus driver", "florist", "retired surveyor", "nurse", "student of law", "roofer", "baker",
+_JOBS = ("bus driver", "florist", "retired surveyor", "nurse", "student of law", "roofer", "baker",
         "clerk in a town hall", "violin teacher", "farmer")  # fmt: skip
-TOWNS = ("a harbour town", "a mountain village", "a big city", "a suburb", "a market town")
+_TOWNS = ("a harbour town", "a mountain village", "a big city", "a suburb", "a market town")
 MATTERS = (
     "closing the old town to cars", "a longer school day", "a fee for plastic cups",
     "night trains instead of short flights", "opening libraries on Sundays",
@@ -35,7 +35,7 @@ PUSHES = {
 }
 MOVED = "They say of themselves that a well-written text moves them a step towards its side."
 FIRM = "They say of themselves that no text has ever changed what they answer."
-HABITS = {
+_HABITS = {
     "the cheapest": "At the counter they look at the price and at nothing else.",
     "the nearest": "They take what is closest to home, whatever it costs.",
     "the best known": "They go where everybody goes and distrust what is new.",
@@ -85,7 +85,7 @@ def _row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _person(rng: random.Random) -> str:
-    job, town = rng.choice(JOBS), rng.choice(TOWNS)
+    job, town = rng.choice(_JOBS), rng.choice(_TOWNS)
     return f"{rng.randint(19, 84)} years old, {job}, lives in {town}."
 
 
@@ -131,8 +131,8 @@ def _binary(texts: random.Random, person: random.Random, condition: str) -> _Out
 
 
 def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
-    options = texts.sample(tuple(HABITS), len(HABITS))
-    habit = person.choice(tuple(HABITS))
+    options = texts.sample(tuple(_HABITS), len(_HABITS))
+    habit = person.choice(tuple(_HABITS))
     named = ", ".join(f"{i} for {option} of them" for i, option in enumerate(options, 1))
     shown = (
         f"The survey was about swimming pools in their district. Before the question they read "
@@ -142,6 +142,6 @@ def _categorical(texts: random.Random, person: random.Random, condition: str) ->
     question = (
         f"Then they were asked which pool they would go to. Only return {named}, nothing else."
     )
-    persona = f"{_person(person)} {HABITS[habit]}"
+    persona = f"{_person(person)} {_HABITS[habit]}"
     response = options.index(habit) + 1
     return _Outcome(persona, shown, question, response, 1, len(options), "categorical")

@@ -39,7 +39,7 @@ _WORD = re.compile(r"(?P<word>yes|no)(?P<rest>(?:[\s.,:;!(-].*)?)", re.IGNORECAS
 _ONLY_RETURN = re.compile(r"\b([Oo])nly return\b")
 _NOTHING_ELSE = re.compile(r",\s*nothing else\b(?:(?=,)|(\.?))")
 
-NOT_READ = {
+_NOT_READ = {
     "no_tag": "The reply gave no answer between the answer tags; close with one.",
     "malformed": "What stood between the tags is no point of the scale that the question states; "
     "give one whole number from it and nothing beside it.",
@@ -55,7 +55,7 @@ VERDICTS = {
     "scale stands for what.",
     "other": "This respondent said something else.",
 }
-ADVICE = {
+_ADVICE = {
     "ordinal": "Start from what people like this one usually say, then ask how far the text they "
     "were shown moves them, and in which direction; do not settle for the middle out of caution.",
     "binary": "Ask what people like this one usually say, and whether the text they were shown is "
@@ -169,11 +169,11 @@ class SocSci210(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind, _, _ = scale_of(example.fields)
-        advice = ADVICE.get(kind, ADVICE["ordinal"])
+        advice = _ADVICE.get(kind, _ADVICE["ordinal"])
         if score is None:
             return advice
-        if score.status in NOT_READ:
-            return f"{NOT_READ[score.status]} {advice}"
+        if score.status in _NOT_READ:
+            return f"{_NOT_READ[score.status]} {advice}"
         return f"{VERDICTS[_verdict(kind, score.value or 0.0)]} {advice}"
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
@@ -271,7 +271,7 @@ def _read_loosely(inside: str) -> tuple[str, str]:
 
 
 def value_of(kind: str, low: float, high: float, gold: float, answer: float) -> float:
-    """What the answer `said` is worth in [0, 1] when the respondent said `gold`."""
+    """What the `answer` is worth in [0, 1] when the respondent said `gold`."""
     if kind in EXACT_KINDS:
         return float(answer == math.trunc(gold))
     if high <= low:

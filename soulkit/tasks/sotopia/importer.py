@@ -26,8 +26,8 @@ from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 LICENCE = "Apache-2.0 (sotopia-space)"
 PAIRS, SCENES = "env_agent_combo_storages.jsonl", "environment_profiles.jsonl"
 PEOPLE, BONDS = "agent_profiles.jsonl", "relationship_profiles.jsonl"
-SIDES = ("agent1", "agent2")
-LEVELS = {
+_SIDES = ("agent1", "agent2")
+_LEVELS = {
     "0": "They have never met.",
     "1": "They know each other by name.",
     "2": "They are acquainted.",
@@ -109,12 +109,12 @@ class _Release:
         bond = self.bonds.get(frozenset(ids))
         common = {
             **_scene(scene), **_sides([self.people[i] for i in ids]),
-            "relationship": LEVELS.get(level, ""), "combo_id": pair.fields.get("combo_id"),
+            "relationship": _LEVELS.get(level, ""), "combo_id": pair.fields.get("combo_id"),
             "provenance": f"sotopia-space, {pair.source}", "licence": LICENCE,
         }  # fmt: skip
         self.differ += bond is not None and str(bond.get("relationship")) != level
         return [{**common, "eval_position": side, "index": index + i}
-                for i, side in enumerate(SIDES)]  # fmt: skip
+                for i, side in enumerate(_SIDES)]  # fmt: skip
 
 
 def _id(row: RawRow, name: str) -> str:
@@ -129,7 +129,7 @@ def _scene(scene: RawRow) -> dict[str, Any]:
         raise BadRecord("its scenario has no two goals")
     return {
         "scenario": _plain(text),
-        **{f"{side}_goal": _plain(goal) for side, goal in zip(SIDES, goals, strict=True)},
+        **{f"{side}_goal": _plain(goal) for side, goal in zip(_SIDES, goals, strict=True)},
         "codename": scene.fields.get("codename"),
         "environment_id": _id(scene, "env_id"),
         "hard": _id(scene, "env_id") in HARD,
@@ -149,7 +149,7 @@ def _plain(text: str) -> str:
 
 def _sides(people: Sequence[RawRow]) -> dict[str, str]:
     fields = {}
-    for side, person in zip(SIDES, people, strict=True):
+    for side, person in zip(_SIDES, people, strict=True):
         first, last = need(person, "first_name", "last_name")
         fields[f"{side}_name"] = f"{first.strip()} {last.strip()}"
         fields[f"{side}_background"] = profile(person.fields)

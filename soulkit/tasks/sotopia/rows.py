@@ -14,15 +14,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-FIRST = (
+_FIRST = (
     "Ada", "Bruno", "Celine", "Dmitri", "Edda", "Farid", "Ginevra", "Hanno", "Ines", "Jovan",
     "Kaja", "Levin", "Mirela", "Noor", "Otis", "Paola", "Renke", "Salma", "Tomas", "Yara",
 )  # fmt: skip
-LAST = (
+_LAST = (
     "Brandt", "Castell", "Dorsey", "Eklund", "Farkas", "Grau", "Holm", "Ivanek", "Jansen", "Kovar",
     "Lorne", "Mattei", "Novik", "Oduya", "Petrell", "Rask", "Sorel", "Tveit", "Usman", "Weir",
 )  # fmt: skip
-TRADES = (
+_TRADES = (
     "bookbinder", "bus driver", "dental nurse", "gardener", "geography teacher", "glazier",
     "lighting technician", "locksmith", "pastry cook", "piano tuner", "surveyor", "translator",
 )  # fmt: skip
@@ -32,7 +32,7 @@ TEMPERS = (
     "says what comes to mind and regrets it later", "would rather give in than quarrel",
     "likes to win and to be seen winning", "listens long and decides fast",
 )  # fmt: skip
-SECRETS = (
+_SECRETS = (
     "lost the savings of the choir and paid them back unnoticed",
     "has written the anonymous column in the town's paper for years",
     "failed the final examination and never told the family",
@@ -40,7 +40,7 @@ SECRETS = (
     "collects letters that were never sent", "has been out of work since the spring",
     "won a small lottery and told nobody",
 )  # fmt: skip
-LEVELS = {
+_LEVELS = {
     "strangers": "They have never met.", "neighbours": "They are acquainted.",
     "friends": "They are friends.", "family": "They are family.",
 }  # fmt: skip
@@ -55,9 +55,9 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
-    one, two = rng.sample(FIRST, 2)
-    names = (f"{one} {rng.choice(LAST)}", f"{two} {rng.choice(LAST)}")
-    hidden = rng.sample(SECRETS, 2)
+    one, two = rng.sample(_FIRST, 2)
+    names = (f"{one} {rng.choice(_LAST)}", f"{two} {rng.choice(_LAST)}")
+    hidden = rng.sample(_SECRETS, 2)
     profiles = [_profile(rng, *person) for person in zip(names, hidden, strict=True)]
     codename, scenario, level, goal1, goal2 = _SCENES[index // 2 % len(_SCENES)](rng)
     return {
@@ -65,7 +65,7 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
         "agent1_name": names[0], "agent2_name": names[1],
         "agent1_background": profiles[0], "agent2_background": profiles[1],
         "agent1_goal": goal1, "agent2_goal": goal2,
-        "relationship": LEVELS[level],
+        "relationship": _LEVELS[level],
         "eval_position": f"agent{1 + index % 2}",
         "codename": codename,
         "index": index,
@@ -74,7 +74,7 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
 
 def _profile(rng: random.Random, name: str, secret: str) -> str:
     return (
-        f"{name}, {rng.randrange(19, 76)} years old, {rng.choice(TRADES)}. Temper: "
+        f"{name}, {rng.randrange(19, 76)} years old, {rng.choice(_TRADES)}. Temper: "
         f"{rng.choice(TEMPERS)}. Secret, known to nobody else: {secret}."
     )
 

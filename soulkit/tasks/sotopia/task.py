@@ -363,7 +363,7 @@ class Sotopia(Task):
         self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which the actor's replies are `mine`, with a neutral partner."""
+        """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
         partner_lines, stop = iter(scripts.NEUTRAL), "max_turns"
         replies = iter(actor_replies)

@@ -24,7 +24,7 @@ from soulkit.tasks.tom.stories.sources import (
     read_tomi_txt,
     rules_of,
 )
-from soulkit.tasks.tom.stories.tracker import Rules, Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker, Rules
 from soulkit.types import Example
 
 
@@ -88,7 +88,7 @@ def _item(task: str, example: Example) -> StoryItem:
 
 def audit_items(items: Iterable[StoryItem], rules: Rules) -> LabelAudit:
     """Audit items of any source; DataError when there is none."""
-    tracker = Tracker(rules)
+    tracker = BeliefTracker(rules)
     read: list[tuple[StoryItem, bool]] = []
     disputed: list[Dispute] = []
     unread: list[str] = []

@@ -25,10 +25,10 @@ PEOPLE: tuple[Pair, ...] = (
     ("Mei", "小梅"), ("Lan", "小兰"), ("Tao", "小涛"), ("Jun", "小军"), ("Ning", "小宁"),
     ("Hao", "小浩"), ("Yan", "小燕"), ("Peng", "小鹏"), ("Qing", "小青"), ("Rui", "小瑞"),
 )  # fmt: skip
-ROOMS: tuple[Pair, ...] = (
+_ROOMS: tuple[Pair, ...] = (
     ("barn", "谷仓"), ("workshop", "工坊"), ("cabin", "小木屋"), ("studio", "画室"),
 )  # fmt: skip
-THINGS: tuple[Pair, ...] = (
+_THINGS: tuple[Pair, ...] = (
     ("rope", "绳子"), ("lantern", "灯笼"), ("whistle", "哨子"), ("ribbon", "丝带"),
     ("hammer", "锤子"), ("kite", "风筝"),
 )  # fmt: skip
@@ -70,7 +70,7 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(i: int, seed: int) -> dict[str, Any]:
     number, side = divmod(i, 2)
     rng = random.Random(f"tombench/{seed}/{number}")
-    scene = KINDS[number % len(KINDS)](rng)
+    scene = _KINDS[number % len(_KINDS)](rng)
     order = list(range(len(scene.options)))
     random.Random(f"tombench/{seed}/{i}/order").shuffle(order)
     lettered = {"ABCD"[place]: scene.options[k][side] for place, k in enumerate(order)}
@@ -98,7 +98,7 @@ def _both(pattern: Pair, **values: Pair) -> Pair:
 def _belief(rng: random.Random) -> _Story:
     """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
     a, b = rng.sample(PEOPLE, 2)
-    (room,), (thing,) = rng.sample(ROOMS, 1), rng.sample(THINGS, 1)
+    (room,), (thing,) = rng.sample(_ROOMS, 1), rng.sample(_THINGS, 1)
     first, second, other, never = rng.sample(HOLDERS, 4)
     away, deep = rng.random() < 0.7, rng.random() < 0.4
     went = ("{b} goes out.", "{b}走了出去。") if away else ("{b} watches.", "{b}在一旁看着。")
@@ -154,7 +154,7 @@ def _content(rng: random.Random) -> _Story:
 def _knowledge(rng: random.Random) -> _Story:
     """Did somebody see where a thing went? Two options only."""
     a, b = rng.sample(PEOPLE, 2)
-    (thing,), (place,) = rng.sample(THINGS, 1), rng.sample(HOLDERS, 1)
+    (thing,), (place,) = rng.sample(_THINGS, 1), rng.sample(HOLDERS, 1)
     saw = rng.random() < 0.5
     when = (
         ("{b} stands next to {a} with open eyes.", "{b}睁着眼睛站在{a}旁边。")
@@ -231,6 +231,6 @@ def _hint(rng: random.Random) -> _Story:
                  "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
 
 
-KINDS: Sequence[Callable[[random.Random], _Story]] = (
+_KINDS: Sequence[Callable[[random.Random], _Story]] = (
     _belief, _desire, _content, _knowledge, _emotion, _intention, _hint, _belief,
 )  # fmt: skip

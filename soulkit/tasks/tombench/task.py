@@ -38,7 +38,7 @@ from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Seg
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
-ADVICE = {
+_ADVICE = {
     "belief": "Go through the events one by one and note who was there for each; whoever was away "
     "keeps the picture they had when they went.",
     "knowledge": "List what each person could perceive from where they were, and credit them with "
@@ -51,7 +51,7 @@ ADVICE = {
     "non-literal communication": "Ask why somebody would say this here: compare the words "
     "with what the speaker knows and with how the listener is placed.",
 }
-GENERAL = "Write down who knows what at the moment that the question is about, then compare."
+_GENERAL = "Write down who knows what at the moment that the question is about, then compare."
 ADVICE_ZH = {
     "belief": "把事件一件一件列出来，记下每件事发生时谁在场；离开的人只记得离开之前的情形。",
     "knowledge": "先写出每个人从自己的位置能看到、听到什么，只能认定他知道这些。",
@@ -141,7 +141,7 @@ class ToMBench(LetteredTask):
         chinese = example.fields["language"] == "zh"
         unread = UNREAD_ZH if chinese else UNREAD_OPENINGS
         first = opening(read_state(score), *OPENINGS["zh" if chinese else "en"], unread)
-        advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (ADVICE, GENERAL)
+        advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (_ADVICE, _GENERAL)
         group = ability_group(str(example.fields.get("ability") or "")).lower()
         for text in dict.fromkeys((advice.get(group, general), general)):
             yield f"{first} {text}".strip()

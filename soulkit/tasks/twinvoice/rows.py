@@ -18,25 +18,25 @@ from typing import Any
 
 from soulkit.tasks.texts import Texts
 
-DIMENSIONS = ("social", "interpersonal", "narrative")
+_DIMENSIONS = ("social", "interpersonal", "narrative")
 TOPICS = (
     "the new tram", "the street market", "the choir", "the long winter", "the school play",
     "the corner bakery", "the museum", "the harbour festival", "the library",
     "the football final",
 )  # fmt: skip
-OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
-PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
+_OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
+_PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
 PET_WORDS = ("blimey", "mate", "honestly", "so to speak", "mark my words", "bless", "you know what")
 
 TEXTS = Texts(__file__)
 
-SHAPES: dict[str, Callable[[str], str]] = {
+_SHAPES: dict[str, Callable[[str], str]] = {
     "lower": lambda t: f"{t} keeps coming up these days".lower(),
     "trail": lambda t: f"Well... {t}... it keeps coming up...",
     "ask": lambda t: f"{_start(t)} keeps coming up, doesn't it? Or is it just me?",
     "shout": lambda t: f"{t} KEEPS COMING UP!!".upper(),
 }
-SIDES = (
+_SIDES = (
     ("I am all for {t}, always was.", "On the side of {t}, as ever."),
     ("I was against {t} from the first day.", "Still not for {t}, as ever."),
     ("I could not care less about {t}.", "Shrugging about {t}, as ever."),
@@ -65,7 +65,7 @@ def _row(i: int, seed: int) -> dict[str, Any]:
     rng = random.Random(f"twinvoice/{seed}/{i}")
     capability = list(CASES)[i % len(CASES)]
     # Over eighteen rows every capability meets every dimension.
-    dimension = DIMENSIONS[(i + i // len(CASES)) % len(DIMENSIONS)]
+    dimension = _DIMENSIONS[(i + i // len(CASES)) % len(_DIMENSIONS)]
     case = CASES[capability](rng)
     reactions = list(case.reactions)
     rng.shuffle(reactions)
@@ -85,15 +85,15 @@ def _row(i: int, seed: int) -> dict[str, Any]:
 def _dressed(dimension: str, text: str, rng: random.Random) -> str:
     """What was said as a post, as the answer in a chat, or as a line in a scene."""
     if dimension == "interpersonal":
-        return f"Asked: {rng.choice(OPENERS)} Replied: {text}"
+        return f"Asked: {rng.choice(_OPENERS)} Replied: {text}"
     if dimension == "narrative":
-        return f"Scene: The company sat {rng.choice(PLACES)}. Said: {text}"
+        return f"Scene: The company sat {rng.choice(_PLACES)}. Said: {text}"
     return text
 
 
 def _opinion(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 5)
-    stance, *rest = rng.sample(SIDES, 4)
+    stance, *rest = rng.sample(_SIDES, 4)
     small = [f"{_start(other)} came up at breakfast." for other in others]
     posts = [
         *small,
@@ -146,10 +146,10 @@ def _tone(rng: random.Random) -> Case:
 
 def _syntax(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    form, *rest = rng.sample(list(SHAPES), 4)
-    posts = tuple(SHAPES[form](other) for other in others)
+    form, *rest = rng.sample(list(_SHAPES), 4)
+    posts = tuple(_SHAPES[form](other) for other in others)
     return Case(posts, f"What do you think of {topic}?",
-                tuple(SHAPES[shape](topic) for shape in (form, *rest)))  # fmt: skip
+                tuple(_SHAPES[shape](topic) for shape in (form, *rest)))  # fmt: skip
 
 
 def _start(text: str) -> str:

@@ -42,7 +42,7 @@ LOOK_AT: dict[str, tuple[Callable[[str], float], float]] = {
 }
 """What to look at → (its measure of a text, how far off the usual a reaction must be to say so)."""
 
-ADVICE = {
+_ADVICE = {
     "opinion": "Find where this person took sides on something of this kind; people keep to that.",
     "memory": "Find what this person told about their own life; the reaction has to agree with it.",
     "reasoning": "Find the rule that this person gave for cases like this one and apply it.",
@@ -50,7 +50,7 @@ ADVICE = {
     "tone": "Name the mood in which they usually speak before you compare.",
     "syntax": "Look at the shape of their sentences: length, capitals, marks, how they end.",
 }
-GENERAL = (
+_GENERAL = (
     "Go through what they said before three times: for opinions, for facts about their life, for "
     "their manner of writing. Compare every reaction with all three."
 )
@@ -106,7 +106,7 @@ class TwinVoice(LetteredTask):
         off = misfit(chosen, example.fields["conversation_history"]) if chosen else None
         closer = [f"Its reaction does not fit {off}; measure that first."] if off else []
         kind = str(example.fields.get("capability") or "")
-        for text in (*closer, ADVICE.get(kind, GENERAL), GENERAL):
+        for text in (*closer, _ADVICE.get(kind, _GENERAL), _GENERAL):
             yield f"{first} {text}".strip()
         yield SHORT
 

@@ -19,7 +19,7 @@ from soulkit.types import Score
 TOO_MUCH = 0.3
 """A larger share of words from the intent is remarked on."""
 
-GENERAL = {
+_GENERAL = {
     CSQA: ("You are the one who asks.", "Say what you want to know in your own words and leave all "
            "answering to the other side."),
     NQ: ("Look at what the last reply is about.", "Where it is not what you came for, do not go "
@@ -86,9 +86,9 @@ def lesson_choices(
     """Lessons, the fullest first, for `safest` to choose from."""
     remarks = message_notes(fields, message, score)
     kind = fields["source"]
-    if kind not in GENERAL:
+    if kind not in _GENERAL:
         kind = "later" if fields["conversation_history"] else "first"
-    general = GENERAL[kind]
+    general = _GENERAL[kind]
     yield (*remarks, *general)
     for note in remarks:
         yield (note,)

@@ -78,7 +78,7 @@ class UserLLMReference(UserLLM):
 
 
 def asks(source: str, message: UserMessage, complete: bool) -> bool:
-    """Whether the published score asks its judge; `known`: question and suggestion are there."""
+    """Whether the published score asks its judge; `complete`: question and suggestion are there."""
     if source == NQ:
         return complete and bool(message.output)
     return source == PRISM and bool(message.text)

@@ -17,7 +17,7 @@ from soulkit.tasks.texts import Texts
 from soulkit.tasks.tom.stories.events import Move, Place, PrivateTell, PublicClaim, Story
 from soulkit.tasks.tom.stories.questions import Question, read_question, solve
 from soulkit.tasks.tom.stories.sources import events_of_row, literal, rules_of
-from soulkit.tasks.tom.stories.tracker import Beliefs, Fact, Tracker
+from soulkit.tasks.tom.stories.tracker import Beliefs, BeliefTracker, Fact
 
 TEXTS = Texts(__file__)
 
@@ -56,7 +56,7 @@ def _case(task: str, row: Mapping[str, Any]) -> _Case | None:
     story = events_of_row(task, row)
     if question is None or story is None:
         return None
-    beliefs = Tracker(rules_of(task)).run(story.events)
+    beliefs = BeliefTracker(rules_of(task)).run(story.events)
     truth = solve(beliefs, question)
     if truth is None:
         return None

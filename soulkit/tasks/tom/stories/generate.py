@@ -35,7 +35,7 @@ from soulkit.tasks.tom.stories.render import (
     paraphrase,
     render_events,
 )
-from soulkit.tasks.tom.stories.tracker import Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker
 from soulkit.tasks.tom.stories.world import LARGE, SMALL, World
 
 StoryTask = Literal["tomi", "paratomi", "hitom"]
@@ -100,7 +100,7 @@ def _tomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterat
     # Nobody comes back to an uneventful world, so it has no second-order false beliefs.
     types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
     plan = two_room_plan(rng, world, types[index % len(types)])
-    beliefs = Tracker("tomi").run(plan.events)
+    beliefs = BeliefTracker("tomi").run(plan.events)
     lines = render_events(plan.events, PLAIN, rng)
     story = numbered(lines) if world.numbered else "\n".join(lines)
     for question, text in _two_room_questions(plan):
@@ -122,7 +122,7 @@ def _tomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterat
 def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
     plan = two_room_plan(rng, world, STORY_TYPES[index % 3])
     question, text = _two_room_questions(plan)[index // 3 % 6]
-    answer = _certain(solve(Tracker("tomi").run(plan.events), question))
+    answer = _certain(solve(BeliefTracker("tomi").run(plan.events), question))
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
@@ -143,7 +143,7 @@ def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> It
 def _hitom(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
     length, talk = 1 + index % 3, index // 3 % 2 == 1
     plan = chapter_plan(rng, length, talk)
-    beliefs = Tracker("hitom").run(plan.events)
+    beliefs = BeliefTracker("hitom").run(plan.events)
     story = numbered(render_events(plan.events, PLAIN, rng))
     chain = tuple(rng.sample(plan.people, 4))
     for order in range(5):

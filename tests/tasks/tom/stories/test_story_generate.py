@@ -18,7 +18,7 @@ from soulkit.tasks.tom.stories.generate import StoryTask, synth_rows
 from soulkit.tasks.tom.stories.questions import read_question, solve
 from soulkit.tasks.tom.stories.render import PLAIN, numbered, render_events
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
-from soulkit.tasks.tom.stories.tracker import Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker
 from tests.support.stories import WORD, lexicon, read_story
 from tests.tasks.tom.stories.story_strategies import chapters, two_room
 
@@ -51,7 +51,7 @@ def test_rows_carry_their_own_answer(task: StoryTask) -> None:
     for row in rows(task, 120):
         story, question = events_of_row(task, row), read_question(row["question"])
         assert story is not None and question is not None
-        assert solve(Tracker(rules_of(task)).run(story.events), question) == gold(row)
+        assert solve(BeliefTracker(rules_of(task)).run(story.events), question) == gold(row)
         assert gold(row) in options(row)
 
 
