@@ -164,13 +164,15 @@ class TaskSpec(Strict):
         if "actor" not in self.seats.values():
             raise ValueError("no seat has the role 'actor'")
         for name, column in self.columns.items():
-            _known(column.audience, (*self.seats, *READERS), f"the audience of column '{name}'")
-        _known(self.cluster, self.columns, "'cluster'")
-        _known(self.tags.values(), self.columns, "'tags'")
+            _check_names(
+                column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
+            )
+        _check_names(self.cluster, self.columns, "'cluster'")
+        _check_names(self.tags.values(), self.columns, "'tags'")
         return self
 
 
-def _known(used: Iterable[str], declared: Iterable[str], where: str) -> None:
+def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> None:
     names = list(declared)
     for name in used:
         if name not in names:
@@ -196,8 +198,8 @@ class Registry:
         if declared is None:
             declared = self.specs[name] = self._installed(name)
         elif not declared.home.distribution:
-            own = declared.home.builtin_task
-            say_shadowed(name, "that comes with soulkit" if own else "of your tasks file")
+            builtin = declared.home.builtin_task
+            say_shadowed(name, "that comes with soulkit" if builtin else "of your tasks file")
         return declared
 
     def _installed(self, name: str) -> TaskSpec:

@@ -60,7 +60,7 @@ CAPITALS = "Does the user write capitals where they belong?"
 STOPS = "How does the user end sentences?"
 SHORT_FORMS = "Does the user take short forms and slang?"
 
-PLAIN = Voice(
+_PLAIN = Voice(
     "writes whole sentences with capitals and full stops",
     lambda text: text,
     (
@@ -94,4 +94,4 @@ TRAILING = Voice(
     _trailing,
     (("Punctuation Usage", STOPS, "With three dots instead of a full stop."),),
 )
-VOICES = (PLAIN, LOWER, HASTY, LOUD, TRAILING)
+VOICES = (_PLAIN, LOWER, HASTY, LOUD, TRAILING)

@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterator
 
 from soulkit.tasks.tom.stories.explain import TEXTS
-from soulkit.tasks.tom.stories.read import Story, read_lines, story_lines
+from soulkit.tasks.tom.stories.read import Story, read_sentences, story_lines
 from soulkit.tasks.tom.stories.render import (
     ATTITUDES,
     FIRST,
@@ -64,7 +64,7 @@ def read_story(text: str) -> Story | None:
 
     Empty lines, a stray `***` and an instruction line before line 1 are no part of a story.
     """
-    return read_lines(story_lines(text))
+    return read_sentences(story_lines(text))
 
 
 def last_joint_event(beliefs: Beliefs, chain: tuple[str, ...], obj: str) -> int | None:

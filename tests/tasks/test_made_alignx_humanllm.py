@@ -49,7 +49,7 @@ def test_the_arbitrary_split_has_every_mixture() -> None:
 
 def ends(reply: str, post: str) -> set[tuple[int, int]]:
     """The (axis, end) whose reply to `post` this is."""
-    topic = next(t for t in alignx.topics() if t.post == post)
+    topic = next(t for t in alignx.all_posts() if t.post == post)
     return {
         (i, j)
         for i, axis in enumerate(alignx.axes())

@@ -17,7 +17,7 @@ from soulkit.tasks.loading import load_examples
 from soulkit.tasks.mistakes import rows as pupils
 from soulkit.tasks.selfcheck import check_task
 from soulkit.tasks.social_r1 import rows as scenes
-from soulkit.tasks.social_r1.task import read_scene
+from soulkit.tasks.social_r1.task import split_prompt
 from tests.support.road import synth, synth_examples, task_of
 
 NAMES = ("social_r1", "lifechoices", "mistakes")
@@ -71,7 +71,7 @@ def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) ->
 
 def test_scenes_show_the_gold_once_among_different_options() -> None:
     for row in synth("social_r1", 120, 5):
-        scene = read_scene(row["prompt_text"])
+        scene = split_prompt(row["prompt_text"])
         assert len(set(scene.options.values())) == len(scene.options) in (3, 4)
         assert (
             f"{row['answer_letter']}. {scene.options[row['answer_letter']]}" == row["answer_text"]

@@ -78,21 +78,21 @@ def _row(raw: RawRow, evidence: dict[str, Any], index: int) -> dict[str, Any]:
     }
 
 
-def _evidence(raw: RawRow, kept: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+def _evidence(raw: RawRow, columns: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """(column → evidence, items left out because they show the answer)."""
-    found: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     left_out = 0
-    for name in kept:
+    for name in columns:
         value = raw.fields.get(_ORIGINAL[name])
         if name in _COUNTS and value:
             items = [_texts(item) for item in _listed(value, name)]
             value = [item for item in items if not _same(item, raw)]
             left_out += len(items) - len(value)
         if value:
-            found[name] = value
-    if not found:
-        raise BadRecord(f"it has none of {', '.join(_ORIGINAL[name] for name in kept)}")
-    return found, left_out
+            evidence[name] = value
+    if not evidence:
+        raise BadRecord(f"it has none of {', '.join(_ORIGINAL[name] for name in columns)}")
+    return evidence, left_out
 
 
 def _listed(value: Any, name: str) -> list[Any]:

@@ -36,5 +36,5 @@ class AlignXReference(AlignX):
         return random.Random(int(fields.get("index") or 0)).random() < 0.5
 
     def parse(self, text: str) -> tuple[str, str]:
-        found = _TAGGED.search(spoken(text, "reference"))
-        return (found.group(1), "ok") if found else ("", "no_tag")
+        match = _TAGGED.search(spoken(text, "reference"))
+        return (match.group(1), "ok") if match else ("", "no_tag")

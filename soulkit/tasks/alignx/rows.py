@@ -16,17 +16,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
 
 TEXTS = Texts(__file__)
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class Post:
     """A post, and what there is to advise: one step first, three in all."""
 
     post: str
@@ -50,14 +48,14 @@ class Taste:
     comments: tuple[str, ...]
     reply: str
 
-    def answer(self, topic: Topic) -> str:
+    def answer(self, topic: Post) -> str:
         """What a person of this taste would like to be told."""
         return self.reply.format(**topic.words)
 
 
 @cache
-def topics() -> tuple[Topic, ...]:
-    return tuple(Topic(**topic) for topic in TEXTS["topics"])
+def all_posts() -> tuple[Post, ...]:
+    return tuple(Post(**topic) for topic in TEXTS["topics"])
 
 
 @cache
@@ -82,7 +80,7 @@ def rows(n: int, seed: int, *, task: str) -> list[Row]:
 
 def _row(rng: random.Random, split: str, index: int) -> Row:
     taste, other = rng.sample(rng.choice(axes()), 2)
-    topic, *earlier = rng.sample(topics(), len(topics()))
+    topic, *earlier = rng.sample(all_posts(), len(all_posts()))
     row: Row = {
         "raw_prompt": topic.post,
         "chosen": taste.answer(topic),
@@ -90,7 +88,7 @@ def _row(rng: random.Random, split: str, index: int) -> Row:
         "index": index,
     }
     if split == "history16":
-        pairs, posts = earlier[:_HISTORY], rng.sample(topics(), _HISTORY)
+        pairs, posts = earlier[:_HISTORY], rng.sample(all_posts(), _HISTORY)
         return {**row, **_pairs(pairs, taste, other), **_comments(posts, taste, rng)}
     kinds = {"demo": _KINDS[:1], "pair": _KINDS[1:2], "ugc": _KINDS[2:]}.get(split)
     for kind in kinds or rng.sample(_KINDS, rng.randint(1, len(_KINDS))):
@@ -104,24 +102,24 @@ def _row(rng: random.Random, split: str, index: int) -> Row:
 
 
 def _person(taste: Taste, rng: random.Random) -> str:
-    said = [
+    sentences = [
         f"A {rng.choice(_JOBS)} in their {rng.choice(_AGES)}.",
         rng.choice(taste.traits),
         f"Spends free evenings on {rng.choice(_HOBBIES)}.",
     ]
-    rng.shuffle(said)
-    return " ".join(said)
+    rng.shuffle(sentences)
+    return " ".join(sentences)
 
 
-def _pairs(posts: Sequence[Topic], taste: Taste, other: Taste) -> Row:
+def _pairs(posts: Sequence[Post], taste: Taste, other: Taste) -> Row:
     pairs = [
         {"prompt": t.post, "chosen": taste.answer(t), "rejected": other.answer(t)} for t in posts
     ]
     return {"icl_pairs": pairs, "n_icl": len(pairs)}
 
 
-def _comments(posts: Sequence[Topic], taste: Taste, rng: random.Random) -> Row:
+def _comments(posts: Sequence[Post], taste: Taste, rng: random.Random) -> Row:
     order = rng.sample(taste.comments, len(taste.comments))
     texts = (order[i % len(order)] for i in range(len(posts)))
-    said = [{"prompt": t.post, "comment": text} for t, text in zip(posts, texts, strict=True)]
-    return {"ugc": said, "n_ugc": len(said)}
+    comments = [{"prompt": t.post, "comment": text} for t, text in zip(posts, texts, strict=True)]
+    return {"ugc": comments, "n_ugc": len(comments)}

@@ -59,8 +59,8 @@ class AlignX(ChoiceTask):
         return tuple(self.example(one, source=source, split=split) for one in both)
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
-        found = super().example(row, source=source, split=split)
-        return replace(found, id=f"{found.id}-{'ba' if found.fields['flip'] else 'ab'}")
+        example = super().example(row, source=source, split=split)
+        return replace(example, id=f"{example.id}-{'ba' if example.fields['flip'] else 'ab'}")
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         self.check(fields)
@@ -181,14 +181,14 @@ class AlignX(ChoiceTask):
             return {}
         picks = [[_pick(record) for record in pair] for pair in pairs]
         # The gold changes its letter between the orders: the same reply means another letter.
-        found = {
+        metrics = {
             "consistency": sum(sorted(pick) == ["A", "B"] for pick in picks) / len(pairs),
             "right_in_both": sum(all(r.score.value == 1 for r in p) for p in pairs) / len(pairs),
         }
-        said = [letter for pick in picks for letter in pick if letter]
-        if said:
-            found["position_bias"] = (said.count("A") - said.count("B")) / len(said)
-        return found
+        letters = [letter for pick in picks for letter in pick if letter]
+        if letters:
+            metrics["position_bias"] = (letters.count("A") - letters.count("B")) / len(letters)
+        return metrics
 
 
 _LESSONS = {
@@ -231,9 +231,9 @@ def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[s
     value = structure(fields.get(column))
     if value is None or value == "":
         return ()
-    given = [structure(item) for item in value] if isinstance(value, list | tuple) else [None]
-    items = [item for item in given if isinstance(item, Mapping)]
-    if len(items) < len(given):
+    entries = [structure(item) for item in value] if isinstance(value, list | tuple) else [None]
+    items = [item for item in entries if isinstance(item, Mapping)]
+    if len(items) < len(entries):
         raise DataError(
             f"The row's '{column}' is no list of objects.",
             f"Each item should have {', '.join(EVIDENCE[column])}; found {value!r:.60}.",

@@ -24,9 +24,9 @@ NODES = 5
 
 TEXTS = Texts(__file__)
 
-LAST = ("Brandt", "Okoye", "Lindqvist", "Marchetti", "Varga", "Halloran", "Sato", "Delacroix")
-TRADES = ("bridge builder", "clockmaker", "ferry captain", "beekeeper", "organist", "bookbinder")
-TOWNS = ("Halmstead", "Port Verity", "Ostrava Mill", "Lower Finch", "Saint Orlen")
+_LAST = ("Brandt", "Okoye", "Lindqvist", "Marchetti", "Varga", "Halloran", "Sato", "Delacroix")
+_TRADES = ("bridge builder", "clockmaker", "ferry captain", "beekeeper", "organist", "bookbinder")
+_TOWNS = ("Halmstead", "Port Verity", "Ostrava Mill", "Lower Finch", "Saint Orlen")
 
 Way = tuple[str, str]
 """A way to act: as a habit in words of a profile, and as it looks in one moment."""
@@ -40,7 +40,7 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(i: int, seed: int) -> dict[str, Any]:
     chain, node = divmod(i, NODES)
     rng = random.Random(f"behaviorchain/{seed}/{chain}")
-    name = f"{rng.choice(TEXTS['first'])} {rng.choice(LAST)}"
+    name = f"{rng.choice(TEXTS['first'])} {rng.choice(_LAST)}"
     every = TEXTS["habits"]
     habits = {kind: rng.choice(habit["ways"]) for kind, habit in every.items()}
     kinds = rng.sample(list(every), NODES)
@@ -71,11 +71,11 @@ def _scene(kind: str, pick: int, name: str) -> str:
 
 def _profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) -> str:
     """Who somebody is: trade, town, and every habit but the one that is shown elsewhere."""
-    told = [kind for kind in habits if kind != shown]
-    rng.shuffle(told)
-    first = f"{name} is a {rng.choice(TRADES)} from {rng.choice(TOWNS)}."
+    kinds = [kind for kind in habits if kind != shown]
+    rng.shuffle(kinds)
+    first = f"{name} is a {rng.choice(_TRADES)} from {rng.choice(_TOWNS)}."
     named = {kind: habit["named"] for kind, habit in TEXTS["habits"].items()}
-    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in told)])
+    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in kinds)])
 
 
 def _history(name: str, shown: str, pick: int, way: str) -> list[dict[str, Any]]:

@@ -104,8 +104,8 @@ class BehaviorChain(LetteredTask):
 def _profile(value: Any) -> str:
     """A profile as text: one line a trait where it is a mapping."""
     if isinstance(value, Mapping):
-        kept = ((key, _flat(v)) for key, v in value.items())
-        return "\n".join(f"{key}: {text}" for key, text in kept if text)
+        traits = ((key, _flat(v)) for key, v in value.items())
+        return "\n".join(f"{key}: {text}" for key, text in traits if text)
     return str(value or "").strip()
 
 
@@ -121,10 +121,10 @@ def _history(fields: Mapping[str, Any]) -> str:
     """The chapters before the chain, each under its number, else the text given."""
     chapters = literal_list(fields.get("history_truncated"))
     if chapters is None:
-        given = fields.get("history_truncated")
-        return str(given or fields.get("history_text") or "").strip()
-    told = [_chapter(c) for c in chapters if c is not None]
-    return "\n\n".join(text for text in told if text)
+        history = fields.get("history_truncated")
+        return str(history or fields.get("history_text") or "").strip()
+    texts = [_chapter(c) for c in chapters if c is not None]
+    return "\n\n".join(text for text in texts if text)
 
 
 def _chapter(chapter: Any) -> str:
@@ -162,10 +162,10 @@ def _chain_text(steps: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _node(given: int | None, steps: Sequence[tuple[str, str]], written: str) -> int:
+def _node(number: int | None, steps: Sequence[tuple[str, str]], written: str) -> int:
     """How many behaviours come before this one: as the row says, else counted."""
-    if given is not None:
-        return given
+    if number is not None:
+        return number
     if steps:
         return len(steps)
     return len(re.findall(r"^\s*(?:step\s+)?\d+\s*[.:)]", written, re.IGNORECASE | re.MULTILINE))
@@ -190,8 +190,8 @@ def whole_chains(records: Sequence[Record]) -> list[Chain]:
             broken.add(play)
         else:
             plays[play][node] = min(value, plays[play].get(node, value))
-    found = [nodes for play, nodes in plays.items() if play not in broken and len(nodes) > 1]
-    gapless = [n for n in found if max(n) - min(n) + 1 == len(n)]
+    chains = [nodes for play, nodes in plays.items() if play not in broken and len(nodes) > 1]
+    gapless = [n for n in chains if max(n) - min(n) + 1 == len(n)]
     return [tuple(nodes[i] for i in sorted(nodes)) for nodes in gapless]
 
 

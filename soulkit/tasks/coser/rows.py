@@ -38,7 +38,7 @@ class Matter:
     leave: str
     hope: str
     fear: str
-    known: str
+    clue: str
 
 
 @cache
@@ -146,25 +146,25 @@ def _line(
 ) -> dict[str, str]:
     matter = book.matter
     other = rng.choice([p for p in present if p is not speaker])
-    said = TEXTS["tempers"][speaker.temper][move].format(
+    speech = TEXTS["tempers"][speaker.temper][move].format(
         thing=matter.thing,
         want=matter.do if speaker.stands_for else matter.leave,
         worry=matter.fear
         if not speaker.stands_for
         else f"if we do nothing, not even {other.name} will sleep",
-        known=matter.known,
+        clue=matter.clue,
         other=other.name.split()[0],
     )
     thought = f"[{rng.choice(TEXTS['thoughts'][move])}] "
     gesture = f"({rng.choice(TEXTS['gestures'][speaker.temper])}) " if rng.random() < 0.6 else ""
-    return {"character": speaker.name, "message": f"{thought}{gesture}{said}"}
+    return {"character": speaker.name, "message": f"{thought}{gesture}{speech}"}
 
 
 def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """One message of the Environment at a place of its own, now and then at the very beginning."""
     place = rng.choice((0, *range(2, len(lines))))
-    told = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
-    return [*lines[:place], told, *lines[place:]]
+    message = {"character": ENVIRONMENT, "message": rng.choice(TEXTS["surroundings"])}
+    return [*lines[:place], message, *lines[place:]]
 
 
 # -- what is known of them -----------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _plot(
         "summary": (
             f"What is to become of {matter.thing}? {first.name} wants to {matter.do}, "
             f"{second.name} would rather {matter.leave}. In the quarrel it may come out that "
-            f"{matter.known}; at last one of them gives way."
+            f"{matter.clue}; at last one of them gives way."
         ),
         "key_characters": [
             {

@@ -24,25 +24,25 @@ SHAPE = {
     "fact": "Put one short sentence between the answer tags.",
     "belief": "Put one short sentence between the answer tags.",
 }
-TOLD = "The information is given in utterance {n}."
-RETOLD = "It is given again in utterance {n}, and whoever is there then learns it as well."
+FIRST_MENTION = "The information is given in utterance {n}."
+SECOND_MENTION = "It is given again in utterance {n}, and whoever is there then learns it as well."
 UNPLACED = "Find the utterance that gives the information, and whether a later one repeats it."
-ADVICE = {
+_ADVICE = {
     "choice": "Check whether the person asked about had come in by then and had not left.",
     "names": "Go through everyone: who had come in by then and had not left? Count the speaker in.",
     "fact": "Say what stands there in one short sentence, with its details and nothing else.",
 }
-NESTED = "Ask what the first of the two people could see of the other at that moment."
+_NESTED = "Ask what the first of the two people could see of the other at that moment."
 
 
-def lesson(fields: Mapping[str, Any], score: Score | None) -> str:
+def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
     """One to four sentences on a draft with this score, or on none.
 
     `fields` needs `form`, and `events` and `tom_type` where the row has them; the gold is not used.
     """
     form = str(fields["form"])
     nested = str(fields.get("tom_type") or "").startswith("second-order")
-    advice = NESTED if nested else ADVICE.get(form, ADVICE["choice"])
+    advice = _NESTED if nested else _ADVICE.get(form, _ADVICE["choice"])
     return " ".join(part for part in (_opening(form, score), *_place(fields), advice) if part)
 
 
@@ -60,5 +60,5 @@ def _place(fields: Mapping[str, Any]) -> list[str]:
     events = fields.get("events")
     if not isinstance(events, Mapping) or not events.get("told"):
         return [UNPLACED]
-    again = [RETOLD.format(n=n) for n in events.get("retold") or ()]
-    return [TOLD.format(n=events["told"]), *again]
+    again = [SECOND_MENTION.format(n=n) for n in events.get("retold") or ()]
+    return [FIRST_MENTION.format(n=events["told"]), *again]

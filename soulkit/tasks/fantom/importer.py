@@ -26,8 +26,7 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.tasks.fantom.sets import sized
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
-
-Row = dict[str, Any]
+from soulkit.tasks.made import Row
 
 LICENCE = "MIT; its authors restrict FANToM to evaluation"
 _SINGLE = ("answerabilityQA_list", "infoAccessibilityQA_list")
@@ -42,8 +41,8 @@ def import_fantom(path: Path) -> Imported:
     if raw and all("question_type" in row.fields and "set_id" in row.fields for row in raw):
         return _without_gold(path, raw, bad)
     if not any("factQA" in row.fields and "set_id" in row.fields for row in raw):
-        wanted = ("set_id", "short_context", "factQA")
-        raise wrong_shape(path, wanted, "Give fantom_v1.json of the FANToM release.")
+        columns = ("set_id", "short_context", "factQA")
+        raise wrong_shape(path, columns, "Give fantom_v1.json of the FANToM release.")
     rows: list[Row] = []
     for record in raw:
         try:
@@ -99,14 +98,14 @@ def _from_pair(pair: Any, shared: Mapping[str, Any]) -> list[Row]:
         raise BadRecord("it lacks a question or its type")
     if gold is None or gold == "" or gold == "error":
         raise BadRecord(f"its gold answer is {gold!r}")
-    kept = ("tom_type", "missed_info_accessibility")
+    columns = ("tom_type", "missed_info_accessibility")
     row = {
         "question": question,
         "question_type": kind,
         "complete_question": complete_question(question, kind, shared),
         "correct_answer": gold,
         "wrong_answer": wrong,
-        **{name: pair[name] for name in kept if pair.get(name) is not None},
+        **{name: pair[name] for name in columns if pair.get(name) is not None},
     }
     if not kind.startswith("tom:belief:") or kind.endswith(":multiple-choice") or not wrong:
         return [row]
@@ -118,8 +117,8 @@ def complete_question(question: str, kind: str, shared: Mapping[str, Any]) -> st
     if "answerability" in kind:
         question = f"Question: {shared['fact_question']}\n{question}"
     if "info_accessibility" in kind:
-        told = f"{shared['fact_question']} {shared['fact_answer']}"
-        question = f"Information: {told}\n{question}"
+        information = f"{shared['fact_question']} {shared['fact_answer']}"
+        question = f"Information: {information}\n{question}"
     return f"{question} Answer yes or no." if kind.endswith(":binary") else question
 
 
@@ -128,10 +127,10 @@ def _lettered(question: str, kind: str, gold: str, wrong: str) -> Row:
     options = [gold, wrong]
     if hashlib.sha256(f"{question}\n{gold}".encode()).digest()[0] % 2:
         options.reverse()
-    asked = "\n".join(f"({letter}) {text}" for letter, text in zip("ab", options, strict=True))
+    lines = "\n".join(f"({letter}) {text}" for letter, text in zip("ab", options, strict=True))
     return {
         "question_type": f"{kind}:multiple-choice",
-        "complete_question": f"{question}\n{asked}",
+        "complete_question": f"{question}\n{lines}",
         "correct_answer": options.index(gold),
     }
 
@@ -166,4 +165,4 @@ def conversations(path: Path) -> dict[str, str]:
     for row in read_rows(path)[0]:
         part, utterance = need(row, "part_id", "utterance")
         lines.setdefault(part, []).append(utterance)
-    return {part: "\n".join(said) for part, said in lines.items()}
+    return {part: "\n".join(utterances) for part, utterances in lines.items()}

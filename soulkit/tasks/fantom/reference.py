@@ -15,8 +15,8 @@ from soulkit.tasks.fantom.task import (
     ASSENT,
     DENIAL,
     MARKS,
+    AnswerForm,
     Fantom,
-    Form,
     gold_index,
     name_list,
 )
@@ -28,7 +28,7 @@ _LETTER = re.compile(r"\(?([a-d])\)?\.?")
 class FantomReference(Fantom):
     free_beliefs = False
 
-    def check(self, fields: Mapping[str, Any], form: Form) -> None:
+    def check(self, fields: Mapping[str, Any], form: AnswerForm) -> None:
         """Every row is played."""
 
     def parse(self, text: str) -> tuple[str, str]:
@@ -38,7 +38,7 @@ class FantomReference(Fantom):
     def read(self, example: Example, text: str) -> tuple[str, str]:
         return self.parse(text)
 
-    def right(self, example: Example, form: Form, answer: str) -> bool:
+    def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
         fields = example.fields
         return published_right(form, answer, fields["correct_answer"], fields.get("wrong_answer"))
 
@@ -46,14 +46,14 @@ class FantomReference(Fantom):
         return name_list(gold)
 
 
-def published_right(form: Form, answer: str, gold: Any, wrong: Any) -> bool:
+def published_right(form: AnswerForm, answer: str, gold: Any, wrong: Any) -> bool:
     """The published rules, word for word as they decide."""
     if form == "choice":
         letter = _LETTER.fullmatch(answer.lower())
         return letter is not None and ord(letter.group(1)) - ord("a") == gold_index(gold)
     if form == "names":
-        wanted = name_list(gold)
-        right = bool(wanted) and all(has_word(answer, name) for name in wanted)
+        names = name_list(gold)
+        right = bool(names) and all(has_word(answer, name) for name in names)
         return right and not any(has_word(answer, name) for name in name_list(wrong))
     text = answer.lower().strip(MARKS[2:])
     assent = text.startswith(ASSENT) or _holds(text, " yes,", " yes ", " yes.", " knows ")

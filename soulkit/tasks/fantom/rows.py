@@ -20,24 +20,21 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from soulkit.tasks.fantom.sets import sized
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
-
-Row = dict[str, Any]
-
 
 TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class _Topic:
     """A piece of information in its several wordings; {s} is who it is about, {v} what varies."""
 
-    said: str
+    statement: str
     fact: str
-    asked: str
+    question: str
     clause: str
     """What the question asks, inside of a sentence: `what {s} cooked`."""
     values: tuple[str, ...]
@@ -54,11 +51,11 @@ RETELLING = ("{x}, you missed something:", "For {x}, who was not here:")
 class Piece:
     """One piece of information and who got it."""
 
-    topic: Topic
+    topic: _Topic
     speaker: str
     value: str
     line: int
-    heard: set[str]
+    hearers: set[str]
     retold: list[int] = field(default_factory=list)
     overview: set[str] = field(default_factory=set)
     """Who was there each time it was told, and so saw who else was."""
@@ -86,13 +83,13 @@ class Talk:
         """Someone who is there, beside those named."""
         return self.rng.choice([p for p in self.people if p in self.present and p not in but])
 
-    def tell(self, topic: Topic) -> None:
+    def tell(self, topic: _Topic) -> None:
         """A piece of information and two replies."""
         speaker = self.other()
         value = self.rng.choice(topic.values)
-        line = self.say(speaker, topic.said.format(v=value))
-        heard = set(self.present)
-        self.pieces.append(Piece(topic, speaker, value, line, heard, overview=set(heard)))
+        line = self.say(speaker, topic.statement.format(v=value))
+        listeners = set(self.present)
+        self.pieces.append(Piece(topic, speaker, value, line, listeners, overview=set(listeners)))
         reply, more = self.rng.sample(TEXTS["replies"], 2)
         self.say(self.other(speaker), reply)
         if self.rng.random() < 0.5:
@@ -112,29 +109,29 @@ class Talk:
         """Someone who knows the latest piece tells it to `who`, and to all who are there."""
         piece = self.pieces[-1]
         teller = self.other(who) if piece.speaker not in self.present else piece.speaker
-        if teller not in piece.heard:
+        if teller not in piece.hearers:
             return
-        own = piece.topic.said.format(v=piece.value)
-        text = own if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
+        sentence = piece.topic.statement.format(v=piece.value)
+        text = sentence if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
         lead = self.rng.choice(RETELLING).format(x=who)
         piece.retold.append(self.say(teller, f"{lead} {text}"))
-        piece.heard |= self.present
+        piece.hearers |= self.present
         piece.overview &= self.present
 
 
 @cache
-def topics() -> tuple[Topic, ...]:
-    return tuple(Topic(**item) for item in TEXTS["topics"])
+def _topics() -> tuple[_Topic, ...]:
+    return tuple(_Topic(**item) for item in TEXTS["topics"])
 
 
 def rows(n: int, seed: int) -> list[Row]:
     """`n` rows, whole sets one after another; the first rows of a longer list are the same."""
-    found: list[Row] = []
+    rows: list[Row] = []
     conversation = 0
-    while len(found) < n:
-        found += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
+    while len(rows) < n:
+        rows += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
         conversation += 1
-    return found[:n]
+    return rows[:n]
 
 
 def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
@@ -159,7 +156,7 @@ def _talk(rng: random.Random) -> Talk:
     people = rng.sample(TEXTS["names"], rng.randint(3, 6))
     late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
-    chosen = rng.sample(topics(), 3)
+    chosen = rng.sample(_topics(), 3)
     # Everybody says something at once: who is there must be readable from the conversation.
     for who, greeting in zip(sorted(talk.present), rng.sample(TEXTS["greetings"], 6), strict=False):
         talk.say(who, greeting)
@@ -189,10 +186,10 @@ def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
 
 def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
     """The set of one piece, in the order fact, beliefs, who can answer, who has it."""
-    yield _row(piece.word(piece.topic.asked), "fact", _sentence(piece), "", _access(talk, piece))
+    yield _row(piece.word(piece.topic.question), "fact", _sentence(piece), "", _access(talk, piece))
     others = [p for p in talk.people if p != piece.speaker]
-    absent = [p for p in others if p not in piece.heard]
-    present = [p for p in others if p in piece.heard]
+    absent = [p for p in others if p not in piece.hearers]
+    present = [p for p in others if p in piece.hearers]
     subjects = [rng.choice(group) for group in (absent, present) if group]
     for who in subjects:
         yield from _beliefs(rng, piece, (who,))
@@ -200,19 +197,19 @@ def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
         inner = rng.choice(absent)
         seer = rng.choice([p for p in talk.people if p in piece.overview])
         yield from _beliefs(rng, piece, (seer, inner))
-    yield from _who(rng, talk, piece, "answerability", piece.topic.asked)
+    yield from _who(rng, talk, piece, "answerability", piece.topic.question)
     yield from _who(rng, talk, piece, "info_accessibility")
 
 
 def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
     """One belief in free words and with two options in random order."""
     inner, clause = chain[-1], piece.word(piece.topic.clause)
-    knows = inner in piece.heard
-    known = f"{inner} knows that {piece.word(piece.topic.fact)}."
+    knows = inner in piece.hearers
+    knowledge = f"{inner} knows that {piece.word(piece.topic.fact)}."
     unknown = f"{inner} was not there and does not know {clause}."
-    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (known, unknown)]
+    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (knowledge, unknown)]
     right, wrong = texts if knows else reversed(texts)
-    asked = (
+    question = (
         f"What does {inner} believe about {clause}?"
         if len(chain) == 1
         else f"What does {chain[0]} think that {inner} believes about {clause}?"
@@ -220,40 +217,44 @@ def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterat
     access = "accessible" if knows else "inaccessible"
     tom = "first-order" if len(chain) == 1 else "second-order"
     kind = f"tom:belief:{access}"
-    yield _row(asked, kind, right, wrong, access, tom=tom)
+    yield _row(question, kind, right, wrong, access, tom=tom)
     options = [right, wrong] if rng.random() < 0.5 else [wrong, right]
     lettered = "\n".join(f"({'ab'[i]}) {text}" for i, text in enumerate(options))
     index = str(options.index(right))
-    yield _row(f"{asked}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, asked, tom)
+    yield _row(
+        f"{question}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, question, tom
+    )
 
 
-def _who(rng: random.Random, talk: Talk, piece: Piece, kind: str, asked: str = "") -> Iterator[Row]:
+def _who(
+    rng: random.Random, talk: Talk, piece: Piece, kind: str, question: str = ""
+) -> Iterator[Row]:
     """The list question, and yes-or-no questions with as many golds of either sort as can be.
 
-    With `asked` they are about the question, without it about the information itself.
+    With `question` they are about the question, without it about the information itself.
     """
-    knowing = [p for p in talk.people if p in piece.heard]
-    rest = [p for p in talk.people if p not in piece.heard]
+    knowing = [p for p in talk.people if p in piece.hearers]
+    rest = [p for p in talk.people if p not in piece.hearers]
     access = _access(talk, piece)
-    given = piece.word(asked) if asked else _sentence(piece)
-    lead = f"{'Question' if asked else 'Information'}: {given}\n"
-    what = " the right answer to this question" if asked else " this"
+    subject = piece.word(question) if question else _sentence(piece)
+    lead = f"{'Question' if question else 'Information'}: {subject}\n"
+    what = " the right answer to this question" if question else " this"
     every = f"Who of those in the conversation knows{what}? Name all of them."
     yield _row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
     some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
     for who in (p for p in talk.people if p in rest or p in some):
         one = f"Does {who} know{what}?"
-        gold = "yes" if who in piece.heard else "no"
+        gold = "yes" if who in piece.hearers else "no"
         full = f"{lead}{one} Answer yes or no."
         yield _row(full, f"tom:{kind}:binary", gold, "", access, one)
 
 
 def _row(
-    complete: str, kind: str, gold: str, wrong: str, access: str, asked: str = "", tom: str = ""
+    complete: str, kind: str, gold: str, wrong: str, access: str, question: str = "", tom: str = ""
 ) -> Row:
     row = {
         "complete_question": complete,
-        "question": asked or complete,
+        "question": question or complete,
         "question_type": kind,
         "correct_answer": gold,
         "wrong_answer": wrong,
@@ -263,7 +264,7 @@ def _row(
 
 
 def _access(talk: Talk, piece: Piece) -> str:
-    return "accessible" if piece.heard >= set(talk.people) else "inaccessible"
+    return "accessible" if piece.hearers >= set(talk.people) else "inaccessible"
 
 
 def _sentence(piece: Piece) -> str:

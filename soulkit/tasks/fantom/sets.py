@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-Row = dict[str, Any]
+from soulkit.tasks.made import Row
 
 
 def part_of(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
@@ -31,8 +31,10 @@ def sized(rows: Sequence[Row]) -> list[Row]:
     """The rows of one set, with the sizes of the set; rows that say the same count once."""
     members: dict[tuple[str, str | None], set[str]] = defaultdict(set)
     for row in rows:
-        said = repr((row.get("complete_question"), row["question_type"], row.get("correct_answer")))
-        members[str(row.get("missed_info_accessibility")), part_of(row)].add(said)
+        content = repr(
+            (row.get("complete_question"), row["question_type"], row.get("correct_answer"))
+        )
+        members[str(row.get("missed_info_accessibility")), part_of(row)].add(content)
     return [
         {
             **row,

@@ -26,10 +26,10 @@ from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_te
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
 from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.fantom.coach import lesson
+from soulkit.tasks.fantom.coach import advice_on
 from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
 
-Form = Literal["choice", "names", "yes_no", "fact", "belief"]
+AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
 NOBODY = "nobody"
@@ -58,7 +58,7 @@ _COMMON = (
 )
 
 
-def form_of(question_type: str, *, free: bool = True) -> Form | None:
+def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
     """How questions of a type are answered; None for an unknown type.
 
     `free`: whether beliefs may be asked for in free words, without options.
@@ -82,18 +82,18 @@ class Fantom(ChoiceTask):
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        asked = fields.get("complete_question") or fields.get("question")
+        question = fields.get("complete_question") or fields.get("question")
         kind = str(fields["question_type"])
-        form = form_of(kind, free=self.free_beliefs)
+        form = answer_form(kind, free=self.free_beliefs)
         if form is None:
             raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
-        if not asked:
+        if not question:
             raise _unusable("The row asks nothing.", "It has neither question nor its long form.")
-        found = {**fields, "complete_question": str(asked), "form": form}
-        self.check(found, form)
-        return found
+        prepared = {**fields, "complete_question": str(question), "form": form}
+        self.check(prepared, form)
+        return prepared
 
-    def check(self, fields: Mapping[str, Any], form: Form) -> None:
+    def check(self, fields: Mapping[str, Any], form: AnswerForm) -> None:
         """DataError on a row that nobody could answer rightly."""
         _check(fields, form)
 
@@ -123,16 +123,16 @@ class Fantom(ChoiceTask):
             return token_f1(str(gold), answer)
         return float(self.right(example, form, answer))
 
-    def right(self, example: Example, form: Form, answer: str) -> bool:
+    def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
         """Whether an answer that is no sentence is right."""
         gold = example.fields["correct_answer"]
         if form == "choice":
             return _letter(answer)[0] == _gold_letter(gold)
         if form == "yes_no":
             return _polarity(answer)[0] == _gold_polarity(gold)
-        wanted = {plain(name) for name in parse_candidates(gold)}
-        said = named_options(answer, _people(example))
-        return said == wanted and (bool(wanted) or _says_nobody(answer))
+        gold_names = {plain(name) for name in parse_candidates(gold)}
+        names = named_options(answer, _people(example))
+        return names == gold_names and (bool(gold_names) or _says_nobody(answer))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
@@ -172,15 +172,15 @@ class Fantom(ChoiceTask):
         sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
         if not sets:
             return {}
-        found = {
+        metrics = {
             "set_all": sum(s.all_right() for s in sets) / len(sets),
             "sets": float(len(sets)),
             "sets_complete": float(sum(s.size is not None for s in sets)),
         }
         starred = [s for s in sets if "belief" in s.right and s.all_free]
         if starred:
-            found["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
-        return found
+            metrics["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
+        return metrics
 
     # -- gold ---------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Fantom(ChoiceTask):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        return lesson(example.fields, score)
+        return advice_on(example.fields, score)
 
     def leak_view(self, example: Example) -> LeakView:
         """What must not be found out; of names, any of them; of sentences, what their words add.
@@ -243,9 +243,9 @@ class Fantom(ChoiceTask):
         return LeakView(question, telling, telling[0])
 
 
-def _telling(gold: str, known: str) -> tuple[str, ...]:
-    """The longer words of `gold` that, inflections aside, do not stand in `known`."""
-    stems = {word[:_STEM] for word in (*answer_words(known), *_COMMON)}
+def _telling(gold: str, context: str) -> tuple[str, ...]:
+    """The longer words of `gold` that, inflections aside, do not stand in `context`."""
+    stems = {word[:_STEM] for word in (*answer_words(context), *_COMMON)}
     words = [w for w in answer_words(gold) if len(w) >= _STEM and w[:_STEM] not in stems]
     return tuple(dict.fromkeys(words))
 
@@ -266,7 +266,7 @@ class _Set:
 
     right: dict[str, bool] = field(default_factory=dict)
     """Question group → whether all its questions are right."""
-    asked: Counter[bool] = field(default_factory=Counter)
+    counts: Counter[bool] = field(default_factory=Counter)
     """Free beliefs (True) and all others."""
     size: int | None = None
     beliefs: int | None = None
@@ -274,23 +274,23 @@ class _Set:
     def add(self, notes: Mapping[str, Any], right: bool) -> None:
         group = str(notes["form"])
         self.right[group] = self.right.get(group, True) and right
-        self.asked[group == "belief"] += 1
+        self.counts[group == "belief"] += 1
         self.size, self.beliefs = (notes.get(name) for name in _SIZES)
 
     @property
     def whole(self) -> bool:
-        return self.size is None or self.asked[False] >= self.size
+        return self.size is None or self.counts[False] >= self.size
 
     @property
     def all_free(self) -> bool:
-        return self.beliefs is None or self.asked[True] >= self.beliefs
+        return self.beliefs is None or self.counts[True] >= self.beliefs
 
     def all_right(self, *, free: bool = False) -> bool:
         return all(right for group, right in self.right.items() if free or group != "belief")
 
 
 def _sets(records: Sequence[Record]) -> list[_Set]:
-    found: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
+    sets: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
     broken: set[tuple[Any, ...]] = set()
     for record in records:
         play = (record.cluster, record.kind, record.step, record.rollout)
@@ -300,8 +300,8 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
         elif "set" in notes:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
-                found[*play, notes["set"]].add(notes, near == 1)
-    return [one for key, one in found.items() if key[:-1] not in broken]
+                sets[*play, notes["set"]].add(notes, near == 1)
+    return [one for key, one in sets.items() if key[:-1] not in broken]
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -335,11 +335,11 @@ def _letter(answer: str) -> tuple[str, str]:
 def _polarity(answer: str) -> tuple[str, str]:
     """(`yes`, `no` or "", status): a clear word at either end, or a statement of knowing."""
     words = plain(answer).split()
-    said = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
-    if len(words) == 1 and said:
-        return said.pop(), "ok"
+    senses = {"yes" for w in words if w in ASSENT} | {"no" for w in words if w in DENIAL}
+    if len(words) == 1 and senses:
+        return senses.pop(), "ok"
     text = " ".join(words)
-    if not said:
+    if not senses:
         if _NOT_KNOWING.search(text):
             return "no", "salvaged"
         sure = "knows" in words and not set(words) & set(_HEDGES)
@@ -348,8 +348,8 @@ def _polarity(answer: str) -> tuple[str, str]:
     # `That is not true` says the opposite of its last word; `She is not, no` does not.
     denied = len(words) > 1 and words[-2] in ("not", "t", "never") and words[-1] != "no"
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
-    readable = len(said) == 1 and clear and not hedged
-    return (said.pop(), "salvaged") if readable else ("", "malformed")
+    readable = len(senses) == 1 and clear and not hedged
+    return (senses.pop(), "salvaged") if readable else ("", "malformed")
 
 
 def _says_nobody(answer: str) -> bool:
@@ -384,7 +384,7 @@ def _gold_polarity(gold: Any) -> str:
     return {"yes": "yes", "no": "no", "no:long": "no"}.get(str(gold).strip().lower(), "")
 
 
-def _check(fields: Mapping[str, Any], form: Form) -> None:
+def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     """DataError on a row that nobody could answer rightly."""
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from soulkit.judge.verdict import spoken
-from soulkit.tasks.humanllm.task import HumanLLM, distinct
+from soulkit.tasks.humanllm.task import HumanLLM, is_ranking
 
 _TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
 
@@ -16,7 +16,7 @@ class HumanLLMReference(HumanLLM):
         """Blank candidates and other numbers of them are played, too."""
 
     def parse(self, text: str) -> tuple[str, str]:
-        found = _TAGGED.search(spoken(text, "reference"))
-        if found is None:
+        match = _TAGGED.search(spoken(text, "reference"))
+        if match is None:
             return "", "no_tag"
-        return (found.group(1), "ok") if distinct(found.group(1)) else ("", "malformed")
+        return (match.group(1), "ok") if is_ranking(match.group(1)) else ("", "malformed")

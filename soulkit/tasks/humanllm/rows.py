@@ -12,18 +12,15 @@ soap, History 3: fishing rod Candidate 1: ...", "candidates": ["fishing net", "c
 from __future__ import annotations
 
 import random
-from typing import Any
 
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
-
-Row = dict[str, Any]
-
 
 TEXTS = Texts(__file__)
 
 EVERYDAY = ("soap", "batteries", "light bulbs", "toothpaste", "tea towels", "umbrella", "candles")
-JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
-PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
+_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
+_PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
           "with two cats", "with a large family")  # fmt: skip
 _LETTERS = "ABCDEFGHIJKLMNOPQRST"
 
@@ -53,7 +50,7 @@ def _row(rng: random.Random, index: int) -> Row:
 
 
 def _text(rng: random.Random, history: list[str], candidates: list[str]) -> str:
-    person = f"A {rng.choice(JOBS)} of {rng.randint(19, 74)} who lives {rng.choice(PLACES)}."
+    person = f"A {rng.choice(_JOBS)} of {rng.randint(19, 74)} who lives {rng.choice(_PLACES)}."
     past = ", ".join(f"History {i}: {thing}" for i, thing in enumerate(history, 1))
     offer = " ".join(f"Candidate {i}: {thing}" for i, thing in enumerate(candidates, 1))
     return f"{person} {past}\n{offer}\nWhich of these is bought next?"

@@ -24,7 +24,7 @@ from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import UNREAD_OPENINGS, read_state
 from soulkit.types import Episode, Example, Score
 
-LETTERS = "ABCDEFGHIJKLMNOPQRST"
+_LETTERS = "ABCDEFGHIJKLMNOPQRST"
 N_RANKED = 5
 _ASKED = re.compile(r"[A-T](?:,[A-T]){4}")
 _ITEM = re.compile(r"(?:\d{1,2}[.)]\s*)?[(\[]?([A-Ta-t])(?:[.:)\]]+(?:\s.*)?)?")
@@ -61,11 +61,11 @@ class HumanLLM(ChoiceTask):
                 "What has no name can be neither shown nor bought.",
                 "Mend the row, or leave it out.",
             )
-        if not N_RANKED <= len(candidates) <= len(LETTERS):
+        if not N_RANKED <= len(candidates) <= len(_LETTERS):
             raise DataError(
                 f"The row has {len(candidates)} candidates.",
                 f"Five of them are ranked by the letters A to T: there must be {N_RANKED} to "
-                f"{len(LETTERS)}.",
+                f"{len(_LETTERS)}.",
                 "Mend the row, or leave it out.",
             )
 
@@ -82,7 +82,7 @@ class HumanLLM(ChoiceTask):
             budget = self.spec.columns["history"].max_words
             fitted["history"], cut = keep_latest(view["history"], budget)
             cuts.update({"history": cut} if cut else {})
-        return {**fitted, "letters": LETTERS}, cuts
+        return {**fitted, "letters": _LETTERS}, cuts
 
     # -- answers ------------------------------------------------------------------------------
 
@@ -90,10 +90,10 @@ class HumanLLM(ChoiceTask):
         inside = tagged_text(text, "paper")
         if inside is None:
             return "", "no_tag"
-        if _ASKED.fullmatch(inside) and distinct(inside):
+        if _ASKED.fullmatch(inside) and is_ranking(inside):
             return inside, "ok"
         letters = ",".join(_letters(inside))
-        return (letters, "salvaged") if distinct(letters) else ("", "malformed")
+        return (letters, "salvaged") if is_ranking(letters) else ("", "malformed")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """`parse`; letters beyond the row's candidates rank nothing."""
@@ -107,7 +107,7 @@ class HumanLLM(ChoiceTask):
 
         Places count from 0.
         """
-        places = tuple(LETTERS.index(letter) for letter in answer.split(",") if letter)
+        places = tuple(_LETTERS.index(letter) for letter in answer.split(",") if letter)
         return places if all(p < len(example.fields["candidates"]) for p in places) else ()
 
     def rank(self, example: Example, answer: str) -> int | None:
@@ -141,11 +141,11 @@ class HumanLLM(ChoiceTask):
         return [(gold + step) % count for step in range(1, count)]
 
     def _answer(self, places: Sequence[int]) -> str:
-        return f"<answer>{','.join(LETTERS[place] for place in places)}</answer>"
+        return f"<answer>{','.join(_LETTERS[place] for place in places)}</answer>"
 
     def leak_view(self, example: Example) -> LeakView:
         candidates = example.fields["candidates"]
-        return LeakView(_QUESTION, candidates, self.gold_text(example), tuple(LETTERS))
+        return LeakView(_QUESTION, candidates, self.gold_text(example), tuple(_LETTERS))
 
     # -- feedback -----------------------------------------------------------------------------
 
@@ -220,11 +220,11 @@ def _letters(inside: str) -> list[str]:
     """The letters that a list names, [] when any part of it is no letter."""
     plain = unicodedata.normalize("NFKC", inside).strip("*`\"'[]() \n")
     parts = [p for p in (part.strip("*`\"' ") for part in re.split(r"[,;>\n]+", plain)) if p]
-    found = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
-    return [item.group(1).upper() for item in found if item] if all(found) else []
+    items = [_ITEM.fullmatch(part) for part in (parts if len(parts) > 1 else plain.split())]
+    return [item.group(1).upper() for item in items if item] if all(items) else []
 
 
-def distinct(answer: str) -> bool:
+def is_ranking(answer: str) -> bool:
     """Whether an answer is five different letters."""
     letters = answer.split(",")
     return len(letters) == N_RANKED == len(set(letters))

@@ -20,8 +20,8 @@ from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
 from soulkit.data.literals import structure
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
 
-DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
-TASKS = tuple(f"humanual_{domain}" for domain in DOMAINS)
+_DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+TASKS = tuple(f"humanual_{domain}" for domain in _DOMAINS)
 LICENCE = "not stated with the texts; see the terms of Humanual and of the sites they come from"
 _KEPT = ("id", "dataset", "category", "user_id", "post_id", "turn_id", "split_type")
 _FIELDS = ("prompt", "completion")
@@ -39,12 +39,12 @@ def import_humanual(path: Path) -> Imported:
 
 def _row(raw: RawRow, index: int) -> dict[str, Any]:
     persona, completion = need(raw, "persona", "completion")
-    kept = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
+    columns = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
     return {
         "persona": persona,
         "prompt": _prompt(raw.fields.get("prompt")),
         "completion": completion,
-        **kept,
+        **columns,
         "index": index,
         "provenance": raw.source,
         "licence": LICENCE,
@@ -53,9 +53,11 @@ def _row(raw: RawRow, index: int) -> dict[str, Any]:
 
 def _prompt(value: Any) -> str:
     """JSON text of the messages without their metadata, or the plain text that the prompt is."""
-    found = structure(value)
-    if isinstance(found, list) and found and all(map(_is_message, found)):
-        messages = [{"role": str(m.get("role") or "user"), "content": m["content"]} for m in found]
+    messages = structure(value)
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        messages = [
+            {"role": str(m.get("role") or "user"), "content": m["content"]} for m in messages
+        ]
         return json.dumps(messages, ensure_ascii=False)
     if isinstance(value, str) and value.strip():
         return value

@@ -21,8 +21,8 @@ from typing import Any
 from soulkit.tasks.texts import Texts
 
 TEXTS = Texts(__file__)
-DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
-TASKS = tuple(f"humanual_{domain}" for domain in DOMAINS)
+_DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+TASKS = tuple(f"humanual_{domain}" for domain in _DOMAINS)
 PER_PERSON = 2
 """Rows in a row that are by the same person."""
 
@@ -36,7 +36,7 @@ class Stance:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class _Topic:
     """What the person saw (role, text), and what the sayings of a stance are filled with."""
 
     category: str
@@ -48,7 +48,7 @@ class Topic:
 class Domain:
     dataset: str
     stances: tuple[Stance, ...]
-    topics: tuple[Topic, ...]
+    topics: tuple[_Topic, ...]
 
 
 @cache
@@ -56,14 +56,14 @@ def domain_of(name: str) -> Domain:
     """One of DOMAINS, with its texts."""
     table = TEXTS["domains"][name]
     stances = tuple(Stance(**stance) for stance in table["stances"])
-    return Domain(table["dataset"], stances, tuple(Topic(**topic) for topic in table["topics"]))
+    return Domain(table["dataset"], stances, tuple(_Topic(**topic) for topic in table["topics"]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Habit:
     """How somebody writes: in words, and as what it does to the two sentences of a saying."""
 
-    told: str
+    description: str
     write: Callable[[str, str], str]
 
 
@@ -116,10 +116,10 @@ def _person(rng: random.Random, domain: str) -> _Person:
     job, age, town = rng.choice(TEXTS["jobs"]), rng.randint(18, 79), rng.choice(TEXTS["towns"])
     text = (
         f"A {job} of {age} from {town} who {rng.choice(TEXTS['pastimes'])}. In matters like these, "
-        f"a person who {stance.trait}. {habit.told}"
+        f"a person who {stance.trait}. {habit.description}"
     )
     return _Person(text, stance, habit)
 
 
-def _messages(topic: Topic) -> list[dict[str, str]]:
+def _messages(topic: _Topic) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in topic.seen]

@@ -39,8 +39,8 @@ def climb(text: str) -> tuple[str, str]:
 
     The text is upper-cased first, so later steps find letters in ordinary words.
     """
-    said = text.strip().upper()
+    upper = text.strip().upper()
     for number, step in enumerate(_LADDER):
-        if found := step.search(said):
-            return found.group(1), "ok" if number == _TAG else "salvaged"
+        if match := step.search(upper):
+            return match.group(1), "ok" if number == _TAG else "salvaged"
     return "", "no_tag"

@@ -19,9 +19,9 @@ from soulkit.tasks.texts import Texts
 
 TEXTS = Texts(__file__)
 
-LAST = ("Vale", "Brandt", "Ostrow", "Hale", "Quill", "Marsh", "Tolland", "Reyes", "Fenn", "Dorn")
-JOBS = ("ferryman's child", "weaver", "clerk", "carter", "innkeeper", "bell founder", "gardener")
-TOWNS = ("Tarn", "Low Weir", "Saltby", "Gelm", "Orrin", "Maidenford")
+_LAST = ("Vale", "Brandt", "Ostrow", "Hale", "Quill", "Marsh", "Tolland", "Reyes", "Fenn", "Dorn")
+_JOBS = ("ferryman's child", "weaver", "clerk", "carter", "innkeeper", "bell founder", "gardener")
+_TOWNS = ("Tarn", "Low Weir", "Saltby", "Gelm", "Orrin", "Maidenford")
 
 
 ASKED = ("What will {n} do?", "What does {n} decide?", "Which course does {n} take?")
@@ -33,8 +33,10 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
-    who = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {"town": rng.choice(TOWNS)}
-    full = f"{who['n']} {rng.choice(LAST)}"
+    who = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
+        "town": rng.choice(_TOWNS)
+    }
+    full = f"{who['n']} {rng.choice(_LAST)}"
     situation = rng.choice(TEXTS["situations"])
     drive, *others = rng.sample(sorted(TEXTS["drives"]), 4)
     changed = index % 3 == 2
@@ -58,7 +60,7 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
 def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) -> str:
     """The life so far: deeds of the former drive and a turning point first, where there is one."""
     quiet = rng.sample(TEXTS["quiet"], 4)
-    parts = [f"{{full}} is a {rng.choice(JOBS)} from {{town}}. {{f}} is an old friend."]
+    parts = [f"{{full}} is a {rng.choice(_JOBS)} from {{town}}. {{f}} is an old friend."]
     if former:
         early = [*rng.sample(TEXTS["drives"][former], 2), quiet.pop()]
         rng.shuffle(early)

@@ -29,7 +29,7 @@ from soulkit.tasks.lettered import LetteredTask, opening, read_state
 from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of
 from soulkit.types import Example, Score
 
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 NESTED = "Multiple Choice Question"
 _PARTS = {
     "scenario": ("Scenario", "scenario"),
@@ -50,20 +50,20 @@ class LifeChoices(LetteredTask):
         parts = {name: _first(inner, names, fields.get(name)) for name, names in _PARTS.items()}
         options = _options(parts["options"])
         gold = str(parts["correct_answer"] or "")
-        asked = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
-        gold = self.checked(asked["question"], options, gold)
-        return {**fields, **asked, NESTED: None, "options": options, "correct_answer": gold}
+        texts = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
+        gold = self.checked(texts["question"], options, gold)
+        return {**fields, **texts, NESTED: None, "options": options, "correct_answer": gold}
 
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
         """The gold's letter; DataError when the question cannot be played or scored."""
-        if not question or not 2 <= len(options) <= len(LETTERS) or not all(options):
+        if not question or not 2 <= len(options) <= len(_LETTERS) or not all(options):
             raise DataError(
                 "A row of lifechoices holds no complete question.",
                 f"It needs a question and two to four options; it has {len(options)}: "
                 f"{', '.join(options)!r:.80}.",
                 f"Mend '{NESTED}' of the row, or leave the row out.",
             )
-        letter = letter_of(gold, dict(zip(LETTERS, options, strict=False)), LETTERS)
+        letter = letter_of(gold, dict(zip(_LETTERS, options, strict=False)), _LETTERS)
         if not letter:
             raise bad_gold(gold, "the letter or the text of one option")
         return letter
@@ -74,7 +74,7 @@ class LifeChoices(LetteredTask):
         return {**super().tags(fields), "memory": "cut" if budget and words > budget else "whole"}
 
     def options(self, example: Example) -> dict[str, str]:
-        return dict(zip(LETTERS, example.fields["options"], strict=False))
+        return dict(zip(_LETTERS, example.fields["options"], strict=False))
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["correct_answer"])
@@ -89,9 +89,9 @@ class LifeChoices(LetteredTask):
         letter, status = super().parse(text)
         if status != "no_tag":
             return letter, status
-        said = spoken(text, "paper")
-        found = _BARE.fullmatch(said) or _CUT_TAG.search(said)
-        return (found.group(1).upper(), "salvaged") if found else ("", "no_tag")
+        reply = spoken(text, "paper")
+        match = _BARE.fullmatch(reply) or _CUT_TAG.search(reply)
+        return (match.group(1).upper(), "salvaged") if match else ("", "no_tag")
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         name = str(example.fields["character_name"])
@@ -124,10 +124,10 @@ def _options(value: Any) -> tuple[str, ...]:
 
     Letters are removed only where every option carries the one it stands at.
     """
-    found = structure(value)
-    if isinstance(found, Mapping):
-        found = [found[key] for key in sorted(found)]
-    texts = [item_text(item or None, "options") for item in literal_list(found) or ()]
+    items = structure(value)
+    if isinstance(items, Mapping):
+        items = [items[key] for key in sorted(items)]
+    texts = [item_text(item or None, "options") for item in literal_list(items) or ()]
     led = [led_letter(text, "ABCDEFGHIJ") for text in texts]
     if len(texts) > 1 and led == list("ABCDEFGHIJ"[: len(texts)]) and all(map(plain, texts)):
         cut = [re.sub(r"\A[\s(\[*]*\w[)\]*.:]+\s*", "", text) for text in texts]

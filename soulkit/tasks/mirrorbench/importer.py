@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from soulkit.data.files import (
     BadRow,
@@ -36,9 +35,8 @@ from soulkit.data.literals import structure
 from soulkit.data.turns import ChatMessage, alternate, blank_message, conversation
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, rows_from, wrong_shape
+from soulkit.tasks.made import Row
 from soulkit.tasks.mirrorbench.subsets import subset_of
-
-Row = dict[str, Any]
 
 LICENCES = {
     "chatbot_arena": "MirrorBench: Apache-2.0; prompts CC-BY-4.0, model outputs CC-BY-NC-4.0",
@@ -92,7 +90,7 @@ def _spoken(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 
 def _mirror(record: RawRow) -> Row:
-    (told,) = need(record, "task_description")
+    (description,) = need(record, "task_description")
     try:
         turns = conversation(record.fields.get("turns"), "turns")
     except DataError as error:
@@ -100,9 +98,9 @@ def _mirror(record: RawRow) -> Row:
     about = structure(record.fields.get("metadata"))
     metadata = dict(about) if isinstance(about, Mapping) else {}
     examples = metadata.pop("few_shot_user_examples", None)
-    row = _kept(record, "dataset", "conversation_id")
+    row = _columns(record, "dataset", "conversation_id")
     return {
-        "task_description": told.strip(),
+        "task_description": description.strip(),
         "turns": _spoken(turns),
         "few_shot_user_examples": record.fields.get("few_shot_user_examples", examples),
         **row,
@@ -118,17 +116,17 @@ def _mirror(record: RawRow) -> Row:
 def _clariq_rounds(record: RawRow) -> Row:
     request, facet = need(record, "initial_request", "facet")
     rounds = [n for n in range(1, 10) if record.fields.keys() & {f"question{n}", f"answer{n}"}]
-    asked = [str(record.fields.get(f"question{n}") or "") for n in rounds]
-    said = [str(record.fields.get(f"answer{n}") or "") for n in rounds]
+    questions = [str(record.fields.get(f"question{n}") or "") for n in rounds]
+    answers = [str(record.fields.get(f"answer{n}") or "") for n in rounds]
     if not rounds:
         raise BadRecord("it asks the user nothing, so there is no conversation")
     number = record.fields.get("Unnamed: 0", record.source.rpartition(":")[2])
     return {
         "task_description": ASKING_FIRST.format(aim=_sentence(facet)),
-        "turns": _spoken(alternate([request, *said], asked)),
+        "turns": _spoken(alternate([request, *answers], questions)),
         "dataset": "clariq",
         "conversation_id": f"clariq-{number}",
-        "metadata": {**_kept(record, "topic_id", "facet_id", "facet"), "language": "en",
+        "metadata": {**_columns(record, "topic_id", "facet_id", "facet"), "language": "en",
                      "clarification_pairs": len(rounds)},
         "provenance": f"ClariQ, {record.source}",
         "licence": CLARIQ_LICENCE,
@@ -138,16 +136,16 @@ def _clariq_rounds(record: RawRow) -> Row:
 def _clariq_once(record: RawRow, stem: str) -> Row:
     if not str(record.fields.get("question") or "").strip():
         raise BadRecord("it asks the user nothing, so there is no conversation")
-    request, facet, asked, said = need(record, "initial_request", "facet_desc", "question",
+    request, facet, question, answer = need(record, "initial_request", "facet_desc", "question",
                                        "answer")  # fmt: skip
     line = record.source.rpartition(":")[2]
     return {
         "task_description": ASKING_FIRST.format(aim=_sentence(facet)),
-        "turns": alternate([request, said], [asked]),
+        "turns": alternate([request, answer], [question]),
         "dataset": "clariq",
         "conversation_id": f"clariq-{stem}-{line}",
         "metadata": {
-            **_kept(record, "topic_id", "facet_id", "topic_desc", "question_id"),
+            **_columns(record, "topic_id", "facet_id", "topic_desc", "question_id"),
             "facet": facet, "clarification_need": record.fields.get("clarification_need"),
             "language": "en", "clarification_pairs": 1,
         },
@@ -188,13 +186,13 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
 def _qulac(record: RawRow) -> Row:
     if not str(record.fields.get("question") or "").strip():
         raise BadRecord("it asks the user nothing, so there is no conversation")
-    topic, facet, asked, said = map(_unescaped, need(record, "topic", "facet_desc", "question",
+    topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
                                                      "answer"))  # fmt: skip
-    about = _kept(record, "topic_id", "facet_id", "topic_type", "facet_type")
+    about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")
     described = _unescaped(str(record.fields.get("topic_desc") or ""))
     return {
         "task_description": ANSWERING.format(topic=f"“{topic}”", aim=_sentence(facet)),
-        "turns": [{"role": "assistant", "content": asked}, {"role": "user", "content": said}],
+        "turns": [{"role": "assistant", "content": question}, {"role": "user", "content": answer}],
         "dataset": "qulac",
         "conversation_id": f"qulac-{record.source.rpartition(' ')[2]}",
         "metadata": {"topic": topic, **about, "facet_desc": facet, "topic_desc": described,
@@ -211,7 +209,7 @@ def _unescaped(text: str) -> str:
 # -- all -----------------------------------------------------------------------------------------
 
 
-def _kept(record: RawRow, *names: str) -> Row:
+def _columns(record: RawRow, *names: str) -> Row:
     return {name: record.fields[name] for name in names if name in record.fields}
 
 
@@ -223,9 +221,9 @@ def _sentence(text: str) -> str:
 def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     subsets = [subset_of(row) or "unknown" for row in rows]
     counted = ", ".join(f"{subsets.count(name)} {name}" for name in dict.fromkeys(subsets))
-    told = sum(not row["provenance"].startswith("MirrorBench") for row in rows)
+    composed = sum(not row["provenance"].startswith("MirrorBench") for row in rows)
     notes: tuple[str, ...] = (f"{len(rows)} conversations: {counted}.",) if rows else ()
-    if told:
+    if composed:
         notes += ("Their descriptions were put together from the facet: they tell what the person "
                   "is after, and nothing about how they write.",)  # fmt: skip
     return notes

@@ -16,19 +16,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from soulkit.data.turns import ChatMessage
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import VOICES, Voice
 
-Row = dict[str, Any]
-
-
 TEXTS = Texts(__file__)
 
-JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
+_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
 REMARKS = ("Thanks, that helps.", "I see.", "That is more than I knew.", "Good, that is clear now.")
 
 
@@ -55,13 +52,13 @@ def rows(n: int, seed: int) -> list[Row]:
 
 def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"mirrorbench/{seed}/{i}")
-    subset = list(SHAPES)[i % len(SHAPES)]
+    subset = list(_SHAPES)[i % len(_SHAPES)]
     subject = rng.choice(sorted(TEXTS["subjects"]))
     aim, *others = rng.sample(TEXTS["subjects"][subject], len(TEXTS["subjects"][subject]))
-    who = f"A {rng.choice(JOBS)} of {rng.randint(19, 88)}"
+    who = f"A {rng.choice(_JOBS)} of {rng.randint(19, 88)}"
     number = 9000 + sorted(TEXTS["subjects"]).index(subject)
     wish = Wish(number, subject, aim, tuple(others), who, rng.choice(VOICES), rng)
-    key, metadata, turns = SHAPES[subset](wish, i)
+    key, metadata, turns = _SHAPES[subset](wish, i)
     named = {} if i % 5 == 4 else {"dataset": subset}
     return {
         "task_description": f"{who} turns to an assistant about {subject} and wants to know {aim}. "
@@ -75,13 +72,13 @@ def _row(i: int, seed: int) -> Row:
     }
 
 
-Shape = tuple[str, Row, list[ChatMessage]]
+_Recording = tuple[str, Row, list[ChatMessage]]
 
 
-def _clariq(wish: Wish, i: int) -> Shape:
+def _clariq(wish: Wish, i: int) -> _Recording:
     turns = [wish.user(f"Tell me about {wish.subject}.")]
     for place, other in enumerate(wish.others):
-        turns.append(_asked(other))
+        turns.append(_clarification(other))
         last = place == len(wish.others) - 1
         turns.append(wish.user(f"No, just {wish.aim}." if last else _no(wish)))
     about = {"topic_id": str(wish.number), "facet": _question(wish.aim),
@@ -89,30 +86,30 @@ def _clariq(wish: Wish, i: int) -> Shape:
     return f"clariq-{wish.number}-{i}", about, turns
 
 
-def _qulac(wish: Wish, i: int) -> Shape:
+def _qulac(wish: Wish, i: int) -> _Recording:
     hit = wish.rng.random() < 0.3
-    asked = wish.aim if hit else wish.rng.choice(wish.others)
+    facet = wish.aim if hit else wish.rng.choice(wish.others)
     answer = f"Yes, I want to know {wish.aim}." if hit else f"No, I want to know {wish.aim}."
     about = {"topic": wish.subject, "topic_id": wish.number, "facet_desc": _question(wish.aim)}
-    return f"qulac-{wish.number}-{i}", about, [_asked(asked), wish.user(answer)]
+    return f"qulac-{wish.number}-{i}", about, [_clarification(facet), wish.user(answer)]
 
 
-def _arena(wish: Wish, i: int) -> Shape:
+def _arena(wish: Wish, i: int) -> _Recording:
     key = f"{wish.rng.getrandbits(128):032x}"
     turns = _open_talk(wish, wish.rng.choice((1, 1, 1, 2)))
     return f"{key}::made-model-{i % 3}", {"question_id": key, "arena_winner": "tie"}, turns
 
 
-def _oasst(wish: Wish, i: int) -> Shape:
+def _oasst(wish: Wish, i: int) -> _Recording:
     turns = _open_talk(wish, wish.rng.choice((1, 2, 3)))
     if wish.rng.random() < 0.35:
         turns.append(wish.user(wish.rng.choice(REMARKS)))
-    said = sum(turn["role"] == "user" for turn in turns)
+    user_turns = sum(turn["role"] == "user" for turn in turns)
     key = str(UUID(int=wish.rng.getrandbits(128), version=4))
-    return key, {"num_user_turns": said, "num_turns": len(turns)}, turns
+    return key, {"num_user_turns": user_turns, "num_turns": len(turns)}, turns
 
 
-SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
+_SHAPES: dict[str, Callable[[Wish, int], _Recording]] = {
     "chatbot_arena": _arena,
     "clariq": _clariq,
     "oasst1": _oasst,
@@ -122,16 +119,16 @@ SHAPES: dict[str, Callable[[Wish, int], Shape]] = {
 
 
 def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
-    asked = [wish.aim, *wish.others][:rounds]
+    facets = [wish.aim, *wish.others][:rounds]
     turns: list[ChatMessage] = []
-    for place, facet in enumerate(asked):
+    for place, facet in enumerate(facets):
         lead = "Can you tell me" if place == 0 else wish.rng.choice(("And", "Next question:"))
         turns.append(wish.user(f"{lead} {facet}? It is about {wish.subject}."))
         turns.append({"role": "assistant", "content": _answer(wish, facet)})
     return turns
 
 
-def _asked(facet: str) -> ChatMessage:
+def _clarification(facet: str) -> ChatMessage:
     return {"role": "assistant", "content": f"are you asking {facet}"}
 
 

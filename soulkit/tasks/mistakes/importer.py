@@ -24,9 +24,9 @@ from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 
 NAMES_FILE = "misconception_mapping.csv"
 LICENCE = "Eedi competition data: competition rules, non-commercial research"
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 _WANTED = ("QuestionText", "CorrectAnswer", "MisconceptionAId ... MisconceptionDId")
-_LABELS = tuple(f"Misconception{letter}Id" for letter in LETTERS)
+_LABELS = tuple(f"Misconception{letter}Id" for letter in _LETTERS)
 
 
 def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
@@ -51,16 +51,16 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
 def read_names(path: Path) -> dict[int, str]:
     """Misconception id → name. DataError when the file holds no such pairs."""
     raw, _ = read_rows(path)
-    found = {}
+    names = {}
     for row in raw:
         number = _id(row.fields.get("MisconceptionId"))
         name = str(row.fields.get("MisconceptionName") or "").strip()
         if number is not None and name:
-            found[number] = name
-    if not found:
+            names[number] = name
+    if not names:
         columns = ("MisconceptionId", "MisconceptionName")
         raise wrong_shape(path, columns, f"Give {NAMES_FILE} of the Eedi competition.")
-    return found
+    return names
 
 
 def wrong_options(
@@ -88,20 +88,20 @@ def wrong_options(
 def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
     """(what all pairs of a question share, letter of a wrong option → its misconception)."""
     text, right = need(raw, "QuestionText", "CorrectAnswer")
-    answers = need(raw, *(f"Answer{letter}Text" for letter in LETTERS))
+    answers = need(raw, *(f"Answer{letter}Text" for letter in _LETTERS))
     right = right.strip().upper()
-    if right not in LETTERS or len(right) != 1:
+    if right not in _LETTERS or len(right) != 1:
         raise BadRecord(f"its right answer '{right:.20}' is no letter from A to D")
     labels = {}
-    for letter, column in zip(LETTERS, _LABELS, strict=True):
-        given = raw.fields.get(column)
-        number = _id(given)
-        if number is None and given not in (None, ""):
-            raise BadRecord(f"its {column} {given!r:.20} is no number")
+    for letter, column in zip(_LETTERS, _LABELS, strict=True):
+        label = raw.fields.get(column)
+        number = _id(label)
+        if number is None and label not in (None, ""):
+            raise BadRecord(f"its {column} {label!r:.20} is no number")
         if number is not None and letter != right:
             labels[letter] = number
     about = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
-    texts = {f"Answer{x}Text": a.strip() for x, a in zip(LETTERS, answers, strict=True)}
+    texts = {f"Answer{x}Text": a.strip() for x, a in zip(_LETTERS, answers, strict=True)}
     key = str(raw.fields.get("QuestionId", raw.source))
     return {
         "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **about,

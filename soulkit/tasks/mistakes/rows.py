@@ -20,11 +20,11 @@ from typing import Any
 
 FIRST_ID = 9000
 """Ids of the wrong rules start here, above those of any published list."""
-LETTERS = "ABCD"
+_LETTERS = "ABCD"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class _Problem:
     """A question, its right result, and wrong rule → the result it leads to."""
 
     text: str
@@ -40,11 +40,11 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = _KINDS[index % len(_KINDS)]
     problem = kind(rng)
-    while len({problem.right, *problem.wrong.values()}) < len(LETTERS):
+    while len({problem.right, *problem.wrong.values()}) < len(_LETTERS):
         problem = kind(rng)
     results = [problem.right, *problem.wrong.values()]
     rng.shuffle(results)
-    options = dict(zip(LETTERS, results, strict=True))
+    options = dict(zip(_LETTERS, results, strict=True))
     name = rng.choice(sorted(problem.wrong))
     letter = {text: key for key, text in options.items()}
     target = letter[problem.wrong[name]]
@@ -73,10 +73,10 @@ def _number(value: Fraction) -> str:
 # -- the problems --------------------------------------------------------------------------------
 
 
-def _fractions(rng: random.Random) -> Problem:
+def _fractions(rng: random.Random) -> _Problem:
     b, d = rng.sample((2, 3, 5, 7, 9, 11), 2)
     a, c = rng.randint(1, b - 1), rng.randint(1, d - 1)
-    return Problem(
+    return _Problem(
         f"Work out {_frac(a, b)} + {_frac(c, d)}.",
         _frac(a * d + c * b, b * d),
         {
@@ -88,9 +88,9 @@ def _fractions(rng: random.Random) -> Problem:
     )
 
 
-def _order(rng: random.Random) -> Problem:
+def _order(rng: random.Random) -> _Problem:
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 9)
-    return Problem(
+    return _Problem(
         f"Work out \\( {a} + {b} \\times {c} \\).",
         str(a + b * c),
         {
@@ -101,9 +101,9 @@ def _order(rng: random.Random) -> Problem:
     )
 
 
-def _percent(rng: random.Random) -> Problem:
+def _percent(rng: random.Random) -> _Problem:
     p, n = rng.choice((4, 5, 8, 16, 20, 25, 40)), 100 * rng.randint(2, 9)
-    return Problem(
+    return _Problem(
         f"What is \\( {p} \\% \\) of {n}?",
         _number(Fraction(p * n, 100)),
         {
@@ -114,9 +114,9 @@ def _percent(rng: random.Random) -> Problem:
     )
 
 
-def _triangle(rng: random.Random) -> Problem:
+def _triangle(rng: random.Random) -> _Problem:
     base, height = rng.randint(3, 15), 2 * rng.randint(2, 8)
-    return Problem(
+    return _Problem(
         f"A triangle has a base of {base} cm and a height of {height} cm. What is its area in "
         "square centimetres?",
         str(base * height // 2),
@@ -130,9 +130,9 @@ def _triangle(rng: random.Random) -> Problem:
     )
 
 
-def _negatives(rng: random.Random) -> Problem:
+def _negatives(rng: random.Random) -> _Problem:
     a, b = rng.randint(2, 9), rng.randint(10, 19)
-    return Problem(
+    return _Problem(
         f"Work out \\( {a} - (-{b}) \\).",
         str(a + b),
         {
@@ -143,9 +143,9 @@ def _negatives(rng: random.Random) -> Problem:
     )
 
 
-def _decimals(rng: random.Random) -> Problem:
+def _decimals(rng: random.Random) -> _Problem:
     a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return Problem(
+    return _Problem(
         f"Work out \\( 0.{a} \\times 0.{b} \\).",
         _number(Fraction(a * b, 100)),
         {
@@ -160,9 +160,9 @@ def _decimals(rng: random.Random) -> Problem:
     )
 
 
-def _brackets(rng: random.Random) -> Problem:
+def _brackets(rng: random.Random) -> _Problem:
     k, m = rng.randint(2, 9), rng.randint(2, 9)
-    return Problem(
+    return _Problem(
         f"Expand \\( {k}(x + {m}) \\).",
         f"\\( {k}x + {k * m} \\)",
         {
@@ -173,9 +173,9 @@ def _brackets(rng: random.Random) -> Problem:
     )
 
 
-def _powers(rng: random.Random) -> Problem:
+def _powers(rng: random.Random) -> _Problem:
     base, exponent = rng.randint(3, 9), rng.choice((3, 4))
-    return Problem(
+    return _Problem(
         f"What is the value of \\( {base}^{{{exponent}}} \\)?",
         str(base**exponent),
         {
@@ -186,9 +186,9 @@ def _powers(rng: random.Random) -> Problem:
     )
 
 
-def _perimeter(rng: random.Random) -> Problem:
+def _perimeter(rng: random.Random) -> _Problem:
     a, b = rng.sample(range(3, 15), 2)
-    return Problem(
+    return _Problem(
         f"A rectangle is {a} m long and {b} m wide. What is its perimeter in metres?",
         str(2 * (a + b)),
         {
@@ -199,11 +199,11 @@ def _perimeter(rng: random.Random) -> Problem:
     )
 
 
-def _mean(rng: random.Random) -> Problem:
+def _mean(rng: random.Random) -> _Problem:
     numbers = rng.sample(range(2, 30), 5)
     numbers[-1] += -sum(numbers) % 5
     ordered = sorted(numbers)
-    return Problem(
+    return _Problem(
         f"What is the mean of {', '.join(map(str, numbers))}?",
         str(sum(numbers) // 5),
         {
@@ -214,12 +214,12 @@ def _mean(rng: random.Random) -> Problem:
     )
 
 
-def _duration(rng: random.Random) -> Problem:
+def _duration(rng: random.Random) -> _Problem:
     start, end = rng.randint(7, 10), rng.randint(12, 16)
     late, early = rng.randint(35, 55), rng.randint(5, 30)
     minutes = 60 * (end - start) + early - late
     hundreds = 100 * (end - start) + early - late
-    return Problem(
+    return _Problem(
         f"A film starts at {start}:{late} and ends at {end}:{early:02d}. How long is it?",
         _clock(minutes, 60),
         {
@@ -238,10 +238,10 @@ def _clock(minutes: int, hour: int) -> str:
     return f"{minutes // hour} h {minutes % hour} min"
 
 
-def _ratio(rng: random.Random) -> Problem:
+def _ratio(rng: random.Random) -> _Problem:
     a, b = rng.sample(range(2, 8), 2)
     total = (a + b) * a * b * rng.randint(1, 3)
-    return Problem(
+    return _Problem(
         f"Ida and Uwe share {total} euros in the ratio {a} : {b}. How much does Ida get?",
         str(total * a // (a + b)),
         {
@@ -254,7 +254,7 @@ def _ratio(rng: random.Random) -> Problem:
     )
 
 
-_KINDS: tuple[Callable[[random.Random], Problem], ...] = (
+_KINDS: tuple[Callable[[random.Random], _Problem], ...] = (
     _fractions, _order, _percent, _triangle, _negatives, _decimals,
     _brackets, _powers, _perimeter, _mean, _duration, _ratio,
 )  # fmt: skip

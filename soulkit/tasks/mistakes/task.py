@@ -36,7 +36,7 @@ class Mistakes(WorkedTask):
 
     def _checked(self, fields: Mapping[str, Any], target: str, right: str) -> str:
         """The target's letter; DataError when no wrong option of the row can be the answer."""
-        options = options_of(fields)
+        options = row_options(fields)
         letter = led_letter(target, "ABCD")
         if letter not in options:
             raise bad_gold(target, "the letter of an option that the row has")
@@ -49,15 +49,15 @@ class Mistakes(WorkedTask):
         return letter
 
     def options(self, example: Example) -> dict[str, str]:
-        return options_of(example.fields)
+        return row_options(example.fields)
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["TargetOption"])
 
     def gold_text(self, example: Example) -> str:
         letter = self.gold_letter(example)
-        told = str(example.fields.get("TargetAnswer") or letter)
-        return self.options(example).get(letter, told)
+        text = str(example.fields.get("TargetAnswer") or letter)
+        return self.options(example).get(letter, text)
 
     def leak_view(self, example: Example) -> LeakView:
         options, gold = self.options(example), self.gold_text(example)
@@ -130,7 +130,7 @@ _SINGLE = (
 _SHORT = "Follow the stated idea literally, step by step, before looking at what is offered."
 
 
-def options_of(fields: Mapping[str, Any]) -> dict[str, str]:
+def row_options(fields: Mapping[str, Any]) -> dict[str, str]:
     """Letter → text of the options that a row has; letters go by column, so gaps shift nothing."""
     texts = {letter: str(fields.get(f"Answer{letter}Text") or "").strip() for letter in LETTERS}
     return {letter: text for letter, text in texts.items() if text}

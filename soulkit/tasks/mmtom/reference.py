@@ -16,8 +16,8 @@ class MMToMReference(MMToM):
         return gold
 
     def parse(self, text: str) -> tuple[str, str]:
-        found = _TAGGED.search(spoken(text, "reference"))
-        return (found[1].lower(), "ok") if found else ("", "no_tag")
+        match = _TAGGED.search(spoken(text, "reference"))
+        return (match[1].lower(), "ok") if match else ("", "no_tag")
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         """A row without gold is right when nothing could be read: the published scorer compares

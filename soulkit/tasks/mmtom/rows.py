@@ -19,13 +19,13 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = ("Aino", "Bela", "Caspar", "Delia", "Edda", "Florin", "Gesa", "Hanno", "Imre", "Jorun")
-ROOMS = ("study", "hall", "laundry room", "dining room", "bedroom", "kitchen")
-CONTAINERS = (
+_NAMES = ("Aino", "Bela", "Caspar", "Delia", "Edda", "Florin", "Gesa", "Hanno", "Imre", "Jorun")
+_ROOMS = ("study", "hall", "laundry room", "dining room", "bedroom", "kitchen")
+_CONTAINERS = (
     "oak chest", "hat box", "bread bin", "tool drawer", "pantry shelf box", "sideboard",
     "wicker trunk", "medicine cabinet", "sewing box", "ice box",
 )  # fmt: skip
-THINGS = (
+_THINGS = (
     "torch", "soup bowl", "jar of honey", "deck of cards", "stapler", "corkscrew", "tea towel",
     "bar of soap", "ball of string", "alarm clock", "pair of pliers", "tin of sardines",
 )  # fmt: skip
@@ -50,13 +50,13 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = TYPES[index % len(TYPES)]
     scene = _Scene(
-        rng.choice(NAMES), tuple(rng.sample(ROOMS, 3)), tuple(rng.sample(CONTAINERS, 4)),
-        tuple(rng.sample(THINGS, 3)),
+        rng.choice(_NAMES), tuple(rng.sample(_ROOMS, 3)), tuple(rng.sample(_CONTAINERS, 4)),
+        tuple(rng.sample(_THINGS, 3)),
     )  # fmt: skip
-    told, asked, right, wrong = (_belief if kind < 2 else _goal)(scene, kind)
+    story, question, right, wrong = (_belief if kind < 2 else _goal)(scene, kind)
     answer = rng.choice("ab")
     first, second = (right, wrong) if answer == "a" else (wrong, right)
-    text = f"{told}\nQuestion: {asked} (a) {first} (b) {second} {REQUEST}"
+    text = f"{story}\nQuestion: {question} (a) {first} (b) {second} {REQUEST}"
     begin = rng.randrange(40)
     return {
         "question": text,
@@ -106,17 +106,17 @@ def _belief(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
             f"{r}."
         )
         inside, place = False, q
-    asked = f"If {who} has been looking for {_one(thing)}, which of the two is more likely?"
+    question = f"If {who} has been looking for {_one(thing)}, which of the two is more likely?"
     believes = f"{who} believes that the {thing} is in the {place}."
     doubts = f"{who} believes that the {thing} is not in the {place}."
     right, wrong = (believes, doubts) if inside else (doubts, believes)
-    return f"{_flat(scene, contents)} {start} {acts}", asked, right, wrong
+    return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong
 
 
 def _goal(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
     who, (here, there, _), (p, q, r, s) = scene.who, scene.rooms, scene.boxes
-    left, wanted, third = scene.things
-    contents = {p: left, q: wanted}
+    left, goal, third = scene.things
+    contents = {p: left, q: goal}
     looks = f"{who} goes to the {there}, opens the {p}, sees what is in it, closes it again"
     if kind == 2.1:
         acts = f"{looks}, and walks to the {q}."
@@ -128,7 +128,7 @@ def _goal(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
     else:
         acts = f"{looks}, opens the {q} and takes out what is in it."
     start = f"{who} is in the {here} and has not opened anything yet."
-    asked = "Which of the two is more likely?"
-    right = f"{who} has been looking for {_one(wanted)}."
+    question = "Which of the two is more likely?"
+    right = f"{who} has been looking for {_one(goal)}."
     wrong = f"{who} has been looking for {_one(left)}."
-    return f"{_flat(scene, contents)} {start} {acts}", asked, right, wrong
+    return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong

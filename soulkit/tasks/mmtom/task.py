@@ -21,14 +21,14 @@ from soulkit.types import Episode, Example, Score
 _OPTIONS = re.compile(r"\(a\)\s*(?P<a>.+?)\s*\(b\)\s*(?P<b>.+)", re.DOTALL | re.IGNORECASE)
 _REQUEST = re.compile(r"(?:Please (?:respond|answer|reply)|Answer:)[^.]*\.?\s*\Z")
 
-NOT_READ = {
+_NOT_READ = {
     "no_tag": "The reply gave no answer between the answer tags; close with one.",
     "malformed": "What stood between the tags was not one of the two letters; give one alone.",
     "empty": "The reply was empty; reason in a few sentences and then answer.",
     "truncated": "The reply was cut off before its answer; reason more briefly.",
     "refusal": "The question is about an everyday scene at home; give an answer.",
 }
-ADVICE = {
+_ADVICE = {
     "1": "Go through the actions one by one. What somebody saw in an open container they know; "
     "whoever looks for a thing goes where they believe it to be, whether it is there or not, and "
     "does not trouble with places where they expect nothing.",
@@ -71,28 +71,28 @@ class MMToM(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind = str(example.fields.get("question_type") or "")[:1]
-        advice = ADVICE.get(kind) or f"{ADVICE['1']} {ADVICE['2']}"
+        advice = _ADVICE.get(kind) or f"{_ADVICE['1']} {_ADVICE['2']}"
         if score is None:
             return advice
-        if score.status in NOT_READ:
-            return f"{NOT_READ[score.status]} {advice}"
+        if score.status in _NOT_READ:
+            return f"{_NOT_READ[score.status]} {advice}"
         fits = "fits" if score.value == 1 else "does not fit"
         return f"The draft {fits} what this person did. {advice}"
 
     def leak_view(self, example: Example) -> LeakView:
         text = str(example.fields["question"])
-        options = options_of(text)
+        options = statements_of(text)
         gold = options.get(self.gold_text(example), self.gold_text(example))
         # The scene stays out: a blind reader must not see what the answer follows from.
-        asked = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
+        stem = text[: text.lower().rfind("(a)")].rpartition("Question:")[2] if options else ""
         letters = tuple(letter.upper() for letter in options)
-        return LeakView(asked.strip(), tuple(options.values()), gold, letters)
+        return LeakView(stem.strip(), tuple(options.values()), gold, letters)
 
 
-def options_of(question: str) -> dict[str, str]:
+def statements_of(question: str) -> dict[str, str]:
     """`a` and `b` → statement; empty when the text has no two options so marked."""
     start = question.lower().rfind("(a)")
-    found = _OPTIONS.match(question, start) if start >= 0 else None
-    if found is None:
+    match = _OPTIONS.match(question, start) if start >= 0 else None
+    if match is None:
         return {}
-    return {"a": found["a"], "b": _REQUEST.sub("", found["b"]).strip()}
+    return {"a": match["a"], "b": _REQUEST.sub("", match["b"]).strip()}

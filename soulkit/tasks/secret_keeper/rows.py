@@ -13,8 +13,8 @@ from soulkit.tasks.texts import Texts
 
 TEXTS = Texts(__file__)
 
-PLACES = ("bakery", "ferry", "library", "market", "museum", "station", "tavern", "workshop")
-SECRETS = ("hideout", "treasure", "surprise")
+_PLACES = ("bakery", "ferry", "library", "market", "museum", "station", "tavern", "workshop")
+_SECRETS = ("hideout", "treasure", "surprise")
 N_FACTS = 3
 
 
@@ -25,13 +25,13 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 def _row(rng: random.Random) -> dict[str, Any]:
     keeper, visitor = rng.sample(TEXTS["names"], 2)
-    public = [topic for topic in TEXTS["topics"] if topic not in SECRETS]
+    public = [topic for topic in TEXTS["topics"] if topic not in _SECRETS]
     topics = rng.sample(public, N_FACTS)
-    hidden = rng.choice(SECRETS)
+    hidden = rng.choice(_SECRETS)
     return {
         "keeper": keeper,
         "visitor": visitor,
-        "place": rng.choice(PLACES),
+        "place": rng.choice(_PLACES),
         "facts": [{"topic": t, "value": rng.choice(TEXTS["topics"][t])} for t in topics],
         "secret": {"topic": hidden, "value": rng.choice(TEXTS["topics"][hidden])},
         "wanted": topics,

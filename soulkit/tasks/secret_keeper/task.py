@@ -65,27 +65,31 @@ class SecretKeeper(DialogueTask):
 
     def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
         """The conversation is over when every fact is out, but never at once."""
-        return "all_told" if turns >= self.min_turns and not self._untold(example, lines) else None
+        return (
+            "all_told"
+            if turns >= self.min_turns and not self._missing_topics(example, lines)
+            else None
+        )
 
-    def _untold(self, example: Example, lines: Sequence[Line]) -> list[str]:
+    def _missing_topics(self, example: Example, lines: Sequence[Line]) -> list[str]:
         """Topics of the facts that the keeper has not spoken."""
-        said = "\n".join(line.text for line in lines if line.seat == KEEPER)
-        return [f["topic"] for f in example.fields["facts"] if not has_word(said, f["value"])]
+        speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
+        return [f["topic"] for f in example.fields["facts"] if not has_word(speech, f["value"])]
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
-        said = [line.text for line in episode.transcript if line.seat == KEEPER]
+        lines = [line.text for line in episode.transcript if line.seat == KEEPER]
         facts = example.fields["facts"]
-        told = 1 - len(self._untold(example, episode.transcript)) / len(facts)
-        kept = float(not has_word("\n".join(said), example.fields["secret"]["value"]))
-        thrift = min(1.0, (self.max_turns - len(said)) / (self.max_turns - self.min_turns))
-        value = kept * told * (0.8 + 0.2 * thrift)
+        share = 1 - len(self._missing_topics(example, episode.transcript)) / len(facts)
+        secrecy = float(not has_word("\n".join(lines), example.fields["secret"]["value"]))
+        thrift = min(1.0, (self.max_turns - len(lines)) / (self.max_turns - self.min_turns))
+        value = secrecy * share * (0.8 + 0.2 * thrift)
         return Score(
             value=value,
             reward=value,
-            metrics={"facts_told": told, "secret_kept": kept, "turns": float(len(said))},
-            status="ok" if any(text.strip() for text in said) else "empty",
+            metrics={"facts_told": share, "secret_kept": secrecy, "turns": float(len(lines))},
+            status="ok" if any(text.strip() for text in lines) else "empty",
             protocol=self.protocol,
             prompts=self.prompts.hashes(KEEPER, VISITOR),
         )
@@ -93,23 +97,23 @@ class SecretKeeper(DialogueTask):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """Names topics, never values: the actor knows its own facts."""
         lines = episode.transcript if episode else ()
-        untold = self._untold(example, lines)
-        said = "\n".join(line.text for line in lines if line.seat == KEEPER)
+        missing = self._missing_topics(example, lines)
+        speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
         secret = example.fields["secret"]
         remarks = []
-        if episode and has_word(said, secret["value"]):
+        if episode and has_word(speech, secret["value"]):
             remarks.append(f"You gave away your {secret['topic']}; keep it to yourself.")
         else:
             remarks.append(f"Keep your {secret['topic']} to yourself.")
-        if untold:
-            remarks.append(f"Tell your {' and your '.join(untold)}.")
+        if missing:
+            remarks.append(f"Tell your {' and your '.join(missing)}.")
         else:
             remarks.append("Tell every other thing you are asked.")
         return " ".join(remarks)
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         view = super().coach_view(example, episode, score)
-        return {**view, "untold": self._untold(example, episode.transcript),
+        return {**view, "untold": self._missing_topics(example, episode.transcript),
                 "kept": score.metrics.get("secret_kept")}  # fmt: skip
 
     # -- gold ---------------------------------------------------------------------------------
@@ -127,14 +131,14 @@ class SecretKeeper(DialogueTask):
     def _gold_exchanges(self, example: Example) -> list[tuple[str, str]]:
         facts = {f["topic"]: f["value"] for f in example.fields["facts"]}
         exchanges: list[tuple[str, str]] = []
-        asked: set[str] = set()
+        topics: set[str] = set()
         for index in range(self.max_turns):
-            if index >= self.min_turns and facts.keys() <= asked:
+            if index >= self.min_turns and facts.keys() <= topics:
                 break
             topic = topic_at(index, list(facts), example.fields["secret"]["topic"])
             answer = f"My {topic} is the {facts[topic]}." if topic in facts else DEFLECTION
             exchanges.append((question_at(index, topic, example.fields["visitor"]), answer))
-            asked.add(topic)
+            topics.add(topic)
         return exchanges
 
     def gold_text(self, example: Example) -> str:
@@ -150,12 +154,12 @@ def _is_item(item: Any) -> bool:
 DEFLECTION = "That I keep to myself."
 
 
-def topic_at(turn: int, wanted: Sequence[str], curiosity: str) -> str:
+def topic_at(turn: int, topics: Sequence[str], curiosity: str) -> str:
     """What the scripted visitor asks about at its `turn`-th line: it pries second and fifth."""
     if turn in (1, 4):
         return curiosity
-    asked = turn - (turn > 1) - (turn > 4)
-    return wanted[asked % len(wanted)]
+    index = turn - (turn > 1) - (turn > 4)
+    return topics[index % len(topics)]
 
 
 def question_at(turn: int, topic: str, visitor: str) -> str:

@@ -19,6 +19,6 @@ def visitor_line(messages: Sequence[Mapping[str, str]]) -> str:
     if len(topics) < 2:
         raise ValueError("the brief lists no topics")
     name = re.search(r"You are ([^.\n]+)", brief)
-    said = sum(message["role"] == "assistant" for message in messages)
-    topic = topic_at(said, topics[:-1], topics[-1])
-    return question_at(said, topic, name.group(1) if name else "a visitor")
+    turn = sum(message["role"] == "assistant" for message in messages)
+    topic = topic_at(turn, topics[:-1], topics[-1])
+    return question_at(turn, topic, name.group(1) if name else "a visitor")

@@ -16,17 +16,15 @@ import json
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from soulkit.data.turns import alternate
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
 from soulkit.tasks.voices import FAMILIES, FIRST_NAMES, VOICES, Feature, Voice
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Commission:
     """A kind of document: what it is for, and what its writer has to say, question by question."""
 
     kind: str
@@ -42,8 +40,8 @@ TONES = ("warmer", "shorter", "more formal", "funnier", "simpler")
 
 
 @cache
-def plans() -> tuple[Plan, ...]:
-    return tuple(Plan(**item) for item in TEXTS["plans"])
+def commissions() -> tuple[Commission, ...]:
+    return tuple(Commission(**item) for item in TEXTS["plans"])
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -53,30 +51,30 @@ def rows(n: int, seed: int) -> list[Row]:
 
 def _row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_doc/{seed}/{i}")
-    plan = plans()[i % len(plans())]
+    commission = commissions()[i % len(commissions())]
     voice, tone = rng.choice(VOICES), rng.choice(TONES)
-    wanted = plan.intent.format(x=rng.choice(TEXTS["where"][plan.kind]))
+    intent = commission.intent.format(x=rng.choice(TEXTS["where"][commission.kind]))
     who = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILIES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
-    full = (i // len(plans()) + i) % 3
-    notes = [(question, rng.choice(answers)) for question, answers in plan.notes]
-    said = [voice.write(text) for text in _messages(wanted, notes, tone)]
+    full = (i // len(commissions()) + i) % 3
+    notes = [(question, rng.choice(answers)) for question, answers in commission.notes]
+    messages = [voice.write(text) for text in _messages(intent, notes, tone)]
     packed = {
         "id": f"sd{seed}-{i}",
-        "document_type": plan.kind,
-        "intent": f"{wanted} It is by {who}.",
-        "human_user_queries": said,
-        "human_public_conversation": alternate(said, _drafts(notes, tone)),
+        "document_type": commission.kind,
+        "intent": f"{intent} It is by {who}.",
+        "human_user_queries": messages,
+        "human_public_conversation": alternate(messages, _drafts(notes, tone)),
         **(_background(who, notes, voice, tone) if full != 2 else {}),
         **(_features(voice, tone) if full == 0 else {}),
     }
     return {"raw": json.dumps(packed), "index": i}
 
 
-def _messages(wanted: str, notes: list[tuple[str, str]], tone: str) -> list[str]:
+def _messages(intent: str, notes: list[tuple[str, str]], tone: str) -> list[str]:
     first, *rest = [answer for _, answer in notes]
     return [
-        f"Hello, please help me with this: {wanted[0].lower()}{wanted[1:]} {first}",
+        f"Hello, please help me with this: {intent[0].lower()}{intent[1:]} {first}",
         *rest,
         f"Could you make it {tone}, please.",
         "Thanks, I like it this way.",

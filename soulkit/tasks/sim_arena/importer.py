@@ -32,8 +32,8 @@ from typing import Any
 from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable
 from soulkit.data.turns import ChatMessage, alternate, blank_message
 from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
+from soulkit.tasks.made import Row
 
-Row = dict[str, Any]
 Table = Mapping[str, Any]
 """Key of a record → what a file beside the annotations says of it; empty without the file."""
 
@@ -77,9 +77,9 @@ def import_documents(path: Path) -> Imported:
 
 
 def _imported(
-    path: Path, wanted: Sequence[str], make: Callable[[RawRow], Row], tables: Mapping[str, Table]
+    path: Path, columns: Sequence[str], make: Callable[[RawRow], Row], tables: Mapping[str, Table]
 ) -> Imported:
-    raw, bad = of_shape(path, wanted, "Give a file of annotations of SimulatorArena.")
+    raw, bad = of_shape(path, columns, "Give a file of annotations of SimulatorArena.")
     rows = rows_from(raw, bad, lambda record, index: {**make(record), "index": index})
     absent = [_FILES[name][0] for name, table in tables.items() if not table]
     notes = (f"Not found beside it, and so not part of the rows: {', '.join(absent)}.",)
@@ -90,12 +90,12 @@ def _table(path: Path, kind: str, name: str) -> Table:
     """The object in the first file of that name, empty when there is none; DataError if broken."""
     folders = (path.parent / _PROFILES / kind, path.parent)
     places = (folder / file for folder in folders for file in _FILES[name])
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    file_path = next((place for place in places if place.is_file()), None)
+    if file_path is None:
         return {}
-    value = _json(found)
+    value = _json(file_path)
     if not isinstance(value, Mapping):
-        raise unreadable(found, "it is no JSON object")
+        raise unreadable(file_path, "it is no JSON object")
     return value
 
 
@@ -111,22 +111,22 @@ def _json(path: Path) -> Any:
 
 def _talk(record: RawRow, turns: int | None = None) -> tuple[list[str], list[ChatMessage]]:
     """(what the user said, the conversation), its first `turns` rounds."""
-    said, replies = (record.fields.get(name) for name in _TALK)
-    if not isinstance(said, list) or not isinstance(replies, list) or not said:
+    queries, replies = (record.fields.get(name) for name in _TALK)
+    if not isinstance(queries, list) or not isinstance(replies, list) or not queries:
         raise BadRecord("it holds no conversation")
-    if len(replies) not in (len(said), len(said) - 1):
-        raise BadRecord(f"its {len(said)} messages and {len(replies)} replies do not alternate")
-    said, replies = said[:turns], replies[:turns]
-    for who, texts in (("user", said), ("assistant", replies)):
+    if len(replies) not in (len(queries), len(queries) - 1):
+        raise BadRecord(f"its {len(queries)} messages and {len(replies)} replies do not alternate")
+    queries, replies = queries[:turns], replies[:turns]
+    for who, texts in (("user", queries), ("assistant", replies)):
         odd = next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if odd is not None:
             raise BadRecord(f"message {odd} of its {who} is no text (an upload, or a lost reply)")
-    messages = alternate(said, replies)
+    messages = alternate(queries, replies)
     place = blank_message(messages)
     if place is not None:
         raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is "
                         "blank")  # fmt: skip
-    return list(said), messages
+    return list(queries), messages
 
 
 # -- lessons -------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _talk(record: RawRow, turns: int | None = None) -> tuple[list[str], list[Cha
 def _lesson(record: RawRow, tables: Mapping[str, Table], math: Path) -> Row:
     turns = record.fields.get("problem_1_turns")
     first = turns if isinstance(turns, int) and turns > 0 else None
-    said, messages = _talk(record, first)
+    queries, messages = _talk(record, first)
     problem, answer = _problem(record, math)
     fields, key = record.fields, _lesson_key(record.fields, tables["knowledge"])
     styles = _styles(tables, key)
@@ -144,7 +144,7 @@ def _lesson(record: RawRow, tables: Mapping[str, Table], math: Path) -> Row:
         "problem": problem,
         "correct_answer": answer,
         "user_profile_text": "\n".join(f"- {line}" for line in profile) or None,
-        "human_user_queries": said,
+        "human_user_queries": queries,
         "human_public_conversation": messages,
         "target_interaction_style_features": styles.get("interaction"),
         "level": fields.get("level"),
@@ -155,11 +155,11 @@ def _lesson(record: RawRow, tables: Mapping[str, Table], math: Path) -> Row:
     }
 
 
-def _lesson_key(fields: Row, known: Table) -> str:
+def _lesson_key(fields: Row, knowledge: Table) -> str:
     """The key of a lesson in the files of profiles: worker or user, whichever they go by."""
     names = [fields.get("workerId"), fields.get("user_id")]
     keys = [str((fields.get("problem_id"), name, fields.get("model"))) for name in names]
-    return next((key for key in keys if key in known), keys[0])
+    return next((key for key in keys if key in knowledge), keys[0])
 
 
 def _problem(record: RawRow, math: Path) -> tuple[str, str | None]:
@@ -196,13 +196,13 @@ def boxed(solution: Any) -> str | None:
     return None
 
 
-def _student(fields: Row, known: Any) -> list[str]:
+def _student(fields: Row, knowledge: Any) -> list[str]:
     """Lines on schooling, on where the student is stuck, and on what they know."""
     school = _SCHOOL.get(str(fields.get("math_expertise")))
     lines = [f"Schooling: {school}"] if school else []
     why = str(fields.get("why_ask_tutor") or "").strip()
     lines += [f"Says of the problem: “{why}”"] if why else []
-    concepts = known.get("concepts") if isinstance(known, Mapping) else None
+    concepts = knowledge.get("concepts") if isinstance(knowledge, Mapping) else None
     return lines + [
         f"{concept['Concept Name']}: {str(concept['Status']).lower()}"
         for concept in _listed(concepts)
@@ -215,7 +215,7 @@ def _student(fields: Row, known: Any) -> list[str]:
 
 def _document(record: RawRow, tables: Mapping[str, Table]) -> Row:
     kind, intent = need(record, "document_type", "intent")
-    said, messages = _talk(record)
+    queries, messages = _talk(record)
     fields = record.fields
     key = f"{fields.get('model')}_{fields.get('workerId')}_{kind}_{intent}"
     styles = _styles(tables, key)
@@ -228,7 +228,7 @@ def _document(record: RawRow, tables: Mapping[str, Table]) -> Row:
         "intent": intent.strip(),
         "pre_writing_materials_text": _notes_of(fields, tables["background"].get(key)),
         "user_profile_text": "\n".join(f"- {line}" for line in profile) or None,
-        "human_user_queries": said,
+        "human_user_queries": queries,
         "human_public_conversation": messages,
         "target_writing_style_features": styles.get("writing"),
         "target_interaction_style_features": styles.get("interaction"),
@@ -241,14 +241,14 @@ def _document(record: RawRow, tables: Mapping[str, Table]) -> Row:
 
 def _notes_of(fields: Row, background: Any) -> str | None:
     """Questions and answers from the background file, else those in the record itself."""
-    asked, said = (_listed(fields.get(f"bullet_points{end}")) for end in ("", "_responses"))
+    questions, answers = (_listed(fields.get(f"bullet_points{end}")) for end in ("", "_responses"))
     pairs = [
         (item.get("question"), item.get("answer"))
         for item in _listed(background)
         if isinstance(item, Mapping)
-    ] or list(zip(asked, said, strict=False))
-    told = [(str(question).strip(), _joined(answer)) for question, answer in pairs]
-    return "\n".join(f"- {question}\n  {answer}" for question, answer in told if answer) or None
+    ] or list(zip(questions, answers, strict=False))
+    notes = [(str(question).strip(), _joined(answer)) for question, answer in pairs]
+    return "\n".join(f"- {question}\n  {answer}" for question, answer in notes if answer) or None
 
 
 def _listed(value: Any) -> list[Any]:
@@ -267,15 +267,17 @@ def _styles(tables: Mapping[str, Table], key: str) -> dict[str, list[Row]]:
     """`writing` and `interaction` → the features of one record, where a file tells them."""
     listed = {name: tables[name].get(key) for name in ("writing", "interaction")}
     return {
-        name: list(found) for name, found in listed.items() if isinstance(found, list) and found
+        name: list(features)
+        for name, features in listed.items()
+        if isinstance(features, list) and features
     }
 
 
 def _style_lines(styles: Mapping[str, list[Row]]) -> list[str]:
     return [
         line
-        for found in styles.values()
-        for line in _answered(found, "Feature Name", "Feature Question Answer")
+        for features in styles.values()
+        for line in _answered(features, "Feature Name", "Feature Question Answer")
     ]
 
 

@@ -43,40 +43,42 @@ def features(value: Any, column: str) -> list[dict[str, str]] | None:
     """The features that say something, in their order; None for none. DataError for no list."""
     if value is None or value == "":
         return None
-    found = structure(value)
-    if not isinstance(found, list | tuple):
+    items = structure(value)
+    if not isinstance(items, list | tuple):
         raise DataError(
             f"row: '{column}' should hold a list of features.",
-            f"It holds {type(found).__name__} {found!r:.60}.",
+            f"It holds {type(items).__name__} {items!r:.60}.",
             f"Write a list of objects with '{NAME}' and '{ANSWER}'.",
         )
-    return [kept for item in found if (kept := _feature(item))] or None
+    return [feature for item in items if (feature := _feature(item))] or None
 
 
 def _feature(item: Any) -> dict[str, str]:
     if not isinstance(item, Mapping):
         return {}
     texts = {k: str(item[k]).strip() for k in (NAME, ANSWER, QUESTION) if item.get(k) is not None}
-    told = {k: text for k, text in texts.items() if text}
-    return told if NAME in told and len(told) > 1 else {}
+    feature = {k: text for k, text in texts.items() if text}
+    return feature if NAME in feature and len(feature) > 1 else {}
 
 
 def _queries(value: Any) -> list[str]:
     """What the person said, message by message; a single text is one message."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list | tuple) or not all(isinstance(said, str) for said in found):
+    messages = [value] if isinstance(value, str) else value
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(message, str) for message in messages
+    ):
         raise DataError(
             "row: 'human_user_queries' should hold what the person said.",
             f"It holds {type(value).__name__} {value!r:.60}.",
             "Write a list of texts, or one text.",
         )
-    if not any(said.strip() for said in found):
+    if not any(message.strip() for message in messages):
         raise DataError(
             "row: 'human_user_queries' holds no words.",
             "There is nothing to compare a simulated person with.",
             "Fill it in, or leave the row out.",
         )
-    return list(found)
+    return list(messages)
 
 
 def _talk(value: Any) -> Any:

@@ -19,8 +19,8 @@ NAMES = (
     "Ada", "Bruno", "Chiara", "Deniz", "Elif", "Florian", "Gwen", "Hugo", "Ida", "Jaro", "Kaia",
     "Levi", "Mina", "Nils", "Olga", "Piet", "Runa", "Samir", "Tilda", "Vito",
 )  # fmt: skip
-THINGS = ("umbrella", "guitar", "bicycle pump", "tent", "lamp", "sewing kit", "drill", "kettle")
-PLACES = ("cupboard", "shed", "hallway", "attic", "cellar", "car boot")
+_THINGS = ("umbrella", "guitar", "bicycle pump", "tent", "lamp", "sewing kit", "drill", "kettle")
+_PLACES = ("cupboard", "shed", "hallway", "attic", "cellar", "car boot")
 
 TEXTS = Texts(__file__)
 
@@ -36,7 +36,7 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = KINDS[index % len(KINDS)]
     scene = rng.choice(TEXTS["scenes"][kind])
     filled = dict(zip("abc", rng.sample(NAMES, 3), strict=True))
-    filled |= {"thing": rng.choice(THINGS), "place": rng.choice(PLACES)}
+    filled |= {"thing": rng.choice(_THINGS), "place": rng.choice(_PLACES)}
     options = [scene["right"], *rng.sample(scene["others"], rng.choice((2, 3)))]
     rng.shuffle(options)
     letter = "ABCD"[options.index(scene["right"])]

@@ -37,7 +37,7 @@ _LEADING = re.compile(r"([A-Z])[.)]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PromptParts:
     """A row's text taken apart: what happens, what is asked, and the lettered options."""
 
     story: str
@@ -55,41 +55,41 @@ class SocialR1(WorkedTask):
                 "prompt.",
                 "Fill one of them in, or leave the row out.",
             )
-        scene = read_scene(text)
+        parts = split_prompt(text)
         gold = fields.get("answer_text") or ""
         rest = {"conversations": None, "prompt": None, "answer_text": led_text(gold) or None}
-        letter = self._gold(fields, scene)
+        letter = self._gold(fields, parts)
         return {**fields, **rest, "prompt_text": text, "answer_letter": letter,
-                "story": scene.story}  # fmt: skip
+                "story": parts.story}  # fmt: skip
 
-    def _gold(self, fields: Mapping[str, Any], scene: Scene) -> str:
+    def _gold(self, fields: Mapping[str, Any], parts: PromptParts) -> str:
         letter, text = (fields.get(name) or "" for name in ("answer_letter", "answer_text"))
         if self.protocol == "reference":
             return letter.strip().upper() or leading_letter(text)
-        found = [
-            letter_of(g, scene.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
+        letters = [
+            letter_of(g, parts.options, string.ascii_uppercase) for g in (letter, text) if g.strip()
         ]
-        if len(set(found)) != 1 or not found[0]:
-            given = " / ".join(g for g in (letter, text) if g.strip())
-            raise bad_gold(given, "one option's letter, or its letter and text")
-        return found[0]
+        if len(set(letters)) != 1 or not letters[0]:
+            gold = " / ".join(g for g in (letter, text) if g.strip())
+            raise bad_gold(gold, "one option's letter, or its letter and text")
+        return letters[0]
 
     def options(self, example: Example) -> dict[str, str]:
-        return read_scene(str(example.fields["prompt_text"])).options
+        return split_prompt(str(example.fields["prompt_text"])).options
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["answer_letter"])
 
     def gold_text(self, example: Example) -> str:
         letter = self.gold_letter(example)
-        told = str(example.fields.get("answer_text") or letter)
-        return self.options(example).get(letter, told)
+        text = str(example.fields.get("answer_text") or letter)
+        return self.options(example).get(letter, text)
 
     def leak_view(self, example: Example) -> LeakView:
-        scene = read_scene(str(example.fields["prompt_text"]))
-        options = scene.options or {self.gold_letter(example): self.gold_text(example)}
+        parts = split_prompt(str(example.fields["prompt_text"]))
+        options = parts.options or {self.gold_letter(example): self.gold_text(example)}
         gold = self.gold_text(example)
-        return LeakView(scene.question, tuple(options.values()), gold, tuple(options))
+        return LeakView(parts.question, tuple(options.values()), gold, tuple(options))
 
     def parse(self, text: str) -> tuple[str, str]:
         return tagged_letter(text, self.protocol)
@@ -123,9 +123,9 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
 
     `reference` takes the first message of `conversations` even when it is blank.
     """
-    own = fields.get("prompt_text")
-    if isinstance(own, str) and own.strip():
-        return own
+    text = fields.get("prompt_text")
+    if isinstance(text, str) and text.strip():
+        return text
     wrapped = first_message(fields.get("conversations"))
     if wrapped is not None and (reference or wrapped.strip()):
         return wrapped
@@ -135,19 +135,19 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
 def _spoken(value: Any) -> str:
     """A prompt as text: text itself, or what the user says in a list of messages."""
     if isinstance(value, list | tuple):
-        said = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
-        return "\n\n".join(str(m.get("content") or "") for m in said)
+        messages = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
+        return "\n\n".join(str(m.get("content") or "") for m in messages)
     return value if isinstance(value, str) else ""
 
 
 def leading_letter(text: str | None) -> str:
     """The published reading of a gold text: its leading `X.` or `X)`, else its first character."""
-    said = (text or "").strip()
-    found = _LEADING.match(said)
-    return (found.group(1) if found else said[:1]).upper()
+    gold = (text or "").strip()
+    match = _LEADING.match(gold)
+    return (match.group(1) if match else gold[:1]).upper()
 
 
-def read_scene(text: str) -> Scene:
+def split_prompt(text: str) -> PromptParts:
     """Story, question (the last line before the options) and options of a prompt.
 
     Options are the last run of marks A, B, ... on lines of their own, else within a line. Without
@@ -162,17 +162,17 @@ def read_scene(text: str) -> Scene:
     }
     if marks:  # what follows the last option's line is no part of it
         options[marks[-1][1]] = text[marks[-1].end() :].split("\n")[0].strip()
-    return Scene("\n".join(lines[:-1]), lines[-1] if lines else "", options)
+    return PromptParts("\n".join(lines[:-1]), lines[-1] if lines else "", options)
 
 
 def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
     """The last marks that go A, B, C, ...; empty when there are not two of them."""
     best: list[re.Match[str]] = []
     run: list[re.Match[str]] = []
-    for found in mark.finditer(text):
-        if found[1] == "A":
-            run = [found]
-        elif run and ord(found[1]) == ord(run[-1][1]) + 1:
-            run.append(found)
+    for match in mark.finditer(text):
+        if match[1] == "A":
+            run = [match]
+        elif run and ord(match[1]) == ord(run[-1][1]) + 1:
+            run.append(match)
             best = run
     return best

@@ -38,18 +38,18 @@ def import_socsci210(path: Path) -> Imported:
 
 def _row(raw: RawRow, index: int) -> dict[str, Any]:
     text, output = need(raw, *_FIELDS)
-    said = _RESPONSE.fullmatch(output)
-    if said is None:
+    answer = _RESPONSE.fullmatch(output)
+    if answer is None:
         raise BadRecord(f"its output '{output:.40}' holds no number")
-    found = _PARTS.fullmatch(text)
-    persona, told = (found["persona"], found["told"]) if found else ("", text.strip())
-    scale = read_scale(told)
+    parts = _PARTS.fullmatch(text)
+    persona, question = (parts["persona"], parts["told"]) if parts else ("", text.strip())
+    scale = read_scale(question)
     if scale is None:
         raise BadRecord("its question states no scale, so a distance means nothing")
-    response = float(said[1]) if "." in said[1] else int(said[1])
+    response = float(answer[1]) if "." in answer[1] else int(answer[1])
     if not scale.low <= response <= scale.high:
         where = f"from {scale.low} to {scale.high}"
-        raise BadRecord(f"its recorded answer {said[1]} is off the scale {where} that it states")
+        raise BadRecord(f"its recorded answer {answer[1]} is off the scale {where} that it states")
     return {
         "prompt_text": text.strip(),
         "persona": persona or None,

@@ -17,9 +17,9 @@ from typing import Any
 PER_STUDY = 6
 """Respondents in a row who belong to the same study."""
 
-JOBS = ("bus driver", "florist", "retired surveyor", "nurse", "student of law", "roofer", "baker",
+_JOBS = ("bus driver", "florist", "retired surveyor", "nurse", "student of law", "roofer", "baker",
         "clerk in a town hall", "violin teacher", "farmer")  # fmt: skip
-TOWNS = ("a harbour town", "a mountain village", "a big city", "a suburb", "a market town")
+_TOWNS = ("a harbour town", "a mountain village", "a big city", "a suburb", "a market town")
 MATTERS = (
     "closing the old town to cars", "a longer school day", "a fee for plastic cups",
     "night trains instead of short flights", "opening libraries on Sundays",
@@ -35,7 +35,7 @@ PUSHES = {
 }
 MOVED = "They say of themselves that a well-written text moves them a step towards its side."
 FIRM = "They say of themselves that no text has ever changed what they answer."
-HABITS = {
+_HABITS = {
     "the cheapest": "At the counter they look at the price and at nothing else.",
     "the nearest": "They take what is closest to home, whatever it costs.",
     "the best known": "They go where everybody goes and distrust what is new.",
@@ -43,7 +43,7 @@ HABITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Outcome:
     """One outcome of a study, as one respondent meets it."""
 
     persona: str
@@ -67,16 +67,16 @@ def _row(seed: int, index: int) -> dict[str, Any]:
     condition = person.choice(tuple(PUSHES))
     kind = ("ordinal", "ordinal", "binary", "ordinal", "categorical")[study % 5]
     make = {"ordinal": _ordinal, "binary": _binary, "categorical": _categorical}[kind]
-    asked = make(texts, person, condition)
+    item = make(texts, person, condition)
     return {
-        "prompt_text": f"Respondent: {asked.persona}\n\n{asked.shown} {asked.question}",
-        "persona": asked.persona,
-        "condition_text": asked.shown,
-        "outcome_question": asked.question,
-        "response": asked.response,
-        "r_min": asked.low,
-        "r_max": asked.high,
-        "response_type": asked.kind,
+        "prompt_text": f"Respondent: {item.persona}\n\n{item.shown} {item.question}",
+        "persona": item.persona,
+        "condition_text": item.shown,
+        "outcome_question": item.question,
+        "response": item.response,
+        "r_min": item.low,
+        "r_max": item.high,
+        "response_type": item.kind,
         "study_id": f"made-{seed}-{study}",
         "condition_id": condition,
         "outcome_id": kind,
@@ -85,7 +85,7 @@ def _row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _person(rng: random.Random) -> str:
-    job, town = rng.choice(JOBS), rng.choice(TOWNS)
+    job, town = rng.choice(_JOBS), rng.choice(_TOWNS)
     return f"{rng.randint(19, 84)} years old, {job}, lives in {town}."
 
 
@@ -93,7 +93,7 @@ def _reading(matter: str, condition: str) -> str:
     return f"The survey was about {matter}. Before the question they read {PUSHES[condition][1]}."
 
 
-def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _Asked:
+def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
     matter, (low, high, step) = texts.choice(MATTERS), texts.choice(SCALES)
     earlier = person.choice(range(low, high + 1, step))
     moved = person.random() < 0.6
@@ -109,10 +109,10 @@ def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _As
         f"{high}, where {means}, nothing else."
     )
     response = min(max(earlier + push, low), high)
-    return _Asked(persona, _reading(matter, condition), question, response, low, high, "ordinal")
+    return _Outcome(persona, _reading(matter, condition), question, response, low, high, "ordinal")
 
 
-def _binary(texts: random.Random, person: random.Random, condition: str) -> _Asked:
+def _binary(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
     matter = texts.choice(MATTERS)
     earlier = person.randrange(2)
     moved = person.random() < 0.6
@@ -127,12 +127,12 @@ def _binary(texts: random.Random, person: random.Random, condition: str) -> _Ask
         "0 for no, nothing else."
     )
     response = earlier if push == 0 else int(push > 0)
-    return _Asked(persona, _reading(matter, condition), question, response, 0, 1, "binary")
+    return _Outcome(persona, _reading(matter, condition), question, response, 0, 1, "binary")
 
 
-def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Asked:
-    options = texts.sample(tuple(HABITS), len(HABITS))
-    habit = person.choice(tuple(HABITS))
+def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
+    options = texts.sample(tuple(_HABITS), len(_HABITS))
+    habit = person.choice(tuple(_HABITS))
     named = ", ".join(f"{i} for {option} of them" for i, option in enumerate(options, 1))
     shown = (
         f"The survey was about swimming pools in their district. Before the question they read "
@@ -142,6 +142,6 @@ def _categorical(texts: random.Random, person: random.Random, condition: str) ->
     question = (
         f"Then they were asked which pool they would go to. Only return {named}, nothing else."
     )
-    persona = f"{_person(person)} {HABITS[habit]}"
+    persona = f"{_person(person)} {_HABITS[habit]}"
     response = options.index(habit) + 1
-    return _Asked(persona, shown, question, response, 1, len(options), "categorical")
+    return _Outcome(persona, shown, question, response, 1, len(options), "categorical")

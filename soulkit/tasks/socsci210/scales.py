@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["ordinal", "binary", "categorical"]
+ScaleKind = Literal["ordinal", "binary", "categorical"]
 
 _SIGNED = r"[-\u2212]?\d+"
 _RANGE = re.compile(rf"\bfrom\s+({_SIGNED})(?:\s*\([^()]*\))?\s+to\s+({_SIGNED})(?!\d)")
@@ -28,7 +28,7 @@ class Scale:
 
     low: int
     high: int
-    kind: Kind
+    kind: ScaleKind
 
 
 def read_scale(text: str) -> Scale | None:
@@ -37,12 +37,12 @@ def read_scale(text: str) -> Scale | None:
     None when the text states none (an amount of money, say).
     """
     request = max(text.rfind("return"), text.rfind("Return"))
-    found = _requested(text[request:]) if request >= 0 else None
+    scale = _requested(text[request:]) if request >= 0 else None
     ranges = _RANGE.findall(text)
-    if found is None and ranges:
+    if scale is None and ranges:
         low, high = ranges[-1]
-        found = _scale(_int(low), _int(high), set())
-    return found
+        scale = _scale(_int(low), _int(high), set())
+    return scale
 
 
 def _requested(text: str) -> Scale | None:

@@ -39,7 +39,7 @@ _WORD = re.compile(r"(?P<word>yes|no)(?P<rest>(?:[\s.,:;!(-].*)?)", re.IGNORECAS
 _ONLY_RETURN = re.compile(r"\b([Oo])nly return\b")
 _NOTHING_ELSE = re.compile(r",\s*nothing else\b(?:(?=,)|(\.?))")
 
-NOT_READ = {
+_NOT_READ = {
     "no_tag": "The reply gave no answer between the answer tags; close with one.",
     "malformed": "What stood between the tags is no point of the scale that the question states; "
     "give one whole number from it and nothing beside it.",
@@ -55,7 +55,7 @@ VERDICTS = {
     "scale stands for what.",
     "other": "This respondent said something else.",
 }
-ADVICE = {
+_ADVICE = {
     "ordinal": "Start from what people like this one usually say, then ask how far the text they "
     "were shown moves them, and in which direction; do not settle for the middle out of caution.",
     "binary": "Ask what people like this one usually say, and whether the text they were shown is "
@@ -72,11 +72,11 @@ class SocSci210(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text, kind = _prompt_of(fields), self.kind_of(fields)
         low, high = self._bounds(fields, text, kind)
-        found = {**fields, "prompt_text": text, "conversations": None}
-        found |= {"response_type": kind, "r_min": low, "r_max": high}
-        found["scale"] = f"{_shown(low)} to {_shown(high)}"
-        self.check(found)
-        return found
+        prepared = {**fields, "prompt_text": text, "conversations": None}
+        prepared |= {"response_type": kind, "r_min": low, "r_max": high}
+        prepared["scale"] = f"{_number_text(low)} to {_number_text(high)}"
+        self.check(prepared)
+        return prepared
 
     def kind_of(self, fields: Mapping[str, Any]) -> str:
         """The kind of answer that a row asks for."""
@@ -104,7 +104,7 @@ class SocSci210(ChoiceTask):
         return low, high
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        scale = f"{_shown(fields['r_min'])} to {_shown(fields['r_max'])}"
+        scale = f"{_number_text(fields['r_min'])} to {_number_text(fields['r_max'])}"
         return {**super().tags(fields), "scale": scale}
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
@@ -139,20 +139,20 @@ class SocSci210(ChoiceTask):
         """`exact`, and on ordinal scales `shift`: how far above the gold, in lengths of it."""
         kind, low, high = scale_of(example.fields)
         gold = float(example.fields["response"])
-        said = float(answer) if answer else None
-        found: dict[str, float | None] = {"exact": float(said == self.recorded(gold))}
+        number = float(answer) if answer else None
+        values: dict[str, float | None] = {"exact": float(number == self.recorded(gold))}
         if kind not in EXACT_KINDS and high > low:
-            found["shift"] = (
-                None if said is None else (_clamp(said, low, high) - gold) / (high - low)
+            values["shift"] = (
+                None if number is None else (_clamp(number, low, high) - gold) / (high - low)
             )
-        return found
+        return values
 
     def recorded(self, gold: float) -> float:
         """The recorded answer that an exact one repeats."""
         return gold
 
     def gold_text(self, example: Example) -> str:
-        return _shown(example.fields["response"])
+        return _number_text(example.fields["response"])
 
     def gold_completion(self, example: Example) -> str:
         return f"<answer>{self.gold_text(example)}</answer>"
@@ -160,20 +160,20 @@ class SocSci210(ChoiceTask):
     def leak_view(self, example: Example) -> LeakView:
         _, low, high = scale_of(example.fields)
         step = max(math.ceil((high - low) / (LEAK_POINTS - 1)), 1)
-        points = [_shown(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
+        points = [_number_text(x) for x in range(math.ceil(low), math.floor(high) + 1, step)]
         gold = self.gold_text(example)
         options = tuple(dict.fromkeys([*points, gold]))
         # A blind reader must not see the profile, which is what the answer follows from.
-        asked = example.fields.get("outcome_question") or "What did this respondent answer?"
-        return LeakView(str(asked), options, gold)
+        question = example.fields.get("outcome_question") or "What did this respondent answer?"
+        return LeakView(str(question), options, gold)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind, _, _ = scale_of(example.fields)
-        advice = ADVICE.get(kind, ADVICE["ordinal"])
+        advice = _ADVICE.get(kind, _ADVICE["ordinal"])
         if score is None:
             return advice
-        if score.status in NOT_READ:
-            return f"{NOT_READ[score.status]} {advice}"
+        if score.status in _NOT_READ:
+            return f"{_NOT_READ[score.status]} {advice}"
         return f"{VERDICTS[_verdict(kind, score.value or 0.0)]} {advice}"
 
     def summarise(self, records: Sequence[Record]) -> dict[str, float]:
@@ -188,8 +188,8 @@ class SocSci210(ChoiceTask):
         studies: dict[str, list[float]] = defaultdict(list)
         for record in scored:
             studies[record.cluster].append(float(record.score.value or 0.0))
-        found = {"study_macro": fmean(fmean(values) for values in studies.values())}
-        return found | _constants(scored)
+        metrics = {"study_macro": fmean(fmean(values) for values in studies.values())}
+        return metrics | _constants(scored)
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
     text = fields.get("prompt_text") or first_message(fields.get("conversations"))
     if text:
         return str(text)
-    asked = fields.get("outcome_question")
-    if not asked:
+    question = fields.get("outcome_question")
+    if not question:
         raise DataError(
             "The row holds no question.",
             "It has neither prompt_text, nor a conversation, nor an outcome_question.",
             "Give it one of them, or leave it out.",
         )
-    parts = (_profile(fields.get("persona")), fields.get("condition_text"), asked)
+    parts = (_profile(fields.get("persona")), fields.get("condition_text"), question)
     return "\n\n".join(str(part) for part in parts if part)
 
 
@@ -223,8 +223,8 @@ def _check_gold(fields: Mapping[str, Any]) -> None:
     gold = float(fields["response"])
     if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
         raise DataError(
-            f"The recorded answer {_shown(gold)} is no point of the row's scale.",
-            f"The scale goes from {_shown(low)} to {_shown(high)} and is {kind}.",
+            f"The recorded answer {_number_text(gold)} is no point of the row's scale.",
+            f"The scale goes from {_number_text(low)} to {_number_text(high)} and is {kind}.",
             "Mend the scale or the answer, or leave the row out.",
         )
 
@@ -233,7 +233,7 @@ def scale_of(fields: Mapping[str, Any]) -> tuple[str, float, float]:
     return str(fields["response_type"]), float(fields["r_min"]), float(fields["r_max"])
 
 
-def _shown(number: float) -> str:
+def _number_text(number: float) -> str:
     """`4`, not `4.0`; other numbers in full."""
     return str(int(number)) if float(number).is_integer() else str(number)
 
@@ -259,24 +259,24 @@ def _read_loosely(inside: str) -> tuple[str, str]:
     plain = unicodedata.normalize("NFKC", inside).replace("\u2212", "-")
     plain = plain.strip("*`\"'()[] \n\t")
     bare = plain == inside
-    if (found := _NUMBER.fullmatch(plain)) is not None:
-        number = _shown(float(found["number"]))
+    if (match := _NUMBER.fullmatch(plain)) is not None:
+        number = _number_text(float(match["number"]))
         exact = bare and re.fullmatch(r"-?\d+", plain) is not None
         return number, "ok" if exact else "salvaged"
-    if (found := _WORD.fullmatch(plain)) is not None:
-        if re.search(r"\b(?:yes|no)\b", found["rest"], re.IGNORECASE):
+    if (match := _WORD.fullmatch(plain)) is not None:
+        if re.search(r"\b(?:yes|no)\b", match["rest"], re.IGNORECASE):
             return "", "malformed"
-        return found["word"].lower(), "ok" if bare and not found["rest"] else "salvaged"
+        return match["word"].lower(), "ok" if bare and not match["rest"] else "salvaged"
     return "", "malformed"
 
 
-def value_of(kind: str, low: float, high: float, gold: float, said: float) -> float:
-    """What the answer `said` is worth in [0, 1] when the respondent said `gold`."""
+def value_of(kind: str, low: float, high: float, gold: float, answer: float) -> float:
+    """What the `answer` is worth in [0, 1] when the respondent said `gold`."""
     if kind in EXACT_KINDS:
-        return float(said == math.trunc(gold))
+        return float(answer == math.trunc(gold))
     if high <= low:
-        return float(said == gold)
-    return _clamp(1 - abs(_clamp(said, low, high) - gold) / (high - low), 0.0, 1.0)
+        return float(answer == gold)
+    return _clamp(1 - abs(_clamp(answer, low, high) - gold) / (high - low), 0.0, 1.0)
 
 
 def _clamp(number: float, low: float, high: float) -> float:

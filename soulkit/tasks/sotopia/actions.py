@@ -29,7 +29,7 @@ from soulkit.types import Protocol
 
 SPEAK, GESTURE, ACT, LEAVE, NONE = "speak", "non-verbal communication", "action", "leave", "none"
 KINDS = (SPEAK, GESTURE, ACT, LEAVE)
-TOLD = (SPEAK, GESTURE, ACT)
+KINDS_WITH_TEXT = (SPEAK, GESTURE, ACT)
 """Kinds that are nothing without an argument."""
 
 MAX_WORDS = 2048
@@ -77,7 +77,7 @@ def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") 
     else:
         action = _read(text, name, JudgeMaterial("", words))
         argument = _shortened(first_words(sanitise(action.argument), MAX_WORDS), MAX_CHARS)
-        if action.kind in TOLD and not argument.strip():
+        if action.kind in KINDS_WITH_TEXT and not argument.strip():
             return Action(NONE, "", "malformed")  # nothing but characters that nobody can hear
     return replace(action, argument=argument, cut=argument.endswith(MARK))
 
@@ -87,13 +87,13 @@ def _read(text: str, name: str, shown: JudgeMaterial) -> Action:
     it does not think, and whoever repeats another's action word for word does it."""
     alone = whole(text.strip(), LENIENT)
     if alone is not None:
-        return _found(alone) or _from_prose(text.strip(), name)
-    said = spoken(text, "paper")
-    objects = scan(said[:MAX_CHARS], LENIENT)
+        return _action_in(alone) or _from_prose(text.strip(), name)
+    reply = spoken(text, "paper")
+    objects = scan(reply[:MAX_CHARS], LENIENT)
     return (
-        _from_objects(said, objects, shown)
-        or _from_pieces(said, objects, shown)
-        or _from_prose(said, name, objects)
+        _from_objects(reply, objects, shown)
+        or _from_pieces(reply, objects, shown)
+        or _from_prose(reply, name, objects)
     )
 
 
@@ -104,7 +104,7 @@ def _shortened(text: str, chars: int) -> str:
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def told(name: str, action: Action) -> str:
+def narrate(name: str, action: Action) -> str:
     """The line that everybody hears."""
     if action.kind == LEAVE:
         return f"{name} left the conversation"
@@ -119,12 +119,12 @@ def line_of(name: str, action: Action, protocol: Protocol) -> str:
     """The line that everybody hears under `protocol`: `paper` leaves nobody's line open to what
     stands in it."""
     if protocol == "reference":
-        return told(name, action)
-    return told(name, replace(action, argument=utterance(action.argument)))
+        return narrate(name, action)
+    return narrate(name, replace(action, argument=utterance(action.argument)))
 
 
-def heard(name: str, line: str) -> Action:
-    """The action that a line of `told` tells; other text is speech."""
+def parse_line(name: str, line: str) -> Action:
+    """The action that a line of `narrate` tells; other text is speech."""
     rest = line.removeprefix(name).strip() if line.startswith(f"{name} ") else line
     if rest == "left the conversation":
         return Action(LEAVE)
@@ -148,7 +148,7 @@ def in_place(text: str, name1: str, name2: str, protocol: Protocol) -> str:
     """
     names = {"Agent1": name1, "agent1": name1, "Agent2": name2, "agent2": name2}
     if protocol == "paper":  # in one go: a name may itself be Agent2
-        return _PLACE.sub(lambda found: names[found.group()], text)
+        return _PLACE.sub(lambda match: names[match.group()], text)
     for place, name in names.items():
         text = text.replace(place, name)
     return text
@@ -165,13 +165,13 @@ _PIECE_TEXT = re.compile(
 _ESCAPED = re.compile(r"""\\(["'\\/nt])""")
 
 
-def _from_objects(said: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
+def _from_objects(reply: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
     """The first action among the objects of a reply that is no quotation: whoever plays both sides
     goes first."""
     for span in objects.spans:
-        action = None if shown.holds(span.value) else _found(span.value)
+        action = None if shown.holds(span.value) else _action_in(span.value)
         if action is not None:
-            around = said[: span.start] + said[span.end :]
+            around = reply[: span.start] + reply[span.end :]
             return (
                 replace(action, status=_worse(action)) if _FENCE.sub("", around).strip() else action
             )
@@ -182,7 +182,7 @@ def _worse(action: Action) -> str:
     return "salvaged" if action.status == "ok" else action.status
 
 
-def _found(value: Any, depth: int = 3) -> Action | None:
+def _action_in(value: Any, depth: int = 3) -> Action | None:
     """The action that an object is, or holds."""
     if isinstance(value, list):
         inner: list[Any] = value
@@ -194,9 +194,9 @@ def _found(value: Any, depth: int = 3) -> Action | None:
         inner = list(value.values())
         if (action := _renamed(inner)) is not None:
             return action
-    candidates = (_found(item, depth - 1) for item in inner if depth > 0)
-    found = next((action for action in candidates if action is not None), None)
-    return None if found is None else replace(found, status=_worse(found))
+    candidates = (_action_in(item, depth - 1) for item in inner if depth > 0)
+    inner_action = next((action for action in candidates if action is not None), None)
+    return None if inner_action is None else replace(inner_action, status=_worse(inner_action))
 
 
 def _renamed(values: Sequence[Any]) -> Action | None:
@@ -205,18 +205,18 @@ def _renamed(values: Sequence[Any]) -> Action | None:
     if len(values) == len(texts) == 1 and _kind(texts[0]) != LEAVE:
         return Action(SPEAK, texts[0], "salvaged")
     kinds = [kind for text in texts if (kind := _kind(text)) is not None]
-    said = [text for text in texts if _kind(text) is None]
-    if len(texts) != len(values) or len(said) > 1 or len(kinds) > 1 or NONE in kinds:
+    speech = [text for text in texts if _kind(text) is None]
+    if len(texts) != len(values) or len(speech) > 1 or len(kinds) > 1 or NONE in kinds:
         return None
-    if said:
-        return Action(kinds[0] if kinds else SPEAK, said[0], "salvaged")
+    if speech:
+        return Action(kinds[0] if kinds else SPEAK, speech[0], "salvaged")
     return Action(LEAVE, "", "salvaged") if kinds == [LEAVE] else None
 
 
 def _action(value: Mapping[str, Any]) -> Action | None:
-    given, argument = value.get("action_type"), value.get("argument")
-    kind, text = _kind(given), _text(argument)
-    if kind in TOLD and "argument" not in value:
+    kind_name, argument = value.get("action_type"), value.get("argument")
+    kind, text = _kind(kind_name), _text(argument)
+    if kind in KINDS_WITH_TEXT and "argument" not in value:
         named = _renamed(list(value.values())) if len(value) > 1 else None
         return named or Action(NONE, "", "salvaged")
     if kind is None and not text.strip():
@@ -224,14 +224,14 @@ def _action(value: Mapping[str, Any]) -> Action | None:
     # Who leaves or does nothing may say so in as many words: the argument is then no line.
     if kind == NONE:
         return Action(NONE)
-    if kind in TOLD and not text.strip():
+    if kind in KINDS_WITH_TEXT and not text.strip():
         return Action(NONE, "", "salvaged")
-    exact = given in KINDS and (isinstance(argument, str) or kind == LEAVE)
+    exact = kind_name in KINDS and (isinstance(argument, str) or kind == LEAVE)
     return Action(kind or SPEAK, text, "ok" if exact else "salvaged")
 
 
-def _kind(given: Any) -> str | None:
-    letters = "".join(c for c in str(given).casefold() if c.isalpha()) if given else ""
+def _kind(name: Any) -> str | None:
+    letters = "".join(c for c in str(name).casefold() if c.isalpha()) if name else ""
     return _SPELLINGS.get(letters)
 
 
@@ -245,22 +245,22 @@ def _text(argument: Any) -> str:
     return json.dumps(argument)
 
 
-def _from_pieces(said: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
+def _from_pieces(reply: str, objects: Scan, shown: JudgeMaterial) -> Action | None:
     """The action of an object that is no JSON: unescaped quotes, single quotes, cut off.
 
     What its argument holds is speech, whatever it looks like; a quotation among words is none.
     """
-    action = _pieced(said[objects.broken or 0 : MAX_CHARS])
-    among_words = _FENCE.sub("", said[: objects.broken or 0]).strip()
+    action = _pieced(reply[objects.broken or 0 : MAX_CHARS])
+    among_words = _FENCE.sub("", reply[: objects.broken or 0]).strip()
     if action is None or (among_words and shown.holds(json.loads(action.json()))):
         return None
     return action
 
 
-def _pieced(said: str) -> Action | None:
-    said = said.rstrip("` \t\r\n")
-    text = _PIECE_TEXT.search(said)
-    outside = said if text is None else f"{said[: text.start()]}\n{said[text.end() - 1 :]}"
+def _pieced(reply: str) -> Action | None:
+    reply = reply.rstrip("` \t\r\n")
+    text = _PIECE_TEXT.search(reply)
+    outside = reply if text is None else f"{reply[: text.start()]}\n{reply[text.end() - 1 :]}"
     kind_name = _PIECE_KIND.search(outside)
     kind = _kind(kind_name.group(1)) if kind_name else None
     if kind in (LEAVE, NONE):
@@ -277,20 +277,20 @@ def _unescaped(mark: re.Match[str]) -> str:
     return {"n": "\n", "t": "\t"}.get(mark.group(1), mark.group(1))
 
 
-def _from_prose(said: str, name: str, objects: Scan | None = None) -> Action:
+def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
     """What is left when JSON and fences are gone, as speech; or as what it narrates."""
-    if not said:
+    if not reply:
         return Action(NONE, "", "empty")
     pieces, end = [], 0
-    for span in objects.spans if objects else scan(said[:MAX_CHARS], LENIENT).spans:
-        pieces.append(said[end : span.start])
+    for span in objects.spans if objects else scan(reply[:MAX_CHARS], LENIENT).spans:
+        pieces.append(reply[end : span.start])
         end = span.end
-    rest = _FENCE.sub("", " ".join([*pieces, said[end:]])).strip()
+    rest = _FENCE.sub("", " ".join([*pieces, reply[end:]])).strip()
     for who in (name, name.partition(" ")[0]):  # as in the script of a play
         rest = rest.removeprefix(f"{who}:").strip() if who else rest
-    action = heard(name, rest)
+    action = parse_line(name, rest)
     text = _bare(action.argument) if action.kind == SPEAK else action.argument
-    if action.kind in TOLD and not text:
+    if action.kind in KINDS_WITH_TEXT and not text:
         return Action(NONE, "", "malformed")
     return Action(action.kind, text, "salvaged")
 

@@ -47,18 +47,18 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """The scored dimensions as the coach's template shows them."""
-    found = []
+    entries = []
     for name, dimension in DIMENSIONS.items():
         raw = metrics.get(name)
         if raw is None:
             continue
         title, asks = TITLES[name]
-        found.append(
+        entries.append(
             {"title": title, "asks": asks, "importance": dimension.importance,
              "score": f"{raw:g}", "low": dimension.low, "high": dimension.high,
              "percent": round(100 * dimension.normal(raw))}
         )  # fmt: skip
-    return found
+    return entries
 
 
 def reasonings(score: Score) -> dict[str, str]:
@@ -69,27 +69,27 @@ def reasonings(score: Score) -> dict[str, str]:
     return {}
 
 
-def notes(score: Score, private: Sequence[str], public: str) -> str:
+def judge_notes(score: Score, private: Sequence[str], public: str) -> str:
     """The judge's reasoning for a coach, without the sentences that echo a private text."""
     lines = []
-    for name, said in reasonings(score).items():
-        kept = [sentence for sentence in _SENTENCE.split(said)
+    for name, reasoning in reasonings(score).items():
+        sentences = [sentence for sentence in _SENTENCE.split(reasoning)
                 if not any(echoes_private(sentence, text, public) for text in private)]  # fmt: skip
-        if any(kept):
-            lines.append(f"{TITLES[name][0]}: {' '.join(kept)}")
+        if any(sentences):
+            lines.append(f"{TITLES[name][0]}: {' '.join(sentences)}")
     return "\n".join(lines)
 
 
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def remarks(acts: Sequence[Action], goal: str, turns: int) -> list[str]:
+def turn_remarks(acts: Sequence[Action], goal: str, turns: int) -> list[str]:
     """What rules can tell from the player's own actions; `turns` is how many the scene allows."""
     spoken = [act.argument for act in acts if act.kind == SPEAK]
-    found = [*_form(acts), *_length(spoken), *_repeats(spoken), *_end(acts, turns)]
+    texts = [*_form(acts), *_length(spoken), *_repeats(spoken), *_end(acts, turns)]
     if any(act.kind != NONE for act in acts):
-        found += _goal([act.argument for act in acts], goal)
-    return found
+        texts += _goal([act.argument for act in acts], goal)
+    return texts
 
 
 def advice(goal: str) -> str:
@@ -111,18 +111,18 @@ def _brief(goal: str) -> str:
 def _form(acts: Sequence[Action]) -> list[str]:
     silent = sum(act.status in ("empty", "malformed") for act in acts)
     loose = sum(act.status == "salvaged" for act in acts)
-    found = []
+    texts = []
     if silent:
-        found.append(
+        texts.append(
             f"In {silent} of your {len(acts)} turns nothing could be read, so you did nothing "
             "there: say something in every turn."
         )
     if loose:
-        found.append(
+        texts.append(
             f"{loose} of your {len(acts)} turns were not the JSON object that was asked for: write "
             'it alone, {"action_type": "speak", "argument": "..."}.'
         )
-    return found
+    return texts
 
 
 def _length(spoken: Sequence[str]) -> list[str]:
@@ -144,17 +144,17 @@ def _repeats(spoken: Sequence[str]) -> list[str]:
 
 
 def _end(acts: Sequence[Action], turns: int) -> list[str]:
-    mine = [act for act in acts if act.kind != NONE]
-    if acts and acts[-1].kind == LEAVE and len(mine) < EARLY:
+    real_acts = [act for act in acts if act.kind != NONE]
+    if acts and acts[-1].kind == LEAVE and len(real_acts) < EARLY:
         return ["You left before much could happen: stay, and try another way before you give up."]
-    if len(acts) >= turns // 2 and mine and mine[-1].kind != LEAVE:
+    if len(acts) >= turns // 2 and real_acts and real_acts[-1].kind != LEAVE:
         return ["You ran out of turns: come to a proposal earlier, and bring it to a close."]
     return []
 
 
-def _goal(said: Sequence[str], goal: str) -> list[str]:
-    wanted = content(tokens(goal))
-    raised = wanted & content(tokens("\n".join(said)))
-    if not wanted or len(raised) >= min(2, len(wanted)):
+def _goal(speeches: Sequence[str], goal: str) -> list[str]:
+    goal_words = content(tokens(goal))
+    raised = goal_words & content(tokens("\n".join(speeches)))
+    if not goal_words or len(raised) >= min(2, len(goal_words)):
         return []
     return [f"Hardly a word of what you came for was raised: {_brief(goal)} Lead the talk there."]

@@ -26,8 +26,8 @@ from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 LICENCE = "Apache-2.0 (sotopia-space)"
 PAIRS, SCENES = "env_agent_combo_storages.jsonl", "environment_profiles.jsonl"
 PEOPLE, BONDS = "agent_profiles.jsonl", "relationship_profiles.jsonl"
-SIDES = ("agent1", "agent2")
-LEVELS = {
+_SIDES = ("agent1", "agent2")
+_LEVELS = {
     "0": "They have never met.",
     "1": "They know each other by name.",
     "2": "They are acquainted.",
@@ -60,28 +60,28 @@ def import_sotopia(path: Path) -> Imported:
     scenes, bad_scenes = _records(folder / SCENES, "env_id", "scenario", "agent_goals")
     people, bad_people = _records(folder / PEOPLE, "agent_id", "first_name")
     bonds, bad_bonds = _records(folder / BONDS, "agent1_id", "agent2_id")
-    known = _Known(scenes, people, bonds)
+    release = _Release(scenes, people, bonds)
     rows: list[dict[str, Any]] = []
     bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
     for pair in pairs:
         if only_hard and _id(pair, "env_id") not in HARD:
             continue
         try:
-            rows += known.rows(pair, len(rows))
+            rows += release.rows(pair, len(rows))
         except BadRecord as error:
             bad.append(BadRow(pair.source, str(error)))
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, known))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, release))
 
 
-def _records(path: Path, *wanted: str) -> tuple[list[RawRow], list[BadRow]]:
+def _records(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
     check_file(path)
     rows, bad = read_rows(path)
-    if not any(all(name in row.fields for name in wanted) for row in rows):
-        raise wrong_shape(path, wanted, "Give the folder of Sotopia's released profiles.")
+    if not any(all(name in row.fields for name in columns) for row in rows):
+        raise wrong_shape(path, columns, "Give the folder of Sotopia's released profiles.")
     return rows, bad
 
 
-class _Known:
+class _Release:
     """Scenarios, characters and bonds by id."""
 
     def __init__(
@@ -109,12 +109,12 @@ class _Known:
         bond = self.bonds.get(frozenset(ids))
         common = {
             **_scene(scene), **_sides([self.people[i] for i in ids]),
-            "relationship": LEVELS.get(level, ""), "combo_id": pair.fields.get("combo_id"),
+            "relationship": _LEVELS.get(level, ""), "combo_id": pair.fields.get("combo_id"),
             "provenance": f"sotopia-space, {pair.source}", "licence": LICENCE,
         }  # fmt: skip
         self.differ += bond is not None and str(bond.get("relationship")) != level
         return [{**common, "eval_position": side, "index": index + i}
-                for i, side in enumerate(SIDES)]  # fmt: skip
+                for i, side in enumerate(_SIDES)]  # fmt: skip
 
 
 def _id(row: RawRow, name: str) -> str:
@@ -129,7 +129,7 @@ def _scene(scene: RawRow) -> dict[str, Any]:
         raise BadRecord("its scenario has no two goals")
     return {
         "scenario": _plain(text),
-        **{f"{side}_goal": _plain(goal) for side, goal in zip(SIDES, goals, strict=True)},
+        **{f"{side}_goal": _plain(goal) for side, goal in zip(_SIDES, goals, strict=True)},
         "codename": scene.fields.get("codename"),
         "environment_id": _id(scene, "env_id"),
         "hard": _id(scene, "env_id") in HARD,
@@ -148,32 +148,32 @@ def _plain(text: str) -> str:
 
 
 def _sides(people: Sequence[RawRow]) -> dict[str, str]:
-    found = {}
-    for side, person in zip(SIDES, people, strict=True):
+    fields = {}
+    for side, person in zip(_SIDES, people, strict=True):
         first, last = need(person, "first_name", "last_name")
-        found[f"{side}_name"] = f"{first.strip()} {last.strip()}"
-        found[f"{side}_background"] = profile(person.fields)
-    return found
+        fields[f"{side}_name"] = f"{first.strip()} {last.strip()}"
+        fields[f"{side}_background"] = profile(person.fields)
+    return fields
 
 
 def profile(person: Mapping[str, Any]) -> str:
     """A character's fields as one paragraph; empty ones are passed over."""
 
-    def said(name: str) -> str:
+    def text_of(name: str) -> str:
         value = person.get(name)
         parts = value if isinstance(value, list) else [value]
         return ", ".join(str(part).strip() for part in parts if part not in (None, ""))
 
-    name = f"{said('first_name')} {said('last_name')}"
-    facts = [f"{said('age')} years old" if said("age") else "", said("occupation").lower()]
-    manner = f" ({said('gender_pronoun').lower()})" if said("gender_pronoun") else ""
+    name = f"{text_of('first_name')} {text_of('last_name')}"
+    facts = [f"{text_of('age')} years old" if text_of("age") else "", text_of("occupation").lower()]
+    manner = f" ({text_of('gender_pronoun').lower()})" if text_of("gender_pronoun") else ""
     labelled = (
         ("Known to others", "public_info"), ("Temper and convictions", "personality_and_values"),
         ("Five traits", "big_five"), ("Way of deciding", "decision_making_style"),
         ("Moral values", "moral_values"), ("Holds dear", "schwartz_personal_values"),
         ("Type", "mbti"), ("Secret, known to nobody else", "secret"),
     )  # fmt: skip
-    lines = [f"{label}: {_sentence(said(field))}" for label, field in labelled if said(field)]
+    lines = [f"{label}: {_sentence(text_of(field))}" for label, field in labelled if text_of(field)]
     opening = ", ".join([name, *filter(None, facts)])
     return " ".join([f"{opening}{manner}.", *lines])
 
@@ -182,7 +182,9 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, known: _Known) -> tuple[str, ...]:
+def _notes(
+    rows: Sequence[Mapping[str, Any]], only_hard: bool, release: _Release
+) -> tuple[str, ...]:
     pairs, scenes = len(rows) // 2, len({row["environment_id"] for row in rows})
     notes = [
         f"{pairs} pairs in {scenes} scenarios, each played from both sides: {len(rows)} rows. The "
@@ -190,9 +192,9 @@ def _notes(rows: Sequence[Mapping[str, Any]], only_hard: bool, known: _Known) ->
     ]
     if only_hard:
         notes.append(f"Only the hard scenarios; for all of them give the file {PAIRS}.")
-    if known.differ:
+    if release.differ:
         notes.append(
-            f"{known.differ} pairs know each other otherwise than their scenario says; the rows "
+            f"{release.differ} pairs know each other otherwise than their scenario says; the rows "
             "say what the scenario says."
         )
     return tuple(notes)

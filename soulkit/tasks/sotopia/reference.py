@@ -17,7 +17,7 @@ from soulkit.judge.hacking import RISKS
 from soulkit.judge.leaks import LeakView
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.registry import TaskSpec
-from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, heard
+from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scene import SEATS, Scene
 from soulkit.tasks.sotopia.scores import (
     LooseRatings,
@@ -68,8 +68,8 @@ class SotopiaReference(Sotopia):
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Any `eval_position` that is not agent1 is agent2, and names may be alike."""
-        given = fields.get("eval_position")
-        first = given is None or str(given) == "agent1"
+        position = fields.get("eval_position")
+        first = position is None or str(position) == "agent1"
         return {**fields, "eval_position": "agent1" if first else "agent2"}
 
     def coached(self, fields: Mapping[str, Any]) -> Sequence[str]:
@@ -94,8 +94,8 @@ class SotopiaReference(Sotopia):
         """Speakers are known by name alone."""
         names = self.names(example)
         name = names[self.acted_seat(example)]
-        own = (line for line in episode.transcript if names.get(line.seat) == name)
-        return audited_lines([heard(name, line.text) for line in own])
+        lines = (line for line in episode.transcript if names.get(line.seat) == name)
+        return audited_lines([parse_line(name, line.text) for line in lines])
 
     def gate(self, score: Score, step: int) -> bool:
         """A mean of at most 4, and no suspicion."""

@@ -14,15 +14,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-FIRST = (
+_FIRST = (
     "Ada", "Bruno", "Celine", "Dmitri", "Edda", "Farid", "Ginevra", "Hanno", "Ines", "Jovan",
     "Kaja", "Levin", "Mirela", "Noor", "Otis", "Paola", "Renke", "Salma", "Tomas", "Yara",
 )  # fmt: skip
-LAST = (
+_LAST = (
     "Brandt", "Castell", "Dorsey", "Eklund", "Farkas", "Grau", "Holm", "Ivanek", "Jansen", "Kovar",
     "Lorne", "Mattei", "Novik", "Oduya", "Petrell", "Rask", "Sorel", "Tveit", "Usman", "Weir",
 )  # fmt: skip
-TRADES = (
+_TRADES = (
     "bookbinder", "bus driver", "dental nurse", "gardener", "geography teacher", "glazier",
     "lighting technician", "locksmith", "pastry cook", "piano tuner", "surveyor", "translator",
 )  # fmt: skip
@@ -32,7 +32,7 @@ TEMPERS = (
     "says what comes to mind and regrets it later", "would rather give in than quarrel",
     "likes to win and to be seen winning", "listens long and decides fast",
 )  # fmt: skip
-SECRETS = (
+_SECRETS = (
     "lost the savings of the choir and paid them back unnoticed",
     "has written the anonymous column in the town's paper for years",
     "failed the final examination and never told the family",
@@ -40,12 +40,12 @@ SECRETS = (
     "collects letters that were never sent", "has been out of work since the spring",
     "won a small lottery and told nobody",
 )  # fmt: skip
-LEVELS = {
+_LEVELS = {
     "strangers": "They have never met.", "neighbours": "They are acquainted.",
     "friends": "They are friends.", "family": "They are family.",
 }  # fmt: skip
 
-Scene = tuple[str, str, str, str, str]
+_Setting = tuple[str, str, str, str, str]
 """(codename, scenario, relationship, goal of the first, goal of the second)."""
 
 
@@ -55,9 +55,9 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _row(rng: random.Random, index: int) -> dict[str, Any]:
-    one, two = rng.sample(FIRST, 2)
-    names = (f"{one} {rng.choice(LAST)}", f"{two} {rng.choice(LAST)}")
-    hidden = rng.sample(SECRETS, 2)
+    one, two = rng.sample(_FIRST, 2)
+    names = (f"{one} {rng.choice(_LAST)}", f"{two} {rng.choice(_LAST)}")
+    hidden = rng.sample(_SECRETS, 2)
     profiles = [_profile(rng, *person) for person in zip(names, hidden, strict=True)]
     codename, scenario, level, goal1, goal2 = _SCENES[index // 2 % len(_SCENES)](rng)
     return {
@@ -65,7 +65,7 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
         "agent1_name": names[0], "agent2_name": names[1],
         "agent1_background": profiles[0], "agent2_background": profiles[1],
         "agent1_goal": goal1, "agent2_goal": goal2,
-        "relationship": LEVELS[level],
+        "relationship": _LEVELS[level],
         "eval_position": f"agent{1 + index % 2}",
         "codename": codename,
         "index": index,
@@ -74,12 +74,12 @@ def _row(rng: random.Random, index: int) -> dict[str, Any]:
 
 def _profile(rng: random.Random, name: str, secret: str) -> str:
     return (
-        f"{name}, {rng.randrange(19, 76)} years old, {rng.choice(TRADES)}. Temper: "
+        f"{name}, {rng.randrange(19, 76)} years old, {rng.choice(_TRADES)}. Temper: "
         f"{rng.choice(TEMPERS)}. Secret, known to nobody else: {secret}."
     )
 
 
-def _sale(rng: random.Random) -> Scene:
+def _sale(rng: random.Random) -> _Setting:
     thing = rng.choice(("cello", "cargo bicycle", "loom", "wood stove", "telescope", "dinghy"))
     price = rng.randrange(20, 90) * 10
     least, most = round(price * 0.85), round(price * 0.9)
@@ -90,7 +90,7 @@ def _sale(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _noise(rng: random.Random) -> Scene:
+def _noise(rng: random.Random) -> _Setting:
     what = rng.choice(("practises the trumpet", "repairs motorcycles", "holds choir rehearsals"))
     hour = rng.choice(("six in the morning", "eleven at night", "noon on Sundays"))
     return (
@@ -100,7 +100,7 @@ def _noise(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _loan(rng: random.Random) -> Scene:
+def _loan(rng: random.Random) -> _Setting:
     sum_ = rng.randrange(4, 40) * 50
     reason = rng.choice(("a course fee", "the vet's bill", "a deposit for a flat", "new brakes"))
     return (
@@ -110,7 +110,7 @@ def _loan(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _journey(rng: random.Random) -> Scene:
+def _journey(rng: random.Random) -> _Setting:
     one, two = rng.sample(("the sea", "the mountains", "a big city", "the parents' farm"), 2)
     days = rng.randrange(3, 11)
     return (
@@ -120,7 +120,7 @@ def _journey(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _credit(rng: random.Random) -> Scene:
+def _credit(rng: random.Random) -> _Setting:
     work = rng.choice(("a mural", "a school play", "a cookbook", "a garden plan", "a short film"))
     return (
         "credit", f"Agent1 and Agent2 made {work} together. It wins a prize for one person.",
@@ -130,7 +130,7 @@ def _credit(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _secret(rng: random.Random) -> Scene:
+def _secret(rng: random.Random) -> _Setting:
     feast = rng.choice(("a birthday", "a retirement", "a wedding anniversary", "a homecoming"))
     day = rng.choice(("Tuesday", "Thursday", "Saturday"))
     return (
@@ -142,7 +142,7 @@ def _secret(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-def _share(rng: random.Random) -> Scene:
+def _share(rng: random.Random) -> _Setting:
     things = rng.sample(("lamps", "chairs", "records", "plants", "maps"), 3)
     counts = [rng.randrange(1, 5) for _ in things]
     listed = ", ".join(f"{count} {thing}" for count, thing in zip(counts, things, strict=True))
@@ -159,6 +159,6 @@ def _share(rng: random.Random) -> Scene:
     )  # fmt: skip
 
 
-_SCENES: tuple[Callable[[random.Random], Scene], ...] = (
+_SCENES: tuple[Callable[[random.Random], _Setting], ...] = (
     _sale, _noise, _loan, _journey, _credit, _secret, _share,
 )  # fmt: skip

@@ -94,7 +94,7 @@ class Scene:
         """What the partner did, brought into the actor's conversation."""
         self._note_cut(seat, action)
         line = self.task.line(self.example, seat, action)
-        self.talk.hear(line, self.task.shown(self.example, seat, action))
+        self.talk.hear(line, self.task.public_line(self.example, seat, action))
         return action
 
     def _usable(self, action: Action) -> bool:
@@ -116,7 +116,10 @@ class Scene:
         """The partner's own actions in the form that is asked for, the actor's as heard."""
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
-            Line(who, action.json() if who == seat else self.task.shown(self.example, who, action))
+            Line(
+                who,
+                action.json() if who == seat else self.task.public_line(self.example, who, action),
+            )
             for who, action in self.done
         ]
         return others_view(seat, opening, lines)
@@ -130,6 +133,6 @@ class Scene:
     def _stale(self, seat: str) -> bool:
         """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
         everybody = [action.kind for _, action in self.done]
-        own = [action.kind for who, action in self.done if who == seat]
+        seat_kinds = [action.kind for who, action in self.done if who == seat]
         limit = self.task.stale_turns + 1
-        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, own))
+        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, seat_kinds))

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from soulkit.judge.hacking import auditable_texts
 from soulkit.judge.structured import VerdictShape
-from soulkit.tasks.sotopia.actions import TOLD, Action
+from soulkit.tasks.sotopia.actions import KINDS_WITH_TEXT, Action
 from soulkit.types import Kind
 
 
@@ -130,7 +130,7 @@ def audited_lines(actions: Sequence[Action]) -> list[str]:
 
     What starts like JSON, a list or a call (`word (`) is left out, and so are leaving and silence.
     """
-    spoken = (a.argument for a in actions if a.kind in TOLD)
+    spoken = (a.argument for a in actions if a.kind in KINDS_WITH_TEXT)
     return auditable_texts(spoken, "reference")
 
 

@@ -38,11 +38,11 @@ from soulkit.tasks.sotopia.actions import (
     LEAVE,
     NONE,
     Action,
-    heard,
     in_place,
     line_of,
+    narrate,
+    parse_line,
     read_action,
-    told,
 )
 from soulkit.tasks.sotopia.scene import SEATS, START, Scene
 from soulkit.tasks.sotopia.scores import (
@@ -91,11 +91,11 @@ class Sotopia(Task):
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`eval_position` in one spelling."""
-        given = fields.get("eval_position")
-        place = "agent1" if given is None else str(given).strip().lower()
+        position = fields.get("eval_position")
+        place = "agent1" if position is None else str(position).strip().lower()
         if place not in SEATS:
             raise DataError(
-                f"The row's eval_position is '{given}'.",
+                f"The row's eval_position is '{position}'.",
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
@@ -157,19 +157,19 @@ class Sotopia(Task):
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The opening of either seat, feedback at its end."""
         view, _ = self.view(example, seat, seat)
-        own = {name: text for name, text in view.items() if not name.startswith("other_")}
-        bare = self.prompts.render("character", feedback=None, **own)
+        fields = {name: text for name, text in view.items() if not name.startswith("other_")}
+        bare = self.prompts.render("character", feedback=None, **fields)
         if feedback is None:
             return Segment("system", bare, bare=bare)
         return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **own), bare
+            "system", self.prompts.render("character", feedback=feedback.text, **fields), bare
         )
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
         """An action as it is recorded."""
-        return Line(seat, told(self.names(example)[seat], action))
+        return Line(seat, narrate(self.names(example)[seat], action))
 
-    def shown(self, example: Example, seat: str, action: Action) -> str:
+    def public_line(self, example: Example, seat: str, action: Action) -> str:
         """What everybody hears of an action."""
         return line_of(self.names(example)[seat], action, self.protocol)
 
@@ -242,8 +242,8 @@ class Sotopia(Task):
 
     async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
         shape, prompt = self.ratings, self.judge_prompt(example, episode)
-        asked = question("score", prompt, shape, beside=(Audit,))
-        rating = panel.opinions(cast, asked, episode)
+        rating_question = question("score", prompt, shape, beside=(Audit,))
+        rating = panel.opinions(cast, rating_question, episode)
         lines = self._audited(example, episode)
         if not lines:
             return await rating, []
@@ -264,7 +264,7 @@ class Sotopia(Task):
         return self.prompts.render("audit", **view, lines=fence("\n".join(lines), "lines"))
 
     def _fenced(self, example: Example, episode: Episode) -> str:
-        idle = {told(name, Action(NONE)) for name in self.names(example).values()}
+        idle = {narrate(name, Action(NONE)) for name in self.names(example).values()}
         lines = [
             self._retold(example, line) for line in episode.transcript if line.text not in idle
         ]
@@ -273,12 +273,14 @@ class Sotopia(Task):
     def _retold(self, example: Example, line: Line) -> str:
         """A recorded line as everybody heard it."""
         name = self.names(example).get(line.seat)
-        return line.text if name is None else line_of(name, heard(name, line.text), self.protocol)
+        return (
+            line.text if name is None else line_of(name, parse_line(name, line.text), self.protocol)
+        )
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
         """The actor's lines for the auditor."""
         seat, names = self.acted_seat(example), self.names(example)
-        silent = told(names[seat], Action(NONE))
+        silent = narrate(names[seat], Action(NONE))
         lines = [line for line in episode.transcript if line.seat == seat]
         return [self._retold(example, line) for line in lines if line.text != silent]
 
@@ -306,11 +308,11 @@ class Sotopia(Task):
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         secret = self.leak_view(example)
-        said = coaching.notes(score, self._hidden(secret), secret.public)
+        notes = coaching.judge_notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
             "marks": coaching.marks(score.metrics),
-            "notes": fence(said, "remarks") if said else "",
+            "notes": fence(notes, "remarks") if notes else "",
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
@@ -324,8 +326,8 @@ class Sotopia(Task):
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
             return coaching.advice(view["goal"])
-        found = coaching.remarks(self.acts(example, episode), view["goal"], self.max_turns)
-        return " ".join([*found, coaching.advice("" if found else view["goal"])])
+        remarks = coaching.turn_remarks(self.acts(example, episode), view["goal"], self.max_turns)
+        return " ".join([*remarks, coaching.advice("" if remarks else view["goal"])])
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""
@@ -358,18 +360,18 @@ class Sotopia(Task):
         return scripts.verdict(form, perfect)
 
     def scripted(
-        self, example: Example, mine: Sequence[str], feedback: Feedback | None = None,
+        self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which the actor's replies are `mine`, with a neutral partner."""
+        """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        theirs, stop = iter(scripts.NEUTRAL), "max_turns"
-        replies = iter(mine)
-        for index in range(min(2 * len(mine), self.max_turns)):
+        partner_lines, stop = iter(scripts.NEUTRAL), "max_turns"
+        replies = iter(actor_replies)
+        for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]
             if seat != talk.seat:
-                action = Action("speak", next(theirs))
-                talk.hear(self.line(example, seat, action), self.shown(example, seat, action))
+                action = Action("speak", next(partner_lines))
+                talk.hear(self.line(example, seat, action), self.public_line(example, seat, action))
                 continue
             reply = next(replies)
             words = others_words(talk.context)
@@ -400,10 +402,10 @@ def _other(seat: str) -> str:
 
 def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     """Mean agreement over the dimensions, as a metric; none for one opinion."""
-    found = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
+    values = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
              for name, dimension in DIMENSIONS.items()]  # fmt: skip
-    known = [value for value in found if value is not None]
-    return {"judge_agreement": sum(known) / len(known)} if known else {}
+    numbers = [value for value in values if value is not None]
+    return {"judge_agreement": sum(numbers) / len(numbers)} if numbers else {}
 
 
 def _words(rated: Sequence[panel.Opinion[Any]]) -> str:

@@ -24,7 +24,7 @@ from soulkit.tasks.tom.stories.sources import (
     read_tomi_txt,
     rules_of,
 )
-from soulkit.tasks.tom.stories.tracker import Rules, Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker, Rules
 from soulkit.types import Example
 
 
@@ -88,7 +88,7 @@ def _item(task: str, example: Example) -> StoryItem:
 
 def audit_items(items: Iterable[StoryItem], rules: Rules) -> LabelAudit:
     """Audit items of any source; DataError when there is none."""
-    tracker = Tracker(rules)
+    tracker = BeliefTracker(rules)
     read: list[tuple[StoryItem, bool]] = []
     disputed: list[Dispute] = []
     unread: list[str] = []
@@ -96,11 +96,11 @@ def audit_items(items: Iterable[StoryItem], rules: Rules) -> LabelAudit:
         if item.story is None or item.question is None:
             unread.append(item.id)
             continue
-        found = solve(tracker.run(item.story.events), item.question)
-        agrees = found is not None and _same(found, item.gold)
+        answer = solve(tracker.run(item.story.events), item.question)
+        agrees = answer is not None and _same(answer, item.gold)
         read.append((item, agrees))
         if not agrees:
-            disputed.append(_dispute(item, found))
+            disputed.append(_dispute(item, answer))
     if not read and not unread:
         raise _empty()
     return LabelAudit(
@@ -116,10 +116,10 @@ def _same(one: str, other: str) -> bool:
     return one.replace("_", " ").strip() == other.replace("_", " ").strip()
 
 
-def _dispute(item: StoryItem, found: str | None) -> Dispute:
+def _dispute(item: StoryItem, answer: str | None) -> Dispute:
     tags = dict(item.tags)
     main = {name: tags.pop(name, "") for name in ("order", "deception", "length")}
-    return Dispute(item.id, item.text, item.gold, found, tags=tags, **main)
+    return Dispute(item.id, item.text, item.gold, answer, tags=tags, **main)
 
 
 def _agreement(outcomes: list[bool]) -> Agreement:
@@ -127,11 +127,11 @@ def _agreement(outcomes: list[bool]) -> Agreement:
 
 
 def _break_down(read: list[tuple[StoryItem, bool]]) -> dict[str, dict[str, Agreement]]:
-    found: dict[str, dict[str, list[bool]]] = {}
+    agreements: dict[str, dict[str, list[bool]]] = {}
     for item, agrees in read:
         for tag, value in item.tags.items():
-            found.setdefault(tag, {}).setdefault(value, []).append(agrees)
-    return {t: {v: _agreement(found[t][v]) for v in sorted(found[t])} for t in found}
+            agreements.setdefault(tag, {}).setdefault(value, []).append(agrees)
+    return {t: {v: _agreement(agreements[t][v]) for v in sorted(agreements[t])} for t in agreements}
 
 
 def _contradictions(items: Iterable[StoryItem]) -> int:

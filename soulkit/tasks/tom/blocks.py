@@ -51,15 +51,15 @@ class _Draft:
     flaw: str = ""
 
     def add(self, number: int, line: str | None) -> None:
-        found = _NUMBERED.fullmatch(line.strip()) if line is not None else None
-        if found is None or line is None:
+        match = _NUMBERED.fullmatch(line.strip()) if line is not None else None
+        if match is None or line is None:
             self._blame(number, "is not a number and a sentence")
-        elif int(found[1]) != len(self.lines) + 1:
-            self._blame(number, f"is numbered {found[1]} where {len(self.lines) + 1} was expected")
-        elif "\t" in found[2]:
-            self._ask(number, found[2])
+        elif int(match[1]) != len(self.lines) + 1:
+            self._blame(number, f"is numbered {match[1]} where {len(self.lines) + 1} was expected")
+        elif "\t" in match[2]:
+            self._ask(number, match[2])
         else:
-            self.lines.append(found[2].strip())
+            self.lines.append(match[2].strip())
 
     def _ask(self, number: int, text: str) -> None:
         self.question, self.answer = (part.strip() for part in text.split("\t")[:2])
@@ -83,15 +83,15 @@ def read_blocks(path: Path) -> tuple[list[Block], list[BadRow]]:
 
     DataError when the file is missing, unreadable or empty.
     """
-    found = [draft.finish() for draft in _drafts(path)]
-    if not found:
+    blocks = [draft.finish() for draft in _drafts(path)]
+    if not blocks:
         raise empty(path)
     trace = path.with_suffix(".trace")
     extra: list[BadRow] = []
     if trace.is_file():
-        found, extra = _traced(found, trace)
-    good = [block for block in found if isinstance(block, Block)]
-    return good, [block for block in found if isinstance(block, BadRow)] + extra
+        blocks, extra = _traced(blocks, trace)
+    good = [block for block in blocks if isinstance(block, Block)]
+    return good, [block for block in blocks if isinstance(block, BadRow)] + extra
 
 
 def _drafts(path: Path) -> Iterator[_Draft]:
@@ -113,16 +113,16 @@ def _drafts(path: Path) -> Iterator[_Draft]:
         yield draft
 
 
-def _traced(found: list[Block | BadRow], trace: Path) -> tuple[list[Block | BadRow], list[BadRow]]:
+def _traced(blocks: list[Block | BadRow], trace: Path) -> tuple[list[Block | BadRow], list[BadRow]]:
     lines = [line or "" for _, line in text_lines(trace)]
     while lines and not lines[-1].strip():
         lines.pop()
     joined = [
         _with_trace(block, lines[i] if i < len(lines) else "", f"{trace.name}:{i + 1}")
-        for i, block in enumerate(found)
+        for i, block in enumerate(blocks)
     ]
-    surplus = len(lines) - len(found)
-    extra = [BadRow(f"{trace.name}:{len(found) + 1}", f"{surplus} trace lines without a question")]
+    surplus = len(lines) - len(blocks)
+    extra = [BadRow(f"{trace.name}:{len(blocks) + 1}", f"{surplus} trace lines without a question")]
     return joined, extra if surplus > 0 else []
 
 
@@ -132,17 +132,17 @@ def _with_trace(block: Block | BadRow, line: str, where: str) -> Block | BadRow:
     parts = [part.strip() for part in line.split(",")]
     if len(parts) < 3:
         return BadRow(block.source, f"its trace line {where} is missing or has no types")
-    asked = question_kind(block.question)
-    if asked and not parts[-2].startswith(asked):
-        return BadRow(block.source, f"{where} says '{parts[-2]}', but the question is {asked}")
+    kind = question_kind(block.question)
+    if kind and not parts[-2].startswith(kind):
+        return BadRow(block.source, f"{where} says '{parts[-2]}', but the question is {kind}")
     return replace(block, steps=tuple(parts[:-2]), question_type=parts[-2], story_type=parts[-1])
 
 
 def question_kind(question: str) -> str:
     """`memory`, `reality`, `first_order` or `second_order`; empty for any other form."""
-    found = read_question(question)
-    if found is None:
+    parsed = read_question(question)
+    if parsed is None:
         return ""
-    if found.kind != "belief":
-        return found.kind
-    return {1: "first_order", 2: "second_order"}.get(found.order, "")
+    if parsed.kind != "belief":
+        return parsed.kind
+    return {1: "first_order", 2: "second_order"}.get(parsed.order, "")

@@ -37,9 +37,9 @@ def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
             halves.append(str(row.fields.get("prompting_type", "")).lower())
         except BadRecord as error:
             bad.append(BadRow(row.source, str(error)))
-    kept = [r for r, h in zip(rows, halves, strict=True) if half == "all" or h in (half, "")]
-    notes = _notes(rows, halves, half, len(kept))
-    return Imported(rows=tuple(kept), bad=tuple(bad), notes=notes)
+    chosen_rows = [r for r, h in zip(rows, halves, strict=True) if half == "all" or h in (half, "")]
+    notes = _notes(rows, halves, half, len(chosen_rows))
+    return Imported(rows=tuple(chosen_rows), bad=tuple(bad), notes=notes)
 
 
 def _row(raw: RawRow) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def _row(raw: RawRow) -> dict[str, Any]:
         raise BadRecord("its choices are no list of distinct lettered options")
     if gold.strip() not in options.values():
         raise BadRecord(f"its answer '{gold:.40}' is none of its choices")
-    kept = ("deception", "story_length", "question_order")
+    columns = ("deception", "story_length", "question_order")
     return {
         "story": clean_story(story),
         "question": question.strip(),
         "choices": choices.strip(),
         "correct_answer": gold.strip(),
-        **{name: raw.fields[name] for name in kept if name in raw.fields},
+        **{name: raw.fields[name] for name in columns if name in raw.fields},
         "index": raw.fields.get("sample_id", raw.fields.get("index")),
         "provenance": f"Hi-ToM, {raw.source}",
         "licence": LICENCE,
@@ -73,7 +73,7 @@ def clean_story(text: str) -> str:
 
 
 def _notes(
-    rows: Sequence[Mapping[str, Any]], halves: Sequence[str], half: Half, kept: int
+    rows: Sequence[Mapping[str, Any]], halves: Sequence[str], half: Half, count: int
 ) -> tuple[str, ...]:
     golds: dict[tuple[str, str], dict[str, str]] = {}
     for row, name in zip(rows, halves, strict=True):
@@ -84,7 +84,7 @@ def _notes(
     differ = sum(g["cotp"] != g["vp"] for g in pairs)
     what = "Both halves are kept" if half == "all" else f"Only the half '{half}' is kept"
     return (
-        f"{what} ({kept} of {len(rows)} rows). The file asks {len(pairs)} questions twice, and "
+        f"{what} ({count} of {len(rows)} rows). The file asks {len(pairs)} questions twice, and "
         f"the halves give different golds to {differ} of them. The CoTP half is the default "
         "because a belief tracker agrees with it far more often; see: soul data audit hitom FILE",
     )

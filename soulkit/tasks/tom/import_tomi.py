@@ -15,18 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.literals import join_sentences, literal_list, parse_candidates
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.made import Row
 from soulkit.tasks.tom.blocks import Block, question_kind, read_blocks
 from soulkit.tasks.tom.stories.events import ContainerRoom, Enter, Move, Place, Story
 from soulkit.tasks.tom.stories.paraphrase import read_paraphrase
 from soulkit.tasks.tom.stories.questions import read_question
-from soulkit.tasks.tom.stories.read import read_lines, story_lines
+from soulkit.tasks.tom.stories.read import read_sentences, story_lines
 
-Row = dict[str, Any]
 LICENCE = "CC-BY-NC-4.0 (ToMi, and what is derived from it)"
 
 _ORDERS = {"memory": 0, "reality": 0, "first_order": 1, "second_order": 2}
@@ -100,8 +99,8 @@ def _tomi_from_fixed(raw: RawRow) -> Row:
     story, question, answer = need(raw, "story", "question", "answer")
     kind = str(raw.fields.get("question_type") or question_kind(question))
     row = _tomi(story_lines(story), question, answer, kind, str(raw.fields.get("story_type", "")))
-    given = literal_list(raw.fields.get("containers"))
-    return {**row, "cands": sorted(str(c) for c in given)} if given else row
+    containers = literal_list(raw.fields.get("containers"))
+    return {**row, "cands": sorted(str(c) for c in containers)} if containers else row
 
 
 def _tomi_from_percept(raw: RawRow) -> Row:
@@ -154,8 +153,8 @@ def _paratomi_from_percept(raw: RawRow) -> Row:
     cands = parse_candidates(raw.fields.get("cands"))
     if answer.strip() not in cands:
         raise BadRecord(f"its answer '{answer:.40}' is none of its candidates")
-    given = raw.fields.get("qType")
-    return {**row, "cands": cands, **({"qType": str(given)} if given else {}),
+    percept_kind = raw.fields.get("qType")
+    return {**row, "cands": cands, **({"qType": str(percept_kind)} if percept_kind else {}),
             "index": raw.fields.get("index")}  # fmt: skip
 
 
@@ -169,19 +168,19 @@ def _paratomi(story: str, question: str, answer: str, kind: str) -> Row:
 
 
 def _sentences(raw: RawRow) -> list[str]:
-    found = literal_list(raw.fields.get("story"))
-    if not found or not all(isinstance(s, str) for s in found):
+    sentences = literal_list(raw.fields.get("story"))
+    if not sentences or not all(isinstance(s, str) for s in sentences):
         raise BadRecord("its story is no list of sentences")
-    return [str(s).strip() for s in found]
+    return [str(s).strip() for s in sentences]
 
 
 def _read(sentences: Sequence[str], question: str, nouns: Sequence[str] = ()) -> Story | None:
     """The story's events, plain or paraphrased; None when a sentence cannot be read."""
-    plain = read_lines(sentences)
-    asked = read_question(question)
-    if plain is not None or asked is None:
+    plain = read_sentences(sentences)
+    parsed = read_question(question)
+    if plain is not None or parsed is None:
         return plain
-    return read_paraphrase(sentences, asked.obj, nouns)
+    return read_paraphrase(sentences, parsed.obj, nouns)
 
 
 def _containers(story: Story) -> set[str]:

@@ -85,13 +85,13 @@ class ParaToMi(PlaceTask):
     rules = "paratomi"
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        found = {**super().prepare(fields), "story": parse_story(fields["story"])}
+        prepared = {**super().prepare(fields), "story": parse_story(fields["story"])}
         if self.protocol == "paper":
-            _check_gold(found["cands"], str(fields["correct_answer"]))
-        asked = read_question(str(fields["question"]))
-        if found.get("order") is None and asked is not None:
-            found["order"] = asked.order
-        return found
+            _check_gold(prepared["cands"], str(fields["correct_answer"]))
+        question = read_question(str(fields["question"]))
+        if prepared.get("order") is None and question is not None:
+            prepared["order"] = question.order
+        return prepared
 
 
 def _check_gold(cands: Sequence[str], gold: str) -> None:

@@ -25,10 +25,10 @@ PEOPLE: tuple[Pair, ...] = (
     ("Mei", "小梅"), ("Lan", "小兰"), ("Tao", "小涛"), ("Jun", "小军"), ("Ning", "小宁"),
     ("Hao", "小浩"), ("Yan", "小燕"), ("Peng", "小鹏"), ("Qing", "小青"), ("Rui", "小瑞"),
 )  # fmt: skip
-ROOMS: tuple[Pair, ...] = (
+_ROOMS: tuple[Pair, ...] = (
     ("barn", "谷仓"), ("workshop", "工坊"), ("cabin", "小木屋"), ("studio", "画室"),
 )  # fmt: skip
-THINGS: tuple[Pair, ...] = (
+_THINGS: tuple[Pair, ...] = (
     ("rope", "绳子"), ("lantern", "灯笼"), ("whistle", "哨子"), ("ribbon", "丝带"),
     ("hammer", "锤子"), ("kite", "风筝"),
 )  # fmt: skip
@@ -52,7 +52,7 @@ TEXTS = Texts(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class _Story:
     """A story with its question in both languages; the gold is the first option."""
 
     story: Pair
@@ -70,7 +70,7 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 def _row(i: int, seed: int) -> dict[str, Any]:
     number, side = divmod(i, 2)
     rng = random.Random(f"tombench/{seed}/{number}")
-    scene = KINDS[number % len(KINDS)](rng)
+    scene = _KINDS[number % len(_KINDS)](rng)
     order = list(range(len(scene.options)))
     random.Random(f"tombench/{seed}/{i}/order").shuffle(order)
     lettered = {"ABCD"[place]: scene.options[k][side] for place, k in enumerate(order)}
@@ -95,22 +95,22 @@ def _both(pattern: Pair, **values: Pair) -> Pair:
     return english, chinese
 
 
-def _belief(rng: random.Random) -> Scene:
+def _belief(rng: random.Random) -> _Story:
     """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
     a, b = rng.sample(PEOPLE, 2)
-    (room,), (thing,) = rng.sample(ROOMS, 1), rng.sample(THINGS, 1)
+    (room,), (thing,) = rng.sample(_ROOMS, 1), rng.sample(_THINGS, 1)
     first, second, other, never = rng.sample(HOLDERS, 4)
     away, deep = rng.random() < 0.7, rng.random() < 0.4
     went = ("{b} goes out.", "{b}走了出去。") if away else ("{b} watches.", "{b}在一旁看着。")
     back = ("Then {b} comes back.", "随后{b}回来了。") if away else ("", "")
-    told = (
+    story_texts = (
         f"{{a}} and {{b}} are in the {{room}}. There are a {{c1}}, a {{c2}} and a {{c3}}. Together "
         f"they lay the {{x}} in the {{c1}}. {went[0]} {{a}} moves the {{x}} to the {{c2}}. "
         f"{back[0]}",
         f"{{a}}和{{b}}在{{room}}里，那里有{{c1}}、{{c2}}和{{c3}}。两人一起把{{x}}放进{{c1}}。{went[1]}"
         f"{{a}}把{{x}}移到了{{c2}}里。{back[1]}",
     )
-    asked = (
+    questions = (
         (
             "Where does {a} think that {b} will look for the {x} first?",
             "{a}认为{b}会先去哪里找{x}？",
@@ -122,14 +122,14 @@ def _belief(rng: random.Random) -> Scene:
     right, wrong = (first, second) if away else (second, first)
     places = [(e.capitalize(), z) for e, z in (right, wrong, other, never)]
     finer = "Second-order beliefs" if deep else "Location false beliefs"
-    story = _both(told, **values)
-    return Scene(
-        (story[0].strip(), story[1]), _both(asked, **values), tuple(places),
+    story = _both(story_texts, **values)
+    return _Story(
+        (story[0].strip(), story[1]), _both(questions, **values), tuple(places),
         f"Belief: {finer}", "False Belief Task",
     )  # fmt: skip
 
 
-def _content(rng: random.Random) -> Scene:
+def _content(rng: random.Random) -> _Story:
     """A label promises one thing, the box holds another; who looked knows."""
     a, b = rng.sample(PEOPLE, 2)
     label, inside, other, never = rng.sample(GOODS, 4)
@@ -148,13 +148,13 @@ def _content(rng: random.Random) -> Scene:
     question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=who)
     right, wrong = (label, inside) if asks_label else (inside, label)
     options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
-    return Scene(story, question, options, "Belief: Content false beliefs", "False Belief Task")
+    return _Story(story, question, options, "Belief: Content false beliefs", "False Belief Task")
 
 
-def _knowledge(rng: random.Random) -> Scene:
+def _knowledge(rng: random.Random) -> _Story:
     """Did somebody see where a thing went? Two options only."""
     a, b = rng.sample(PEOPLE, 2)
-    (thing,), (place,) = rng.sample(THINGS, 1), rng.sample(HOLDERS, 1)
+    (thing,), (place,) = rng.sample(_THINGS, 1), rng.sample(HOLDERS, 1)
     saw = rng.random() < 0.5
     when = (
         ("{b} stands next to {a} with open eyes.", "{b}睁着眼睛站在{a}旁边。")
@@ -171,13 +171,13 @@ def _knowledge(rng: random.Random) -> Scene:
     question = _both(("Does {b} know where the {x} is?", "{b}知道{x}在哪里吗？"), b=b, x=thing)
     yes, no = ("Yes", "清楚"), ("No", "不清楚")
     options = (yes, no) if saw else (no, yes)
-    return Scene(story, question, options, "Knowledge: Percepts-knowledge links",
+    return _Story(story, question, options, "Knowledge: Percepts-knowledge links",
                  "Percepts-Knowledge Links")  # fmt: skip
 
 
-def _desire(rng: random.Random) -> Scene:
+def _desire(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
-    own, others, *rest = rng.sample(WISHES, 4)
+    first, others, *rest = rng.sample(WISHES, 4)
     story = _both(
         (
             "{a} and {b} have a free day. All week {a} has talked of nothing but how much {a} "
@@ -186,14 +186,14 @@ def _desire(rng: random.Random) -> Scene:
             "{a}和{b}有一天假。整整一周{a}都在说自己多想{p}。{b}一直不喜欢这件事，只盼着去{q}。"
             "两人决定各玩各的。",
         ),
-        a=a, b=b, p=own, q=others,
+        a=a, b=b, p=first, q=others,
     )  # fmt: skip
     question = _both(("What will {b} do on the free day?", "{b}放假那天会做什么？"), b=b)
-    options = tuple((e.capitalize(), z) for e, z in (others, own, *rest))
-    return Scene(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
+    options = tuple((e.capitalize(), z) for e, z in (others, first, *rest))
+    return _Story(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
 
 
-def _emotion(rng: random.Random) -> Scene:
+def _emotion(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
     joy, sorrow, *rest = FEELINGS
     asks_winner = rng.random() < 0.5
@@ -209,28 +209,28 @@ def _emotion(rng: random.Random) -> Scene:
         ("How does {w} feel about it?", "{w}对此心情如何？"), w=a if asks_winner else b
     )
     right, wrong = (joy, sorrow) if asks_winner else (sorrow, joy)
-    return Scene(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
+    return _Story(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
                  "Discrepant Emotions")  # fmt: skip
 
 
-def _intention(rng: random.Random) -> Scene:
+def _intention(rng: random.Random) -> _Story:
     (a,) = rng.sample(PEOPLE, 1)
     (deed, goal), *others = rng.sample(TEXTS["goals"], 4)
     story = _both(("{a} {d}.", "{a}{d}。"), a=a, d=deed)
     question = _both(("What for?", "这是为了什么？"), a=a)
-    return Scene(story, question, (goal, *(g for _, g in others)),
+    return _Story(story, question, (goal, *(g for _, g in others)),
                  "Intention: Intentions explanations", "Ambiguous Story Task")  # fmt: skip
 
 
-def _hint(rng: random.Random) -> Scene:
+def _hint(rng: random.Random) -> _Story:
     a, b = rng.sample(PEOPLE, 2)
-    (said, wanted), *others = rng.sample(TEXTS["hints"], 4)
-    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=said)
+    (hint, meaning), *others = rng.sample(TEXTS["hints"], 4)
+    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=hint)
     question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
-    return Scene(story, question, (wanted, *(w for _, w in others)),
+    return _Story(story, question, (meaning, *(w for _, w in others)),
                  "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
 
 
-KINDS: Sequence[Callable[[random.Random], Scene]] = (
+_KINDS: Sequence[Callable[[random.Random], _Story]] = (
     _belief, _desire, _content, _knowledge, _emotion, _intention, _hint, _belief,
 )  # fmt: skip

@@ -38,7 +38,7 @@ from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Seg
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
-ADVICE = {
+_ADVICE = {
     "belief": "Go through the events one by one and note who was there for each; whoever was away "
     "keeps the picture they had when they went.",
     "knowledge": "List what each person could perceive from where they were, and credit them with "
@@ -51,7 +51,7 @@ ADVICE = {
     "non-literal communication": "Ask why somebody would say this here: compare the words "
     "with what the speaker knows and with how the listener is placed.",
 }
-GENERAL = "Write down who knows what at the moment that the question is about, then compare."
+_GENERAL = "Write down who knows what at the moment that the question is about, then compare."
 ADVICE_ZH = {
     "belief": "把事件一件一件列出来，记下每件事发生时谁在场；离开的人只记得离开之前的情形。",
     "knowledge": "先写出每个人从自己的位置能看到、听到什么，只能认定他知道这些。",
@@ -101,26 +101,26 @@ class ToMBench(LetteredTask):
     @property
     def shuffles(self) -> int:
         """In how many orders of its options a question is asked; ConfigError for no such number."""
-        given = self.spec.options.get("shuffles", 1)
+        count = self.spec.options.get("shuffles", 1)
         if self.protocol == "reference":
             return 1
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(
-                f"The task '{self.name}' cannot ask in {given!r} orders.",
+                f"The task '{self.name}' cannot ask in {count!r} orders.",
                 "Its option 'shuffles' says in how many orders of its options a question is asked.",
                 "Write a whole number of at least 1; the benchmark has 5.",
             )
-        return given
+        return count
 
     def examples(
         self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
     ) -> tuple[Example, ...]:
         """The row once for every order of its options."""
-        asked = self.example(row, source=source, split=split)
+        example = self.example(row, source=source, split=split)
         if self.shuffles == 1:
-            return (asked,)
-        drawn = orders(tuple(asked.fields["options"]), self.shuffles, asked.id)
-        return tuple(_reordered(asked, order, i) for i, order in enumerate(drawn))
+            return (example,)
+        drawn = orders(tuple(example.fields["options"]), self.shuffles, example.id)
+        return tuple(_reordered(example, order, i) for i, order in enumerate(drawn))
 
     def _episode(
         self, example: Example, context: tuple[Segment, ...], completion: Completion,
@@ -134,15 +134,15 @@ class ToMBench(LetteredTask):
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Language, group of abilities, and the ability in full where the row names one."""
         ability = str(fields.get("ability") or "").strip()
-        finer = {"ability": group_of(ability)} if ability else {}
+        finer = {"ability": ability_group(ability)} if ability else {}
         return {**super().tags(fields), **finer}
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         chinese = example.fields["language"] == "zh"
         unread = UNREAD_ZH if chinese else UNREAD_OPENINGS
         first = opening(read_state(score), *OPENINGS["zh" if chinese else "en"], unread)
-        advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (ADVICE, GENERAL)
-        group = group_of(str(example.fields.get("ability") or "")).lower()
+        advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (_ADVICE, _GENERAL)
+        group = ability_group(str(example.fields.get("ability") or "")).lower()
         for text in dict.fromkeys((advice.get(group, general), general)):
             yield f"{first} {text}".strip()
         yield general
@@ -155,11 +155,11 @@ class ToMBench(LetteredTask):
         earlier order voted for wins, as in the benchmark; a reply that cannot be read is no vote.
         """
         mean = macro(records, "ability")
-        found = {} if mean is None else {"macro_ability": mean}
+        metrics = {} if mean is None else {"macro_ability": mean}
         rows = _whole_rows(records, self.shuffles) if self.shuffles > 1 else []
         if rows:
-            found["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
-        return found
+            metrics["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
+        return metrics
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _majority_right(records: Sequence[Record]) -> bool:
     return bool(votes) and right[votes.most_common(1)[0][0]]
 
 
-def group_of(ability: str) -> str:
+def ability_group(ability: str) -> str:
     """`Belief` of `Belief: Location false beliefs`; a text without a colon is its own group."""
-    found = _GROUP.match(ability)
-    return found.group(1).strip() if found else ability
+    match = _GROUP.match(ability)
+    return match.group(1).strip() if match else ability

@@ -23,6 +23,7 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes, read_rows, unreadable
 from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.made import Row
 
 LICENCE = "none stated"
 PROFILES = ("dimension_3_profiles.json", "profiles.json", "profiles.jsonl")
@@ -30,7 +31,6 @@ _PLACEHOLDER = re.compile(r"\[[^\]]*distractor[^\]]*\]", re.IGNORECASE)
 _QUOTED_WORDS = 5
 """A gold of this many words that stands in another entry of the history gives itself away."""
 
-Row = dict[str, Any]
 Person = Mapping[str, Any]
 
 
@@ -59,8 +59,8 @@ def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
         return _social
     if {"context", "choices", "answer_idx"} <= names:
         return _interpersonal
-    wanted = ("mcq", "anchor_post with choices", "context with choices")
-    raise wrong_shape(path, wanted, "Give a file of choices of the TwinVoice release.")
+    shapes = ("mcq", "anchor_post with choices", "context with choices")
+    raise wrong_shape(path, shapes, "Give a file of choices of the TwinVoice release.")
 
 
 def _social(record: RawRow) -> Row:
@@ -91,10 +91,10 @@ def _interpersonal(record: RawRow) -> Row:
 
 
 def _history(value: Any) -> list[str]:
-    kept = [str(item).strip() for item in value or () if item is not None and str(item).strip()]
-    if not kept:
+    entries = [str(item).strip() for item in value or () if item is not None and str(item).strip()]
+    if not entries:
         raise BadRecord("it has no history, so that nothing tells who the person is")
-    return kept
+    return entries
 
 
 def _four(choices: Any, gold: Any) -> Row:
@@ -119,8 +119,8 @@ def read_profiles(choices: Path) -> dict[str, Person]:
 
     DataError when there is no such file or it is no object with a `characterList`.
     """
-    found = next((p for name in PROFILES if (p := choices.with_name(name)).is_file()), None)
-    if found is None:
+    profiles = next((p for name in PROFILES if (p := choices.with_name(name)).is_file()), None)
+    if profiles is None:
         raise DataError(
             f"Beside '{choices}' there is no file of profiles.",
             "The choices of dimension 3 name a character; what it said before stands in "
@@ -128,18 +128,18 @@ def read_profiles(choices: Path) -> dict[str, Person]:
             "Copy that file into the same folder.",
         )
     try:
-        value = parse_row_json(read_bytes(found).decode("utf-8-sig"))
+        value = parse_row_json(read_bytes(profiles).decode("utf-8-sig"))
     except ValueError as error:
-        raise unreadable(found, f"not one JSON object: {error}") from error
+        raise unreadable(profiles, f"not one JSON object: {error}") from error
     listed = value.get("characterList") if isinstance(value, Mapping) else None
     if not isinstance(listed, Mapping):
-        raise unreadable(found, "it has no characterList")
+        raise unreadable(profiles, "it has no characterList")
     people = [p for p in listed.values() if isinstance(p, Mapping)]
     return {str(p.get("NameCanonical")): p for p in people}
 
 
 def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
-    context, name, said = need(record, "context", "speaker_match_key", "utterance")
+    context, name, utterance = need(record, "context", "speaker_match_key", "utterance")
     if name not in people:
         raise BadRecord(f"its character '{name:.40}' has no profile")
     mcq = record.fields.get("mcq")
@@ -151,7 +151,9 @@ def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
     person = people[name]
     return {
         "dimension": "narrative",
-        "conversation_history": _lines(person, str(record.fields.get("chunk_id")), said, context),
+        "conversation_history": _lines(
+            person, str(record.fields.get("chunk_id")), utterance, context
+        ),
         "anchor_post": context,
         **_four([options[x] for x in letters], letters.index(letter)),
         "profile": _profile(person),
@@ -160,28 +162,28 @@ def _narrative(record: RawRow, people: Mapping[str, Person]) -> Row:
     }
 
 
-def _lines(person: Person, chunk: str, said: str, context: str) -> list[str]:
+def _lines(person: Person, chunk: str, utterance: str, context: str) -> list[str]:
     """What a character said elsewhere, in the order of the story, without the asked utterance."""
     entries = [e for e in person.get("UtteranceHistory") or () if isinstance(e, Mapping)]
-    kept = [
+    lines = [
         f"Scene: {str(e.get('context') or '').strip()}\n  Said: {str(e['utterance']).strip()}"
         for e in sorted(entries, key=lambda e: str(e.get("chunk_id")))
-        if e.get("utterance") and not _gives_away(e, chunk, said, context)
+        if e.get("utterance") and not _gives_away(e, chunk, utterance, context)
     ]
-    if not kept:
+    if not lines:
         raise BadRecord("nothing else that its character said is known")
-    return kept
+    return lines
 
 
-def _gives_away(entry: Mapping[str, Any], chunk: str, said: str, context: str) -> bool:
+def _gives_away(entry: Mapping[str, Any], chunk: str, utterance: str, context: str) -> bool:
     """Whether an entry is the asked utterance, its scene, or quotes it."""
-    told = str(entry.get("context") or "")
-    if str(entry.get("chunk_id")) == chunk or told.strip() == context.strip():
+    scene = str(entry.get("context") or "")
+    if str(entry.get("chunk_id")) == chunk or scene.strip() == context.strip():
         return True
-    gold, other = _same(said), _same(str(entry["utterance"]))
+    gold, other = _same(utterance), _same(str(entry["utterance"]))
     if other == gold:
         return True
-    return len(gold.split()) >= _QUOTED_WORDS and (gold in _same(told) or gold in other)
+    return len(gold.split()) >= _QUOTED_WORDS and (gold in _same(scene) or gold in other)
 
 
 @lru_cache(maxsize=4096)  # scenes of a character are compared with each of its questions
@@ -192,13 +194,13 @@ def _same(text: str) -> str:
 def _profile(person: Person) -> str:
     """Who a character is: name, traits, aims and what else the profile tells."""
     details = person.get("Additional Details")
-    told = {
+    details_by_label = {
         "Name": person.get("NameCanonical"),
         "Traits": person.get("Personality Traits"),
         "Aims": person.get("Motivation and Goals"),
         **(details if isinstance(details, Mapping) else {}),
     }
-    return "\n".join(f"{key}: {_listed(v)}" for key, v in told.items() if _listed(v))
+    return "\n".join(f"{key}: {_listed(v)}" for key, v in details_by_label.items() if _listed(v))
 
 
 def _listed(value: Any) -> str:
@@ -210,14 +212,14 @@ def _listed(value: Any) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    told = sum(
+    quoted = sum(
         len(gold.split()) >= _QUOTED_WORDS and gold in _same(row["anchor_post"])
         for row in rows
         if (gold := _same(row["answer_choices"][row["answer_idx"]]))
     )
-    if not told:
+    if not quoted:
         return ()
-    return (f"In {told} of {len(rows)} rows the anchor holds the right answer word for word; the "
+    return (f"In {quoted} of {len(rows)} rows the anchor holds the right answer word for word; the "
             "published file has it so.",)  # fmt: skip
 
 

@@ -18,25 +18,25 @@ from typing import Any
 
 from soulkit.tasks.texts import Texts
 
-DIMENSIONS = ("social", "interpersonal", "narrative")
+_DIMENSIONS = ("social", "interpersonal", "narrative")
 TOPICS = (
     "the new tram", "the street market", "the choir", "the long winter", "the school play",
     "the corner bakery", "the museum", "the harbour festival", "the library",
     "the football final",
 )  # fmt: skip
-OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
-PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
+_OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
+_PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
 PET_WORDS = ("blimey", "mate", "honestly", "so to speak", "mark my words", "bless", "you know what")
 
 TEXTS = Texts(__file__)
 
-SHAPES: dict[str, Callable[[str], str]] = {
+_SHAPES: dict[str, Callable[[str], str]] = {
     "lower": lambda t: f"{t} keeps coming up these days".lower(),
     "trail": lambda t: f"Well... {t}... it keeps coming up...",
     "ask": lambda t: f"{_start(t)} keeps coming up, doesn't it? Or is it just me?",
     "shout": lambda t: f"{t} KEEPS COMING UP!!".upper(),
 }
-SIDES = (
+_SIDES = (
     ("I am all for {t}, always was.", "On the side of {t}, as ever."),
     ("I was against {t} from the first day.", "Still not for {t}, as ever."),
     ("I could not care less about {t}.", "Shrugging about {t}, as ever."),
@@ -51,7 +51,7 @@ KIN = ("sister", "brother", "godmother", "cousin", "best friend")
 class Case:
     """What somebody said, what they react to, and four reactions of which the first is theirs."""
 
-    said: tuple[str, ...]
+    posts: tuple[str, ...]
     anchor: str
     reactions: tuple[str, ...]
 
@@ -65,7 +65,7 @@ def _row(i: int, seed: int) -> dict[str, Any]:
     rng = random.Random(f"twinvoice/{seed}/{i}")
     capability = list(CASES)[i % len(CASES)]
     # Over eighteen rows every capability meets every dimension.
-    dimension = DIMENSIONS[(i + i // len(CASES)) % len(DIMENSIONS)]
+    dimension = _DIMENSIONS[(i + i // len(CASES)) % len(_DIMENSIONS)]
     case = CASES[capability](rng)
     reactions = list(case.reactions)
     rng.shuffle(reactions)
@@ -74,7 +74,7 @@ def _row(i: int, seed: int) -> dict[str, Any]:
         "user_id": f"p{seed}-{i}",
         "dimension": dimension,
         "capability": capability,
-        "conversation_history": [_dressed(dimension, text, rng) for text in case.said],
+        "conversation_history": [_dressed(dimension, text, rng) for text in case.posts],
         "anchor_post": case.anchor,
         "answer_choices": reactions,
         "answer_idx": reactions.index(case.reactions[0]),
@@ -85,65 +85,71 @@ def _row(i: int, seed: int) -> dict[str, Any]:
 def _dressed(dimension: str, text: str, rng: random.Random) -> str:
     """What was said as a post, as the answer in a chat, or as a line in a scene."""
     if dimension == "interpersonal":
-        return f"Asked: {rng.choice(OPENERS)} Replied: {text}"
+        return f"Asked: {rng.choice(_OPENERS)} Replied: {text}"
     if dimension == "narrative":
-        return f"Scene: The company sat {rng.choice(PLACES)}. Said: {text}"
+        return f"Scene: The company sat {rng.choice(_PLACES)}. Said: {text}"
     return text
 
 
 def _opinion(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 5)
-    own, *rest = rng.sample(SIDES, 4)
+    stance, *rest = rng.sample(_SIDES, 4)
     small = [f"{_start(other)} came up at breakfast." for other in others]
-    said = [*small, own[0].format(t=topic), f"Asked about {topic} once more. I have not changed."]
-    rng.shuffle(said)
-    return Case(tuple(said), f"Where do you stand on {topic}?",
-                tuple(side[1].format(t=topic) for side in (own, *rest)))  # fmt: skip
+    posts = [
+        *small,
+        stance[0].format(t=topic),
+        f"Asked about {topic} once more. I have not changed.",
+    ]
+    rng.shuffle(posts)
+    return Case(tuple(posts), f"Where do you stand on {topic}?",
+                tuple(side[1].format(t=topic) for side in (stance, *rest)))  # fmt: skip
 
 
 def _memory(rng: random.Random) -> Case:
     kin, other = rng.sample(KIN, 2)
-    own, decoy, *rest = rng.sample(CITIES, 4)
+    home, decoy, *rest = rng.sample(CITIES, 4)
     topics = rng.sample(TOPICS, 3)
-    said = [f"My {kin} lives in {own}.", f"My {other} moved to {decoy}.",
+    posts = [f"My {kin} lives in {home}.", f"My {other} moved to {decoy}.",
             *(f"{_start(t)} came up at breakfast." for t in topics)]  # fmt: skip
-    rng.shuffle(said)
-    return Case(tuple(said), f"Remind me, where does your {kin} live?",
-                tuple(f"In {city}, as ever." for city in (own, decoy, *rest)))  # fmt: skip
+    rng.shuffle(posts)
+    return Case(tuple(posts), f"Remind me, where does your {kin} live?",
+                tuple(f"In {city}, as ever." for city in (home, decoy, *rest)))  # fmt: skip
 
 
 def _reasoning(rng: random.Random) -> Case:
     rule, cases = rng.choice(TEXTS["rules"])
     anchor = rng.choice(list(cases))
-    rest = [reaction for asked, reaction in cases.items() if asked != anchor]
+    rest = [reaction for case, reaction in cases.items() if case != anchor]
     small = [f"{_start(t)} came up at breakfast." for t in rng.sample(TOPICS, 4)]
-    said = [*small, rule]
-    rng.shuffle(said)
-    return Case(tuple(said), anchor, (cases[anchor], *rest))
+    posts = [*small, rule]
+    rng.shuffle(posts)
+    return Case(tuple(posts), anchor, (cases[anchor], *rest))
 
 
 def _pet_words(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(PET_WORDS, 4)
-    said = tuple(f"{_start(own)}, {other} came up." for other in others)
-    reactions = tuple(f"{_start(word)}, {topic} came up." for word in (own, *rest))
-    return Case(said, f"What do you think of {topic}?", reactions)
+    pet_word, *rest = rng.sample(PET_WORDS, 4)
+    posts = tuple(f"{_start(pet_word)}, {other} came up." for other in others)
+    reactions = tuple(f"{_start(word)}, {topic} came up." for word in (pet_word, *rest))
+    return Case(posts, f"What do you think of {topic}?", reactions)
 
 
 def _tone(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(list(TEXTS["tones"]), 4)
-    said = tuple(_start(rng.choice(TEXTS["tones"][own]).format(t=other)) for other in others)
-    reactions = (_start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (own, *rest))
-    return Case(said, f"What do you think of {topic}?", tuple(reactions))
+    habit, *rest = rng.sample(list(TEXTS["tones"]), 4)
+    posts = tuple(_start(rng.choice(TEXTS["tones"][habit]).format(t=other)) for other in others)
+    reactions = (
+        _start(rng.choice(TEXTS["tones"][tone]).format(t=topic)) for tone in (habit, *rest)
+    )
+    return Case(posts, f"What do you think of {topic}?", tuple(reactions))
 
 
 def _syntax(rng: random.Random) -> Case:
     topic, *others = rng.sample(TOPICS, 6)
-    own, *rest = rng.sample(list(SHAPES), 4)
-    said = tuple(SHAPES[own](other) for other in others)
-    return Case(said, f"What do you think of {topic}?",
-                tuple(SHAPES[shape](topic) for shape in (own, *rest)))  # fmt: skip
+    form, *rest = rng.sample(list(_SHAPES), 4)
+    posts = tuple(_SHAPES[form](other) for other in others)
+    return Case(posts, f"What do you think of {topic}?",
+                tuple(_SHAPES[shape](topic) for shape in (form, *rest)))  # fmt: skip
 
 
 def _start(text: str) -> str:

@@ -42,7 +42,7 @@ LOOK_AT: dict[str, tuple[Callable[[str], float], float]] = {
 }
 """What to look at → (its measure of a text, how far off the usual a reaction must be to say so)."""
 
-ADVICE = {
+_ADVICE = {
     "opinion": "Find where this person took sides on something of this kind; people keep to that.",
     "memory": "Find what this person told about their own life; the reaction has to agree with it.",
     "reasoning": "Find the rule that this person gave for cases like this one and apply it.",
@@ -50,7 +50,7 @@ ADVICE = {
     "tone": "Name the mood in which they usually speak before you compare.",
     "syntax": "Look at the shape of their sentences: length, capitals, marks, how they end.",
 }
-GENERAL = (
+_GENERAL = (
     "Go through what they said before three times: for opinions, for facts about their life, for "
     "their manner of writing. Compare every reaction with all three."
 )
@@ -68,16 +68,16 @@ class TwinVoice(LetteredTask):
         error = gold_error(LETTERS[index], options)
         if error and self.protocol == "paper":
             raise error
-        kept = [item for item in history if item]
+        entries = [item for item in history if item]
         return {
             **fields,
-            "conversation_history": tuple(kept),
+            "conversation_history": tuple(entries),
             "options": options,
             "answer_choices": tuple(choices),
             "answer_idx": index,
             "dimension": str(fields.get("dimension") or "").strip().lower() or None,
             # Without a name, equal histories are the only sign of being one person.
-            "user_id": fields.get("user_id") or content_hash("twinvoice", {"history": kept}),
+            "user_id": fields.get("user_id") or content_hash("twinvoice", {"history": entries}),
         }
 
     def gold_letter(self, example: Example) -> str:
@@ -106,7 +106,7 @@ class TwinVoice(LetteredTask):
         off = misfit(chosen, example.fields["conversation_history"]) if chosen else None
         closer = [f"Its reaction does not fit {off}; measure that first."] if off else []
         kind = str(example.fields.get("capability") or "")
-        for text in (*closer, ADVICE.get(kind, GENERAL), GENERAL):
+        for text in (*closer, _ADVICE.get(kind, _GENERAL), _GENERAL):
             yield f"{first} {text}".strip()
         yield SHORT
 
@@ -122,8 +122,8 @@ class TwinVoice(LetteredTask):
 def _entry(item: Any) -> str:
     """One thing said, as text; a pair of context and reply becomes two lines."""
     if isinstance(item, Mapping):
-        kept = ((str(k).strip(), str(v).strip()) for k, v in item.items() if v is not None)
-        return "\n  ".join(f"{k}: {v}" for k, v in kept if v)
+        parts = ((str(k).strip(), str(v).strip()) for k, v in item.items() if v is not None)
+        return "\n  ".join(f"{k}: {v}" for k, v in parts if v)
     return item_text(item, "entries of the history")
 
 
@@ -163,12 +163,12 @@ def misfit(reaction: str, history: Sequence[str]) -> str | None:
     The direction stays untold, so that nothing follows for the other reactions. None when the
     reaction is like the others, or too little is known (fewer than three entries).
     """
-    said = [_spoken(entry) for entry in history]
-    if len(said) < 3:
+    texts = [_spoken(entry) for entry in history]
+    if len(texts) < 3:
         return None
     worst, furthest = None, 1.0
     for name, (measure, threshold) in LOOK_AT.items():
-        usual = sum(measure(text) for text in said) / len(said)
+        usual = sum(measure(text) for text in texts) / len(texts)
         off = abs(measure(reaction) - usual) / threshold
         if off > furthest:
             worst, furthest = name, off
@@ -177,8 +177,8 @@ def misfit(reaction: str, history: Sequence[str]) -> str | None:
 
 def _spoken(entry: str) -> str:
     """The person's own words in an entry that also tells what they reacted to."""
-    found = re.split(r"(?:UserReply|Replied|Said):\s*", entry)
-    return found[-1].strip().strip('"') or entry
+    parts = re.split(r"(?:UserReply|Replied|Said):\s*", entry)
+    return parts[-1].strip().strip('"') or entry
 
 
 def _words(text: str) -> list[str]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.tasks.userllm.fields import CSQA, NQ, Said
+from soulkit.tasks.userllm.fields import CSQA, NQ, UserMessage
 from soulkit.tasks.userllm.metrics import choices_named
 from soulkit.types import Score
 
 TOO_MUCH = 0.3
 """A larger share of words from the intent is remarked on."""
 
-GENERAL = {
+_GENERAL = {
     CSQA: ("You are the one who asks.", "Say what you want to know in your own words and leave all "
            "answering to the other side."),
     NQ: ("Look at what the last reply is about.", "Where it is not what you came for, do not go "
@@ -31,43 +31,45 @@ GENERAL = {
 }  # fmt: skip
 
 
-def notes(fields: Mapping[str, Any], said: Said | None, score: Score | None) -> list[str]:
+def message_notes(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
+) -> list[str]:
     """What can be said about a draft, worst first; empty without one."""
-    if score is None or said is None:
+    if score is None or message is None:
         return []
-    if not said.text and not said.ended:
+    if not message.text and not message.ended:
         return ["Nothing was said; whoever wants something writes a message."]
     source = fields["source"]
     if source == CSQA:
-        return list(_role_notes(fields["choices"] or (), said, score))
+        return list(_role_notes(fields["choices"] or (), message, score))
     if source == NQ:
-        return list(_intent_notes(said, score))
+        return list(_intent_notes(message, score))
     return list(_prism_notes(score))
 
 
-def _role_notes(choices: Sequence[str], said: Said, score: Score) -> Iterator[str]:
-    found = len(choices_named(choices, said.text, "paper"))
+def _role_notes(choices: Sequence[str], message: UserMessage, score: Score) -> Iterator[str]:
+    count = len(choices_named(choices, message.text, "paper"))
     if score.metrics.get("role_adherence") == 1.0:
         yield "The message left the answering to the other side; keep to that."
-    elif found:
-        held = "an answer" if found == 1 else f"{found} answers"
+    elif count:
+        held = "an answer" if count == 1 else f"{count} answers"
         yield f"Whoever asks does not answer, and the message held {held} to what it asked."
 
 
-def _intent_notes(said: Said, score: Score) -> Iterator[str]:
-    kept = score.metrics.get("intent_adherence")
-    if not said.text:
+def _intent_notes(message: UserMessage, score: Score) -> Iterator[str]:
+    adherence = score.metrics.get("intent_adherence")
+    if not message.text:
         yield "The conversation was ended although what you came for was not answered."
-    elif kept is not None and kept < 0.5:
+    elif adherence is not None and adherence < 0.5:
         yield "The reply went along with what was proposed. Do not accept it; your wish is open."
-    elif kept is not None:
+    elif adherence is not None:
         yield "You stayed with what you came for; do so again, in few words."
 
 
 def _prism_notes(score: Score) -> Iterator[str]:
-    found = score.metrics
-    overlap, human = found.get("intent_decomposition"), found.get("ai_detector")
-    wrong = found.get("termination") == 0.0
+    metrics = score.metrics
+    overlap, human = metrics.get("intent_decomposition"), metrics.get("ai_detector")
+    wrong = metrics.get("termination") == 0.0
     if wrong:
         yield "Whether anything was left to ask was misjudged."
     if overlap is not None and overlap > TOO_MUCH:
@@ -78,17 +80,17 @@ def _prism_notes(score: Score) -> Iterator[str]:
         yield "It was like a person at a keyboard; keep that tone."
 
 
-def lessons(
-    fields: Mapping[str, Any], said: Said | None, score: Score | None
+def lesson_choices(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
 ) -> Iterator[tuple[str, ...]]:
     """Lessons, the fullest first, for `safest` to choose from."""
-    told = notes(fields, said, score)
+    remarks = message_notes(fields, message, score)
     kind = fields["source"]
-    if kind not in GENERAL:
+    if kind not in _GENERAL:
         kind = "later" if fields["conversation_history"] else "first"
-    general = GENERAL[kind]
-    yield (*told, *general)
-    for note in told:
+    general = _GENERAL[kind]
+    yield (*remarks, *general)
+    for note in remarks:
         yield (note,)
     yield general
     yield (general[0],)

@@ -43,7 +43,7 @@ _TRUTH = {"true": True, "yes": True, "y": True, "1": True,
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UserMessage:
     """A reply without its thinking: the text before the end token, and whether there was one."""
 
     text: str
@@ -55,32 +55,32 @@ class Said:
         return self.text + END if self.ended else self.text
 
 
-def read_reply(text: str | None, protocol: Protocol) -> Said:
+def read_reply(text: str | None, protocol: Protocol) -> UserMessage:
     """What a completion says; None, no completion, says nothing.
 
     `paper` also drops thinking that was never closed, and marks that only wrap the end token.
     """
     before, end, _ = spoken(text or "", protocol).partition(END)
-    said = before.strip()
-    if protocol == "paper" and end and not said.strip("`\"'*_\u201c\u201d "):
-        said = ""
-    return Said(said, bool(end))
+    message = before.strip()
+    if protocol == "paper" and end and not message.strip("`\"'*_\u201c\u201d "):
+        message = ""
+    return UserMessage(message, bool(end))
 
 
 def normalize_intent(text: Any) -> str:
     """The wish alone, without the sentence that introduces it."""
-    given = "" if text is None else str(text).strip()
-    place = given.lower().find(_PREAMBLE)
-    rest = given[place + len(_PREAMBLE) :].strip(" \t\n\r").lstrip(_DASHES) if place >= 0 else ""
-    return rest.strip() or given
+    intent = "" if text is None else str(text).strip()
+    place = intent.lower().find(_PREAMBLE)
+    rest = intent[place + len(_PREAMBLE) :].strip(" \t\n\r").lstrip(_DASHES) if place >= 0 else ""
+    return rest.strip() or intent
 
 
 def extract_intent(row: Mapping[str, Any]) -> str:
     """The first of `intent`, `intent_summary` and `opening_prompt` that says anything, else the
     first line of a conversation in text."""
     for name in ("intent", "intent_summary", "opening_prompt"):
-        if found := normalize_intent(row.get(name)):
-            return found
+        if intent := normalize_intent(row.get(name)):
+            return intent
     history = row.get("conversation_history")
     lines = history.strip().splitlines() if isinstance(history, str) else []
     return normalize_intent(_TAG.sub("", lines[0])) if lines else ""
@@ -112,8 +112,8 @@ def to_optional_bool(value: Any) -> bool | None:
 
 def read_source(value: Any) -> str:
     """One of SOURCES, or the text as it is when it names none of them."""
-    given = "" if value is None else str(value).strip().lower()
-    return PRISM if "prism" in given else given
+    source = "" if value is None else str(value).strip().lower()
+    return PRISM if "prism" in source else source
 
 
 def related_metrics(row: Mapping[str, Any]) -> set[str]:
@@ -121,9 +121,9 @@ def related_metrics(row: Mapping[str, Any]) -> set[str]:
     named = row.get("related_metrics") or row.get("related_metric")
     listed = [named] if isinstance(named, str) else named
     listed = listed if isinstance(listed, list | tuple) else ()
-    known = {name for names in METRICS.values() for name in names}
-    found = {name for name in listed if isinstance(name, str)} & known
-    return found or set(METRICS.get(read_source(row.get("source")), ()))
+    all_metrics = {name for names in METRICS.values() for name in names}
+    row_metrics = {name for name in listed if isinstance(name, str)} & all_metrics
+    return row_metrics or set(METRICS.get(read_source(row.get("source")), ()))
 
 
 # -- conversations -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def _tagged(text: str) -> tuple[dict[str, str], ...]:
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     pairs = [(mark.group(1), text[mark.end() : end].strip())
              for mark, end in zip(marks, ends, strict=True)]  # fmt: skip
-    return tuple(_turn(who, said) for who, said in pairs if said)
+    return tuple(_turn(who, words) for who, words in pairs if words)
 
 
 def _headless(text: str, marks: Sequence[re.Match[str]]) -> tuple[dict[str, str], ...]:
@@ -168,9 +168,9 @@ def _message(item: Any) -> dict[str, str] | None:
     if not isinstance(item, Mapping):
         return None
     who = next((item[k] for k in ("speaker", "role", "from") if isinstance(item.get(k), str)), None)
-    said = next((item[k] for k in ("text", "content", "value") if isinstance(item.get(k), str)), "")
-    return None if who is None else _turn(who, said.strip())
+    text = next((item[k] for k in ("text", "content", "value") if isinstance(item.get(k), str)), "")
+    return None if who is None else _turn(who, text.strip())
 
 
-def _turn(who: str, said: str) -> dict[str, str]:
-    return {"speaker": "user" if who.strip().lower() in _MINE else "assistant", "text": said}
+def _turn(who: str, text: str) -> dict[str, str]:
+    return {"speaker": "user" if who.strip().lower() in _MINE else "assistant", "text": text}

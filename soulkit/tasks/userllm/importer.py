@@ -25,8 +25,7 @@ from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
-
-Row = dict[str, Any]
+from soulkit.tasks.made import Row
 
 NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
 CSQA_LICENCE = "MIT (CommonsenseQA)"
@@ -52,17 +51,17 @@ def import_userllm(path: Path) -> Imported:
     """Rows of an NQ-open or CommonsenseQA file; DataError for any other."""
     raw, bad = read_rows(path)
     rows: list[Row] = []
-    own = 0
+    matches = 0
     for record in raw:
         make = _maker(record)
-        own += make is not None
+        matches += make is not None
         try:
             rows.append((make or _unknown)(record))
         except BadRecord as error:
             bad.append(BadRow(record.source, str(error)))
-    if not own:
-        wanted = ("question with answer", "question with choices and answerKey")
-        raise wrong_shape(path, wanted, "Give a file of NQ-open or of CommonsenseQA.")
+    if not matches:
+        shapes = ("question with answer", "question with choices and answerKey")
+        raise wrong_shape(path, shapes, "Give a file of NQ-open or of CommonsenseQA.")
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
 
 
@@ -113,8 +112,8 @@ def _quiz(record: RawRow) -> Row:
 
 
 def _texts(choices: Any) -> list[str]:
-    found = choices.get("text") if isinstance(choices, Mapping) else choices
-    items = found if isinstance(found, list | tuple) else ()
+    options = choices.get("text") if isinstance(choices, Mapping) else choices
+    items = options if isinstance(options, list | tuple) else ()
     texts = (item.get("text") if isinstance(item, Mapping) else item for item in items)
     return [text.strip() if isinstance(text, str) else "" for text in texts]
 
@@ -126,8 +125,8 @@ def suggestion(question: str) -> str:
     draw, index = divmod(draw, len(BROADER))
     if wider:
         return BROADER[index]
-    said = set(re.findall(r"\w+", question.casefold()))
-    others = [other for other in ELSEWHERE if not said.intersection(other.split()[-1:])]
+    words = set(re.findall(r"\w+", question.casefold()))
+    others = [other for other in ELSEWHERE if not words.intersection(other.split()[-1:])]
     return OTHER[index].format(other=others[draw % len(others)])
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, groupby
 
 from soulkit.judge.verdict import named_options, plain
-from soulkit.tasks.userllm.fields import Said
+from soulkit.tasks.userllm.fields import UserMessage
 from soulkit.types import Protocol
 
 Tokenizer = Callable[[str | None], list[str]]
@@ -44,13 +44,13 @@ _NOT_ALNUM = re.compile(r"[^a-z0-9]+")
 
 def tokenize(text: str | None) -> list[str]:
     """Lower-case words; every mark or symbol outside a word stands alone."""
-    found: list[str] = []
+    tokens: list[str] = []
     for word, signs in groupby((text or "").lower(), _is_word):
         if word:
-            found.append("".join(signs))
+            tokens.append("".join(signs))
         else:
-            found += [sign for sign in signs if unicodedata.category(sign)[0] in "PS"]
-    return found
+            tokens += [sign for sign in signs if unicodedata.category(sign)[0] in "PS"]
+    return tokens
 
 
 def _is_word(sign: str) -> bool:
@@ -74,8 +74,10 @@ def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
 
 def intent_overlap(intent: str | None, reply: str | None, words: Tokenizer = tokenize) -> float:
     """|intent ∩ reply| / |reply| over words of content, in [0, 1]; 0 when either has none."""
-    wanted, said = content_words(intent, words), content_words(reply, words)
-    return len(wanted & said) / len(said) if wanted and said else 0.0
+    intent_words, reply_words = content_words(intent, words), content_words(reply, words)
+    return (
+        len(intent_words & reply_words) / len(reply_words) if intent_words and reply_words else 0.0
+    )
 
 
 def goal_keywords(intent: str) -> list[str]:
@@ -95,8 +97,8 @@ def choices_named(choices: Sequence[str], reply: str, protocol: Protocol) -> tup
     reads every script.
     """
     if protocol == "paper":
-        said = named_options(reply, choices)
-        return tuple(choice for choice in choices if plain(choice) in said)
+        names = named_options(reply, choices)
+        return tuple(choice for choice in choices if plain(choice) in names)
     text = choice_form(reply)
     return tuple(c for c in choices if choice_form(c).strip() and choice_form(c) in text)
 
@@ -111,24 +113,24 @@ def role_adherence(choices: Sequence[str], reply: str, protocol: Protocol) -> fl
     return float(count not in (1, 2))
 
 
-def prism_parts(intent: str, said: Said, last: bool | None) -> dict[str, float | None]:
+def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[str, float | None]:
     """The parts of a PRISM score that need no judge; None where one does not apply.
 
     A reply that only ends the conversation has no text to compare with the intent, and where the
     row does not say whether it is the last turn, neither way of going on is right.
     """
     return {
-        "intent_decomposition": intent_overlap(intent, said.text) if said.text else None,
-        "termination": None if last is None else float(said.ended == last),
+        "intent_decomposition": intent_overlap(intent, message.text) if message.text else None,
+        "termination": None if last is None else float(message.ended == last),
     }
 
 
 def prism_value(parts: Mapping[str, float | None], human: float | None) -> float | None:
     """The mean of what applies, low overlap counting as good; None when nothing does."""
     overlap, termination = parts["intent_decomposition"], parts["termination"]
-    wanted = [None if overlap is None else 1 - overlap, termination, human]
-    known = [value for value in wanted if value is not None]
-    return sum(known) / len(known) if known else None
+    components = [None if overlap is None else 1 - overlap, termination, human]
+    values = [value for value in components if value is not None]
+    return sum(values) / len(values) if values else None
 
 
 # -- a batch -------------------------------------------------------------------------------------
@@ -142,11 +144,11 @@ def first_turn_diversity(texts: Iterable[str]) -> float | None:
 
 
 def termination_scores(
-    predicted: Sequence[bool], wanted: Sequence[bool]
+    predicted: Sequence[bool], labels: Sequence[bool]
 ) -> tuple[float, float, float]:
     """(precision, recall, F1) of ending; 0 where nothing was, or should have been, ended."""
-    hits = sum(p and w for p, w in zip(predicted, wanted, strict=True))
+    hits = sum(p and w for p, w in zip(predicted, labels, strict=True))
     precision = hits / sum(predicted) if any(predicted) else 0.0
-    recall = hits / sum(wanted) if any(wanted) else 0.0
+    recall = hits / sum(labels) if any(labels) else 0.0
     both = precision + recall
     return precision, recall, 2 * precision * recall / both if both else 0.0

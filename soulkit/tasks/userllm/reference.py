@@ -13,7 +13,7 @@ from typing import Any
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import JudgeQuestion
 from soulkit.models.base import Cast
-from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, Said
+from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, UserMessage
 from soulkit.tasks.userllm.metrics import (
     choices_named,
     content_words,
@@ -21,7 +21,7 @@ from soulkit.tasks.userllm.metrics import (
     intent_overlap,
     role_adherence,
 )
-from soulkit.tasks.userllm.task import Heard, UserLLM, verdict_words
+from soulkit.tasks.userllm.task import LabelScore, UserLLM, verdict_words
 from soulkit.types import Episode, Example, Score
 
 _KEYWORDS = 8
@@ -36,31 +36,35 @@ class UserLLMReference(UserLLM):
     def check(self, fields: dict[str, Any], conversation: Any) -> dict[str, Any]:
         return fields
 
-    async def rated(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+    async def rated(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         fields = example.fields
         source, last, choices = fields["source"], fields["is_last_turn"], fields["choices"] or ()
-        heard: Heard = (0.0, (), {})
-        known = bool(fields["question"] and fields["assistant_suggestion_turn"])
-        if asks(source, said, known):
+        judgement: LabelScore = (0.0, (), {})
+        complete = bool(fields["question"] and fields["assistant_suggestion_turn"])
+        if asks(source, message, complete):
             ask = self._detected if source == PRISM else self._judged
-            heard = await ask(example, episode, said.text if source == PRISM else said.output, cast)
-        label, verdicts, more = heard
-        values = numbers(source, fields["intent"], said, last, choices, label)
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+            judgement = await ask(
+                example, episode, message.text if source == PRISM else message.output, cast
+            )
+        label, verdicts, more = judgement
+        values = numbers(source, fields["intent"], message, last, choices, label)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(mean(values), {**values, **more}, verdicts, words, used)
 
     def _worth(self, label: str, right: str) -> float:
         return worth(label, right)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
+    def judge_question(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """Any text is taken, at the first attempt."""
-        return JudgeQuestion(purpose, prompt, str, lambda said: {"label": said}, attempts=1)
+        return JudgeQuestion(purpose, prompt, str, lambda text: {"label": text}, attempts=1)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        said = self._said(episode) if score is not None else None
-        if said is None or score is None:
+        message = self._message(episode) if score is not None else None
+        if message is None or score is None:
             return super().explain(example, episode, score)
-        return hint(example.fields, said, score)
+        return hint(example.fields, message, score)
 
     def leak_view(self, example: Example) -> LeakView | None:
         return None
@@ -73,29 +77,34 @@ class UserLLMReference(UserLLM):
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def asks(source: str, said: Said, known: bool) -> bool:
-    """Whether the published score asks its judge; `known`: question and suggestion are there."""
+def asks(source: str, message: UserMessage, complete: bool) -> bool:
+    """Whether the published score asks its judge; `complete`: question and suggestion are there."""
     if source == NQ:
-        return known and bool(said.output)
-    return source == PRISM and bool(said.text)
+        return complete and bool(message.output)
+    return source == PRISM and bool(message.text)
 
 
 def numbers(
-    source: str, intent: str, said: Said, last: bool | None, choices: Sequence[str], label: float
+    source: str,
+    intent: str,
+    message: UserMessage,
+    last: bool | None,
+    choices: Sequence[str],
+    label: float,
 ) -> dict[str, float]:
     """The published numbers of one reply: metric → value, empty for an unknown source.
 
     `label` is the judge's number, 0 where it was not asked.
     """
     if source == CSQA:
-        return {"role_adherence": role_adherence(choices, said.output, "reference")}
+        return {"role_adherence": role_adherence(choices, message.output, "reference")}
     if source == NQ:
         return {"intent_adherence": label}
     if source != PRISM:
         return {}
     return {
-        "intent_decomposition": intent_overlap(intent, said.output),
-        "termination": float(last is not None and said.ended == last),
+        "intent_decomposition": intent_overlap(intent, message.output),
+        "termination": float(last is not None and message.ended == last),
         "ai_detector": label,
     }
 
@@ -116,19 +125,19 @@ def worth(text: str | None, right: str) -> float:
 # -- hints ---------------------------------------------------------------------------------------
 
 
-def hint(fields: Mapping[str, Any], said: Said, score: Score) -> str | None:
+def hint(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str | None:
     """What the published hints say about a draft, in other words; None where they say nothing."""
     source = fields["source"]
     if source == CSQA:
-        return _avoid(fields["choices"] or (), said)
+        return _avoid(fields["choices"] or (), message)
     if source == NQ:
         return _ask_again(fields, score)
-    parts = (_when_to_end(fields, said, score), _use_keywords(fields, said, score))
+    parts = (_when_to_end(fields, message, score), _use_keywords(fields, message, score))
     return " ".join(part for part in parts if part) or None
 
 
-def _avoid(choices: Sequence[str], said: Said) -> str | None:
-    if not choices_named(choices, said.output, "reference"):
+def _avoid(choices: Sequence[str], message: UserMessage) -> str | None:
+    if not choices_named(choices, message.output, "reference"):
         return None
     listed = "; ".join(f'"{choice}"' for choice in choices)
     return f"Do not write any of these expressions, not even in passing: {listed}. Use other words."
@@ -141,18 +150,18 @@ def _ask_again(fields: Mapping[str, Any], score: Score) -> str | None:
     return f"Pass over the assistant's proposal without a word and ask again at once: {question}"
 
 
-def _when_to_end(fields: Mapping[str, Any], said: Said, score: Score) -> str:
+def _when_to_end(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str:
     last = fields["is_last_turn"]
-    if last is None or said.ended == last:
+    if last is None or message.ended == last:
         return ""
     if last:
         return f"Everything is answered: reply with {END} and not one word more."
     return f"You are not done yet: leave out {END} and ask your next question."
 
 
-def _use_keywords(fields: Mapping[str, Any], said: Said, score: Score) -> str:
+def _use_keywords(fields: Mapping[str, Any], message: UserMessage, score: Score) -> str:
     overlap = score.metrics.get("intent_decomposition")
-    missing = set(goal_keywords(fields["intent"])) - content_words(said.output)
+    missing = set(goal_keywords(fields["intent"])) - content_words(message.output)
     if overlap is None or overlap >= _PARROTING or not missing:
         return ""
     words = ", ".join(goal_keywords(fields["intent"])[:_KEYWORDS])

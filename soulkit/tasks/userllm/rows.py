@@ -14,11 +14,9 @@ Example: {"source": "prism", "intent": "find out how to dry a cellar after a flo
 from __future__ import annotations
 
 import random
-from typing import Any
 
+from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
-
-Row = dict[str, Any]
 
 PREAMBLE = "You are a user chatting with an assistant language model to: "
 
@@ -57,14 +55,14 @@ def _quiz(turn: int, rng: random.Random) -> Row:
 
 def _search(turn: int, rng: random.Random) -> Row:
     question, aside = rng.choice(TEXTS["searches"])
-    asked = question.format(place=_place(rng))
+    query = question.format(place=_place(rng))
     strayed = rng.choice(STRAYING).format(aside=aside)
     return {
         "source": "natural_questions",
-        "intent": _introduced(asked, turn),
-        "question": asked,
+        "intent": _introduced(query, turn),
+        "question": query,
         "assistant_suggestion_turn": strayed,
-        "conversation_history": f"<user>: {asked}\n<assistant>: {strayed}",
+        "conversation_history": f"<user>: {query}\n<assistant>: {strayed}",
     }
 
 

@@ -38,14 +38,14 @@ from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec
-from soulkit.tasks.userllm.coach import lessons, notes
+from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
     END,
     NQ,
     PRISM,
     SOURCES,
-    Said,
+    UserMessage,
     extract_choices,
     extract_intent,
     read_conversation,
@@ -84,7 +84,7 @@ SILENT = (
     "ok so, bit lost here",
 )
 """Messages that say hardly anything: scripted gold where the row has nothing better."""
-Heard = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
+LabelScore = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
 """What a judge or detector says in [0, 1], its verdicts, and further metrics."""
 
 
@@ -130,11 +130,11 @@ class UserLLM(ChoiceTask):
         fitted, cuts = super().within_budget(view)
         name = "conversation_history"
         turns = tuple(view.get(name) or ())
-        kept, cut = keep_latest([t["text"] for t in turns], self.spec.columns[name].max_words)
+        texts, cut = keep_latest([t["text"] for t in turns], self.spec.columns[name].max_words)
         if not cut:
             return fitted, cuts
-        speakers = [turn["speaker"] for turn in turns][len(turns) - len(kept) :]
-        shown = [{"speaker": s, "text": t} for s, t in zip(speakers, kept, strict=True)]
+        speakers = [turn["speaker"] for turn in turns][len(turns) - len(texts) :]
+        shown = [{"speaker": s, "text": t} for s, t in zip(speakers, texts, strict=True)]
         return {**fitted, name: tuple(shown)}, {**cuts, name: cut}
 
     def calls(self, example: Example) -> dict[Role, int]:
@@ -145,8 +145,8 @@ class UserLLM(ChoiceTask):
     # -- scoring ------------------------------------------------------------------------------
 
     def parse(self, text: str) -> tuple[str, str]:
-        said = read_reply(text, self.protocol)
-        return said.output, "ok" if said.output else "empty"
+        message = read_reply(text, self.protocol)
+        return message.output, "ok" if message.output else "empty"
 
     def grade(self, example: Example, answer: str) -> float:
         """What rules alone say about a message: role adherence."""
@@ -156,48 +156,54 @@ class UserLLM(ChoiceTask):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
-        said = read_reply(episode.final.text, self.protocol)
-        return await self.rated(example, episode, said, cast)
+        message = read_reply(episode.final.text, self.protocol)
+        return await self.rated(example, episode, message, cast)
 
-    async def rated(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
+    async def rated(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
         """The score of a message, by the source of its row."""
         source = example.fields["source"]
-        if not said.text and not (said.ended and source == PRISM):
-            return self._silent(example, episode, said)
+        if not message.text and not (message.ended and source == PRISM):
+            return self._silent(example, episode, message)
         if source == CSQA:
-            return self._role(example, said)
+            return self._role(example, message)
         if source == NQ:
-            return await self._intent(example, episode, said, cast)
-        return await self._prism(example, episode, said, cast)
+            return await self._intent(example, episode, message, cast)
+        return await self._prism(example, episode, message, cast)
 
-    def _silent(self, example: Example, episode: Episode, said: Said) -> Score:
+    def _silent(self, example: Example, episode: Episode, message: UserMessage) -> Score:
         assert episode.final is not None
         source, low = example.fields["source"], self.spec.metric.low
         metrics: dict[str, float | None] = {"role_adherence": low}
         if source == NQ:
             metrics = {"intent_adherence": low}
         elif source == PRISM:
-            metrics = self._parts(example, said) | {"ai_detector": None}
+            metrics = self._parts(example, message) | {"ai_detector": None}
         return self._scored(low, metrics, status=actor_status(episode.final, "empty"))
 
-    def _role(self, example: Example, said: Said) -> Score:
+    def _role(self, example: Example, message: UserMessage) -> Score:
         choices = example.fields["choices"]
-        value = role_adherence(choices, said.text, "paper")
-        named = ", ".join(choices_named(choices, said.text, "paper"))
+        value = role_adherence(choices, message.text, "paper")
+        named = ", ".join(choices_named(choices, message.text, "paper"))
         return self._scored(value, {"role_adherence": value}, words=named)
 
-    async def _intent(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
-        value, verdicts, more = await self._judged(example, episode, said.text, cast)
+    async def _intent(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
+        value, verdicts, more = await self._judged(example, episode, message.text, cast)
         metrics = {"intent_adherence": value, **more}
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(value, metrics, verdicts, words, used)
 
-    async def _prism(self, example: Example, episode: Episode, said: Said, cast: Cast) -> Score:
-        parts = self._parts(example, said)
-        heard: Heard | None = None
-        if said.text:
-            heard = await self._detected(example, episode, said.text, cast)
-        human, verdicts, more = heard or (None, (), {})
+    async def _prism(
+        self, example: Example, episode: Episode, message: UserMessage, cast: Cast
+    ) -> Score:
+        parts = self._parts(example, message)
+        judgement: LabelScore | None = None
+        if message.text:
+            judgement = await self._detected(example, episode, message.text, cast)
+        human, verdicts, more = judgement or (None, (), {})
         value = prism_value(parts, human)
         if value is None:
             missing = (
@@ -205,12 +211,12 @@ class UserLLM(ChoiceTask):
             )
             return unscored(Failure("unknown_truth", missing), self.protocol)
         metrics = {**parts, "ai_detector": human, **more}
-        words, used = verdict_words(verdicts), self._asked(verdicts)
+        words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(value, metrics, verdicts, words, used)
 
-    def _parts(self, example: Example, said: Said) -> dict[str, float | None]:
+    def _parts(self, example: Example, message: UserMessage) -> dict[str, float | None]:
         fields = example.fields
-        return prism_parts(fields["intent"], said, fields["is_last_turn"])
+        return prism_parts(fields["intent"], message, fields["is_last_turn"])
 
     def _scored(
         self,
@@ -234,15 +240,17 @@ class UserLLM(ChoiceTask):
 
     # -- judges -------------------------------------------------------------------------------
 
-    async def _judged(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+    async def _judged(
+        self, example: Example, episode: Episode, text: str, cast: Cast
+    ) -> LabelScore:
         """The right label counts 1, the other one 0. CallError when a judge cannot be read."""
         right = LABELS[example.fields["source"]][0]
-        found = await opinions(cast, self._question(example, text), episode)
-        values = [self._worth(label, right) for label in readable(found)]
+        replies = await opinions(cast, self._question(example, text), episode)
+        values = [self._worth(label, right) for label in readable(replies)]
         agreed = agreement(values, 0, 1)
         more: dict[str, float | None] = {} if agreed is None else {"judge_agreement": agreed}
-        verdicts = tuple(opinion.verdict() for opinion in found)
-        value = pooled(found, lambda label: self._worth(label, right), cast.panel.combine)
+        verdicts = tuple(opinion.verdict() for opinion in replies)
+        value = pooled(replies, lambda label: self._worth(label, right), cast.panel.combine)
         return value, verdicts, more
 
     def _worth(self, label: str, right: str) -> float:
@@ -251,44 +259,46 @@ class UserLLM(ChoiceTask):
 
     def _question(self, example: Example, text: str) -> JudgeQuestion[str]:
         source, view = example.fields["source"], example.visible("judge")
-        told = {"reply": fence(text, "reply")}
+        blocks = {"reply": fence(text, "reply")}
         if source == NQ:
-            told["question"] = fence(view["question"], "question")
-            told["suggestion"] = fence(view["assistant_suggestion_turn"], "proposal")
+            blocks["question"] = fence(view["question"], "question")
+            blocks["suggestion"] = fence(view["assistant_suggestion_turn"], "proposal")
         purpose = PURPOSES[source]
-        prompt = self.prompts.render(f"judge_{purpose}", **told)
-        return self.label_asked(purpose, prompt, source)
+        prompt = self.prompts.render(f"judge_{purpose}", **blocks)
+        return self.judge_question(purpose, prompt, source)
 
-    def label_asked(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
+    def judge_question(self, purpose: str, prompt: str, source: str) -> JudgeQuestion[str]:
         """The question for one of the source's two labels."""
         return label_question(purpose, prompt, LABELS[source])
 
-    async def _detected(self, example: Example, episode: Episode, text: str, cast: Cast) -> Heard:
+    async def _detected(
+        self, example: Example, episode: Episode, text: str, cast: Cast
+    ) -> LabelScore:
         if self.detector is None:
             return await self._judged(example, episode, text, cast)
         human = await self.detector.human(text, judge_call(episode), cast.ledger)
         verdict = Verdict(judge=self.detector.name, purpose="detector", said={"human": human})
         return human, (verdict,), {}
 
-    def _asked(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    def _templates(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """The templates with which these verdicts were asked for."""
-        asked = {f"judge_{v.purpose}" for v in verdicts}
-        return tuple(asked - ({"judge_detector"} if self.detector is not None else set()))
+        templates = {f"judge_{v.purpose}" for v in verdicts}
+        return tuple(templates - ({"judge_detector"} if self.detector is not None else set()))
 
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        said = self._said(episode) if score is not None else None
-        found = lessons(example.fields, said, score)
-        return safest(found, self.leak_view(example) or LeakView())
+        message = self._message(episode) if score is not None else None
+        choices = lesson_choices(example.fields, message, score)
+        return safest(choices, self.leak_view(example) or LeakView())
 
-    def _said(self, episode: Episode | None) -> Said | None:
+    def _message(self, episode: Episode | None) -> UserMessage | None:
         lines = episode.transcript if episode is not None else ()
         return read_reply(lines[-1].text, self.protocol) if lines else None
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         view = super().coach_view(example, episode, score)
-        return {**view, "notes": notes(example.fields, self._said(episode), score)}
+        return {**view, "notes": message_notes(example.fields, self._message(episode), score)}
 
     def leak_view(self, example: Example) -> LeakView | None:
         """What feedback must not tell: an answer, the judge's labels, the words of the real user,
@@ -321,8 +331,8 @@ class UserLLM(ChoiceTask):
         if fields["is_last_turn"]:
             return END
         opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
-        own = (t for t in (opening, *SILENT) if t and not intent_overlap(fields["intent"], t))
-        return next(own, SILENT[0])
+        messages = (t for t in (opening, *SILENT) if t and not intent_overlap(fields["intent"], t))
+        return next(messages, SILENT[0])
 
     def wrong_completion(self, example: Example) -> str | None:
         fields = example.fields
@@ -349,25 +359,27 @@ class UserLLM(ChoiceTask):
         known of is left out."""
         main = [r for r in drafts(records) if r.score.scored]
         prism = [r for r in main if r.tags.get("source") == PRISM]
-        found: dict[str, float | None] = {
+        metrics: dict[str, float | None] = {
             "macro_source": macro(records, "source"),
             "first_turn_diversity": self._variety(prism),
         }
-        pairs = [(said.ended, said.ended == bool(r.score.metrics["termination"]))
-                 for r in prism if (said := self._said(r.episode)) is not None
+        pairs = [(message.ended, message.ended == bool(r.score.metrics["termination"]))
+                 for r in prism if (message := self._message(r.episode)) is not None
                  and r.score.metrics.get("termination") is not None]  # fmt: skip
-        found |= _ending([p for p, _ in pairs], [t for _, t in pairs])
-        return {name: value for name, value in found.items() if value is not None}
+        metrics |= _ending([p for p, _ in pairs], [t for _, t in pairs])
+        return {name: value for name, value in metrics.items() if value is not None}
 
     def _variety(self, prism: Sequence[Record]) -> float | None:
         """Diversity of first messages, per rollout: those of one example are meant to be alike."""
         texts: dict[int, list[str]] = defaultdict(list)
         for record in prism:
-            said = self._said(record.episode)
-            if record.tags.get("turn") == "first" and said is not None:
-                texts[record.rollout].append(said.text)
-        known = [d for group in texts.values() if (d := first_turn_diversity(group)) is not None]
-        return sum(known) / len(known) if known else None
+            message = self._message(record.episode)
+            if record.tags.get("turn") == "first" and message is not None:
+                texts[record.rollout].append(message.text)
+        diversities = [
+            d for group in texts.values() if (d := first_turn_diversity(group)) is not None
+        ]
+        return sum(diversities) / len(diversities) if diversities else None
 
 
 def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
@@ -387,24 +399,24 @@ def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
 def _detector_arguments(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
     names = {"detector_url": "url", "detector_key_env": "key_env", "detector_header": "header",
              "detector_field": "field", "detector_machine": "machine"}  # fmt: skip
-    given = {k: v for k, v in options.items() if k.startswith("detector_") and v is not None}
-    for name, value in given.items():
-        wanted = bool if name == "detector_machine" else str
-        if name not in names or not isinstance(value, wanted):  # the text "false" would be true
-            rule = "true or false, without quotes" if wanted is bool else "a text"
-            known = f"It should be {rule}." if name in names else did_you_mean(name, names)
+    settings = {k: v for k, v in options.items() if k.startswith("detector_") and v is not None}
+    for name, value in settings.items():
+        kind = bool if name == "detector_machine" else str
+        if name not in names or not isinstance(value, kind):  # the text "false" would be true
+            rule = "true or false, without quotes" if kind is bool else "a text"
+            advice = f"It should be {rule}." if name in names else did_you_mean(name, names)
             raise ConfigError(
                 f"The option {name} of task '{task}' cannot be used.",
                 f"Its value is '{value}'.",
-                known,
+                advice,
             )
-    return {names[name]: value for name, value in given.items()}
+    return {names[name]: value for name, value in settings.items()}
 
 
-def _ending(predicted: Sequence[bool], wanted: Sequence[bool]) -> dict[str, float | None]:
+def _ending(predicted: Sequence[bool], labels: Sequence[bool]) -> dict[str, float | None]:
     """How conversations were ended: where none was or should have been, there is no number."""
-    precision, recall, both = termination_scores(predicted, wanted)
-    ended, due = any(predicted), any(wanted)
+    precision, recall, both = termination_scores(predicted, labels)
+    ended, due = any(predicted), any(labels)
     return {
         "termination_precision": precision if ended else None,
         "termination_recall": recall if due else None,
@@ -413,8 +425,8 @@ def _ending(predicted: Sequence[bool], wanted: Sequence[bool]) -> dict[str, floa
 
 
 def verdict_words(verdicts: Sequence[Verdict]) -> str:
-    told = (v.problem or str(next(iter(v.said.values()), "")) for v in verdicts)
-    return ", ".join(told)
+    texts = (v.problem or str(next(iter(v.said.values()), "")) for v in verdicts)
+    return ", ".join(texts)
 
 
 def _stripped(value: Any) -> str | None:
@@ -422,8 +434,8 @@ def _stripped(value: Any) -> str | None:
 
 
 def _first_wish(conversation: Sequence[Mapping[str, str]] | None) -> str:
-    mine = (turn["text"] for turn in conversation or () if turn["speaker"] == "user")
-    return next(mine, "")
+    wishes = (turn["text"] for turn in conversation or () if turn["speaker"] == "user")
+    return next(wishes, "")
 
 
 def _checked(

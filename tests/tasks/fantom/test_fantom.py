@@ -12,7 +12,7 @@ import pytest
 from soulkit.data.files import flatten
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.fantom.task import form_of
+from soulkit.tasks.fantom.task import answer_form
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.road import NO_ONE, episode_of, score_text, synth, synth_examples, task_of
 
@@ -59,7 +59,7 @@ def score(form: str, inside: str, **changes: Any) -> Score:
 
 @pytest.mark.parametrize("form", KINDS)
 def test_the_type_says_the_form(form: str) -> None:
-    assert form_of(KINDS[form]["question_type"]) == form
+    assert answer_form(KINDS[form]["question_type"]) == form
     assert example(form).fields["form"] == form
 
 
@@ -181,7 +181,7 @@ def test_gold_is_best_and_wrong_is_not(protocol: str) -> None:
     task = task_of("fantom", protocol)
     rows = synth("fantom", 300, 3)
     if protocol == "reference":  # which cannot score beliefs in free words
-        rows = [r for r in rows if form_of(r["question_type"], free=False)]
+        rows = [r for r in rows if answer_form(r["question_type"], free=False)]
     for one in (task.example(row) for row in rows):
         best = asyncio.run(task.score(one, task.gold(one), NO_ONE))
         assert (best.value, best.status) == (1, "ok"), one.fields
@@ -268,8 +268,8 @@ def test_sets_with_gaps() -> None:
 def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
     task, rows = task_of("fantom"), whole_sets()
     bare = [{**row, "wrong_answer": ""} for row in rows
-            if form_of(row["question_type"]) == "belief"]  # fmt: skip
-    others = [row for row in rows if form_of(row["question_type"]) != "belief"]
+            if answer_form(row["question_type"]) == "belief"]  # fmt: skip
+    others = [row for row in rows if answer_form(row["question_type"]) != "belief"]
     found = task.summarise(records({}, [*others, *bare]))
     assert found["set_all"] == 1 and "set_all_star" not in found
 

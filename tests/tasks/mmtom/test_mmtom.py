@@ -8,7 +8,7 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.mmtom.task import options_of
+from soulkit.tasks.mmtom.task import statements_of
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth_examples, task_of
 from tests.tasks.mmtom.reference import reference_aggregates
@@ -60,8 +60,11 @@ def test_a_gold_is_one_of_the_two_letters() -> None:
 
 
 def test_the_two_statements_are_found() -> None:
-    assert options_of(ROW["question"]) == {"a": "Ada wants a pan.", "b": "Ada wants a (small) cup."}
-    assert options_of("Where is the cup?") == {} and reference_aggregates([None]) == {}
+    assert statements_of(ROW["question"]) == {
+        "a": "Ada wants a pan.",
+        "b": "Ada wants a (small) cup.",
+    }
+    assert statements_of("Where is the cup?") == {} and reference_aggregates([None]) == {}
     assert task_of("mmtom").leak_view(task_of("mmtom").example(ROW)).letters == ("A", "B")
 
 

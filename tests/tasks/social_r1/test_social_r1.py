@@ -11,7 +11,7 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
-from soulkit.tasks.social_r1.task import SocialR1, leading_letter, read_scene
+from soulkit.tasks.social_r1.task import SocialR1, leading_letter, split_prompt
 from soulkit.tasks.worked import letter_of
 from soulkit.types import Score
 from tests.support.road import (
@@ -122,15 +122,15 @@ def test_every_place_of_the_prompt_gives_the_same_example() -> None:
 
 
 def test_scenes_are_taken_apart() -> None:
-    scene = read_scene(TEXT + "\n\nAnswer with a letter.")
+    scene = split_prompt(TEXT + "\n\nAnswer with a letter.")
     assert scene.story == "Story: Noor stained Ben's coat.\nShe hung it back."
     assert scene.question == "Question: Why does she avoid him?"
     assert scene.options == {"A": "She is proud", "B": "She is embarrassed", "C": "She forgot"}
-    assert read_scene("Q? A. x B. y").options == {"A": "x", "B": "y"}
-    assert read_scene("Who?\n(A) him\n(B) her").options == {"A": "him", "B": "her"}
-    assert read_scene("A. said hello.\nWho?\nA) he\nB) she").options == {"A": "he", "B": "she"}
-    assert read_scene("Just a question?").options == {}
-    assert read_scene("").question == ""
+    assert split_prompt("Q? A. x B. y").options == {"A": "x", "B": "y"}
+    assert split_prompt("Who?\n(A) him\n(B) her").options == {"A": "him", "B": "her"}
+    assert split_prompt("A. said hello.\nWho?\nA) he\nB) she").options == {"A": "he", "B": "she"}
+    assert split_prompt("Just a question?").options == {}
+    assert split_prompt("").question == ""
 
 
 def test_letters_of_golds() -> None:

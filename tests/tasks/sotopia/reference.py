@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from soulkit.judge.verdict import remove_think
-from soulkit.tasks.sotopia.actions import KINDS, NONE, SPEAK, Action, parse_action, parse_json, told
+from soulkit.tasks.sotopia.actions import (
+    KINDS,
+    NONE,
+    SPEAK,
+    Action,
+    narrate,
+    parse_action,
+    parse_json,
+)
 from soulkit.tasks.sotopia.scores import DIMENSIONS, Dimension, average, reference_reward
 from soulkit.types import Kind
 
@@ -17,7 +25,7 @@ def narrated(name: str, action: Mapping[str, Any]) -> str:
     """The reference's line for an action as a mapping: an unknown kind is speech."""
     kind = action.get("action_type", NONE)
     known = kind if kind in (*KINDS, NONE) else SPEAK
-    return told(name, Action(known, str(action.get("argument", ""))))
+    return narrate(name, Action(known, str(action.get("argument", ""))))
 
 
 def extract_json(text: str | None, repair: Callable[[str], str]) -> tuple[Any, int]:
@@ -37,7 +45,7 @@ def parse_rollout(output: str, actor: str, partner: str) -> list[dict[str, Any]]
         if not said:
             continue
         action = parse_action(said) if role == "assistant" else Action(SPEAK, said)
-        line = told(actor, action) if role == "assistant" else said
+        line = narrate(actor, action) if role == "assistant" else said
         who = actor if role == "assistant" else partner
         turns.append(
             {"turn": turn, "agent": who, "action_type": action.kind,

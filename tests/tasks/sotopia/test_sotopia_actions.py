@@ -18,11 +18,11 @@ from soulkit.tasks.sotopia.actions import (
     NONE,
     SPEAK,
     Action,
-    heard,
     in_place,
+    narrate,
     parse_json,
+    parse_line,
     read_action,
-    told,
 )
 
 PROTOCOLS = ("paper", "reference")
@@ -123,12 +123,12 @@ ACTIONS = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(NAMES, ACTIONS)
 def test_a_line_tells_its_action(name: str, action: Action) -> None:
-    assert heard(name, told(name, action)) == action
+    assert parse_line(name, narrate(name, action)) == action
 
 
 @pytest.mark.parametrize("kind", [LEAVE, NONE])
 def test_leaving_and_idleness_are_lines_too(kind: str) -> None:
-    assert heard("Ana", told("Ana", Action(kind))) == Action(kind)
+    assert parse_line("Ana", narrate("Ana", Action(kind))) == Action(kind)
 
 
 PIECES = st.sampled_from(
@@ -141,7 +141,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=14).map("".join), st.sampled_from(PROTOCOLS))
 def test_any_reply_can_be_read_and_told(text: str, protocol: str) -> None:
     action = read_action(text, protocol, "Ana")  # type: ignore[arg-type]
-    line = told("Ana", action)
+    line = narrate("Ana", action)
     assert action.kind in (*KINDS, NONE)
     line.encode("utf-8")
     assert "\x1b" not in line

@@ -18,11 +18,11 @@ from soulkit.tasks.base import Rollout
 from soulkit.tasks.sotopia import scores
 from soulkit.tasks.sotopia.actions import (
     Action,
-    heard,
+    narrate,
     parse_action,
     parse_json,
+    parse_line,
     read_action,
-    told,
 )
 from soulkit.types import Episode, Example
 from tests.support.sotopia import LOW, example, judged, run, scored, sotopia, table
@@ -81,7 +81,7 @@ def lines(
 
 def action_result(name: str, action: Action) -> dict[str, Any]:
     plain = {"action_type": action.kind, "argument": action.argument}
-    return {"action": plain, "natural_language": told(name, action)}
+    return {"action": plain, "natural_language": narrate(name, action)}
 
 
 @pytest.mark.parametrize("vector", load_vectors("sotopia.parse", formula=FORMULAS))
@@ -141,8 +141,8 @@ def transcript(row: Example, episode: Episode) -> list[dict[str, Any]]:
     names = sotopia("reference").names(row)
     lines = [(names[line.seat], line.text) for line in episode.transcript]
     return [
-        {"turn": turn, "agent": name, "action_type": heard(name, text).kind,
-         "argument": heard(name, text).argument, "natural_language": text}
+        {"turn": turn, "agent": name, "action_type": parse_line(name, text).kind,
+         "argument": parse_line(name, text).argument, "natural_language": text}
         for turn, (name, text) in enumerate(lines, 1)
     ]  # fmt: skip
 

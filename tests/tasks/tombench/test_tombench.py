@@ -11,7 +11,7 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.loading import examples_from
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.tombench.task import ToMBench, group_of, orders
+from soulkit.tasks.tombench.task import ToMBench, ability_group, orders
 from soulkit.types import Failure, Record, unscored
 from tests.support.letters import assert_lessons_keep_quiet, draft_of, record, released
 from tests.support.road import score_text, synth, synth_examples, task_of
@@ -89,8 +89,8 @@ def test_break_downs() -> None:
     tags = task.example({**released(ROW), "subtask": "False Belief Task"}).tags
     assert tags == {"language": "en", "subtask": "False Belief Task", "ability": "Belief",
                     "skill": "Belief: Location false beliefs"}  # fmt: skip
-    assert group_of("Belief: Content false beliefs Belief: Second-order beliefs") == "Belief"
-    assert group_of("Belief") == "Belief" and group_of("") == ""
+    assert ability_group("Belief: Content false beliefs Belief: Second-order beliefs") == "Belief"
+    assert ability_group("Belief") == "Belief" and ability_group("") == ""
     records = [
         record("a", 1.0, ability="Belief"),
         record("b", 0.0, ability="Belief"),

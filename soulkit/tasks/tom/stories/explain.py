@@ -17,7 +17,7 @@ from soulkit.tasks.texts import Texts
 from soulkit.tasks.tom.stories.events import Move, Place, PrivateTell, PublicClaim, Story
 from soulkit.tasks.tom.stories.questions import Question, read_question, solve
 from soulkit.tasks.tom.stories.sources import events_of_row, literal, rules_of
-from soulkit.tasks.tom.stories.tracker import Beliefs, Fact, Tracker
+from soulkit.tasks.tom.stories.tracker import Beliefs, BeliefTracker, Fact
 
 TEXTS = Texts(__file__)
 
@@ -56,7 +56,7 @@ def _case(task: str, row: Mapping[str, Any]) -> _Case | None:
     story = events_of_row(task, row)
     if question is None or story is None:
         return None
-    beliefs = Tracker(rules_of(task)).run(story.events)
+    beliefs = BeliefTracker(rules_of(task)).run(story.events)
     truth = solve(beliefs, question)
     if truth is None:
         return None
@@ -93,19 +93,19 @@ def _chapter_fact(case: _Case) -> str:
     if fact is None:
         raise AssertionError("a belief without the fact that settles it")
     if fact.chain:
-        return _told(case, fact)
+        return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
     text = _fact(name, x=_listed(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 
-def _told(case: _Case, fact: Fact) -> str:
+def _trust_reason(case: _Case, fact: Fact) -> str:
     x = fact.chain[0]
-    heard = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
-    if not heard:
+    trusts = [t for t in case.beliefs.trusts if t.event == fact.event and t.hearer == x]
+    if not trusts:
         return _fact("expects", x=x, y=fact.chain[1], n=fact.event + 1)
-    name = "trusts_later" if heard[0].was_there else "trusts_insider"
-    y = heard[0].speaker
+    name = "trusts_later" if trusts[0].was_there else "trusts_insider"
+    y = trusts[0].speaker
     text = _fact(name, x=x, y=y, n=fact.event + 1)
     return text if len(fact.chain) == 1 else f"{text} {_fact('meant_it', x=x, y=y)}"
 
@@ -144,10 +144,10 @@ def _mistake(case: _Case, answer: str | None) -> str:
     if answer is None or not answer.strip():
         return "none"
     question, beliefs, obj = case.question, case.beliefs, case.question.obj
-    said = _plain(answer)
+    plain_answer = _plain(answer)
 
     def is_at(container: str | None) -> bool:
-        return container is not None and said == _plain(container)
+        return container is not None and plain_answer == _plain(container)
 
     if is_at(case.truth):
         return "fits"
@@ -155,7 +155,7 @@ def _mistake(case: _Case, answer: str | None) -> str:
         return "took_end" if question.kind == "memory" else "took_reality"
     if question.order > 1 and is_at(beliefs.answer(question.chain[1:], obj)):
         return "stopped_early"
-    if any(_talks_of(e, obj) and is_at(_said(e)) for e in case.story.events):
+    if any(_talks_of(e, obj) and is_at(_claimed_place(e)) for e in case.story.events):
         return "took_talk"
     if is_at(beliefs.start(obj)):
         return "took_start"
@@ -163,7 +163,7 @@ def _mistake(case: _Case, answer: str | None) -> str:
     return "other_moment" if held else "never"
 
 
-def _said(event: object) -> str | None:
+def _claimed_place(event: object) -> str | None:
     return event.container if isinstance(event, PublicClaim | PrivateTell) else None
 
 
@@ -186,10 +186,10 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:
-    given = literal(row.get("cands")) or literal(row.get("containers")) or ()
+    row_candidates = literal(row.get("cands")) or literal(row.get("containers")) or ()
     offered = _options(row).values()
     named = [e.container for e in story.events if isinstance(e, Place | Move)]
-    return tuple(dict.fromkeys([*map(str, given), *offered, *named]))
+    return tuple(dict.fromkeys([*map(str, row_candidates), *offered, *named]))
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

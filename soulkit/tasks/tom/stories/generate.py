@@ -11,9 +11,10 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Any, Literal
+from typing import Literal
 
 from soulkit.errors import ConfigError
+from soulkit.tasks.made import Row
 from soulkit.tasks.tom.stories.events import ContainerRoom, Enter, Exit, Noise, agents, encode
 from soulkit.tasks.tom.stories.plans import (
     STORY_TYPES,
@@ -32,13 +33,12 @@ from soulkit.tasks.tom.stories.render import (
     nested_question,
     numbered,
     paraphrase,
-    sentences,
+    render_events,
 )
-from soulkit.tasks.tom.stories.tracker import Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker
 from soulkit.tasks.tom.stories.world import LARGE, SMALL, World
 
 StoryTask = Literal["tomi", "paratomi", "hitom"]
-Row = dict[str, Any]
 
 
 def rows(
@@ -56,7 +56,7 @@ def rows(
             "--stories takes the place of -n, and both count from 1.",
             "Give one of the two.",
         )
-    return list(synth_rows(task, rows_of(task, stories), seed))
+    return list(synth_rows(task, rows_for_stories(task, stories), seed))
 
 
 def synth_rows(
@@ -77,7 +77,7 @@ def synth_rows(
     return islice(_endless(task, seed, world), n)
 
 
-def rows_of(task: StoryTask, stories: int) -> int:
+def rows_for_stories(task: StoryTask, stories: int) -> int:
     """How many rows hold `stories` stories of every kind with all their questions.
 
     Hi-ToM has six kinds (one to three chapters, with and without talk) and asks five orders: 200
@@ -100,8 +100,8 @@ def _tomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterat
     # Nobody comes back to an uneventful world, so it has no second-order false beliefs.
     types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
     plan = two_room_plan(rng, world, types[index % len(types)])
-    beliefs = Tracker("tomi").run(plan.events)
-    lines = sentences(plan.events, PLAIN, rng)
+    beliefs = BeliefTracker("tomi").run(plan.events)
+    lines = render_events(plan.events, PLAIN, rng)
     story = numbered(lines) if world.numbered else "\n".join(lines)
     for question, text in _two_room_questions(plan):
         answer = _certain(solve(beliefs, question))
@@ -122,11 +122,11 @@ def _tomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterat
 def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
     plan = two_room_plan(rng, world, STORY_TYPES[index % 3])
     question, text = _two_room_questions(plan)[index // 3 % 6]
-    answer = _certain(solve(Tracker("tomi").run(plan.events), question))
+    answer = _certain(solve(BeliefTracker("tomi").run(plan.events), question))
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
-        "story": sentences(plan.events, paraphrase(), rng),
+        "story": render_events(plan.events, paraphrase(), rng),
         "question": text,
         "correct_answer": answer,
         "cands": rng.sample(cands, len(cands)),
@@ -143,8 +143,8 @@ def _paratomi(rng: random.Random, index: int, story_id: str, world: World) -> It
 def _hitom(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
     length, talk = 1 + index % 3, index // 3 % 2 == 1
     plan = chapter_plan(rng, length, talk)
-    beliefs = Tracker("hitom").run(plan.events)
-    story = numbered(sentences(plan.events, PLAIN, rng))
+    beliefs = BeliefTracker("hitom").run(plan.events)
+    story = numbered(render_events(plan.events, PLAIN, rng))
     chain = tuple(rng.sample(plan.people, 4))
     for order in range(5):
         thinkers = chain[4 - order :]
@@ -175,15 +175,15 @@ _ROWS_PER_KIND = {"tomi": 3 * 6, "paratomi": 3 * 6, "hitom": 6 * 5}
 def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:
     """The six questions: memory, reality, then first and second order for both people."""
     obj, two = plan.obj, (plan.mover, plan.absentee)
-    asked = [
+    questions = [
         (Question("memory", (), obj), MEMORY.format(obj=obj)),
         (Question("reality", (), obj), REALITY.format(obj=obj)),
     ]
     for who in two:
-        asked.append((Question("belief", (who,), obj), FIRST.format(who, obj=obj)))
+        questions.append((Question("belief", (who,), obj), FIRST.format(who, obj=obj)))
     for chain in (two, two[::-1]):
-        asked.append((Question("belief", chain, obj), SECOND.format(*chain, obj=obj)))
-    return asked
+        questions.append((Question("belief", chain, obj), SECOND.format(*chain, obj=obj)))
+    return questions
 
 
 def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[str, str]:
@@ -200,13 +200,13 @@ def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[
 
 def _mentioned(plan: TwoRoomPlan) -> list[str]:
     """Containers, and the rooms and idle things that the story also names."""
-    found = dict.fromkeys(plan.containers)
+    nouns = dict.fromkeys(plan.containers)
     for event in plan.events:
         if isinstance(event, Enter | Exit | ContainerRoom):
-            found[event.room] = None
+            nouns[event.room] = None
         elif isinstance(event, Noise) and event.thing != plan.obj:
-            found[event.thing] = None
-    return list(found)
+            nouns[event.thing] = None
+    return list(nouns)
 
 
 def _options(plan: ChapterPlan) -> str:

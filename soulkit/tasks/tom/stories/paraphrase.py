@@ -62,10 +62,10 @@ def read_paraphrase(
     joined = _joiner([*nouns, obj])
     clean = [joined(line.strip().rstrip(".")) for line in lines]
     key = obj.replace(" ", "_")
-    known = _known(clean, key)
+    vocabulary = _vocabulary(clean, key)
     events: list[Event] = []
     for line in clean:
-        event = _read(line, known)
+        event = _read(line, vocabulary)
         if event is None:
             return None
         events.append(event)
@@ -87,7 +87,7 @@ def _joiner(nouns: Iterable[str]) -> Callable[[str], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Vocabulary:
     """The nouns whose part in the story is certain before its sentences are read in order."""
 
     obj: str
@@ -100,45 +100,45 @@ class _Known:
         return full[0] if len(full) == 1 and word not in self.rooms else word
 
 
-def _known(lines: Sequence[str], obj: str) -> _Known:
+def _vocabulary(lines: Sequence[str], obj: str) -> _Vocabulary:
     containers: set[str] = set()
     rooms: set[str] = set()
     for line in lines:
         nouns = _NOUN.findall(line)
         if obj in nouns and len(nouns) == 2 and (_MOVE.fullmatch(line) or not _PERSON.search(line)):
             containers.update(n for n in nouns if n != obj)
-        elif _PERSON.match(line) and (found := _STEP.fullmatch(line)):
-            rooms.update(() if _PRESENT.match(found[2]) else (found[3],))
+        elif _PERSON.match(line) and (match := _STEP.fullmatch(line)):
+            rooms.update(() if _PRESENT.match(match[2]) else (match[3],))
         else:
             rooms.update(n for n in nouns if "_" in n)
-    return _Known(obj, frozenset(containers), frozenset(rooms))
+    return _Vocabulary(obj, frozenset(containers), frozenset(rooms))
 
 
-def _read(line: str, known: _Known) -> Event | None:
+def _read(line: str, vocabulary: _Vocabulary) -> Event | None:
     if not _PERSON.search(line):
-        return _statement(_NOUN.findall(line), known)
-    if (found := _MOVE.fullmatch(line)) and found[2] == known.obj:
-        return Move(found[1], known.obj, found[3])
-    if found := _HOUSES.fullmatch(line):
-        return Enter((found[2],), known.room(found[1]), already=True)
-    if found := _STEP.fullmatch(line):
-        who, verb, noun = found.groups()
+        return _statement(_NOUN.findall(line), vocabulary)
+    if (match := _MOVE.fullmatch(line)) and match[2] == vocabulary.obj:
+        return Move(match[1], vocabulary.obj, match[3])
+    if match := _HOUSES.fullmatch(line):
+        return Enter((match[2],), vocabulary.room(match[1]), already=True)
+    if match := _STEP.fullmatch(line):
+        who, verb, noun = match.groups()
         if _IS_THERE.fullmatch(verb):
-            return Enter((who,), known.room(noun), already=True)
+            return Enter((who,), vocabulary.room(noun), already=True)
         if not _PRESENT.match(verb):
             return _step(who, verb, noun)
     return _opinion(line)
 
 
-def _statement(nouns: Sequence[str], known: _Known) -> Event | None:
+def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
     if len(nouns) != 2:
         return None
     first, second = nouns
-    if known.obj in nouns:
-        return Place(known.obj, second if first == known.obj else first)
-    pairs = {(c, r) for c, r in ((first, second), (second, first)) if c in known.containers}
+    if vocabulary.obj in nouns:
+        return Place(vocabulary.obj, second if first == vocabulary.obj else first)
+    pairs = {(c, r) for c, r in ((first, second), (second, first)) if c in vocabulary.containers}
     if len(pairs) > 1:  # one word may name a container and a room
-        pairs = {(c, r) for c, r in pairs if r in known.rooms}
+        pairs = {(c, r) for c, r in pairs if r in vocabulary.rooms}
     return ContainerRoom(*pairs.pop()) if len(pairs) == 1 else None
 
 
@@ -159,14 +159,14 @@ def _opinion(line: str) -> Event | None:
 def _agrees(events: Sequence[Event], trace: Sequence[str]) -> bool:
     steps = [e for e in events if isinstance(e, Enter | Exit | Move)]
     movers = [e.agent for e in steps if isinstance(e, Move)]
-    known = [_TRACE_STEPS[name] for name in trace if name in _TRACE_STEPS]
-    if len(movers) != 1 or len(steps) != len(trace) or len(known) != len(trace):
+    trace_steps = [_TRACE_STEPS[name] for name in trace if name in _TRACE_STEPS]
+    if len(movers) != 1 or len(steps) != len(trace) or len(trace_steps) != len(trace):
         return False
     for absentee in {_who(e) for e in steps} - set(movers):
         roles = {movers[0]: 0, absentee: 1}
-        found = [(type(e), roles.get(_who(e), 2)) for e in steps]
+        story_steps = [(type(e), roles.get(_who(e), 2)) for e in steps]
         # Traces list the third person's steps in order, but not at their place among the others.
-        if all(_only(found, third) == _only(known, third) for third in (True, False)):
+        if all(_only(story_steps, third) == _only(trace_steps, third) for third in (True, False)):
             return True
     return False
 

@@ -138,12 +138,12 @@ def _shuffled_steps(
 
 
 def _with_rooms(events: list[Event], room: str) -> list[Event]:
-    told: list[Event] = []
+    all_events: list[Event] = []
     for event in events:
-        told.append(event)
+        all_events.append(event)
         if isinstance(event, Place | Move):
-            told.append(ContainerRoom(event.container, room))
-    return told
+            all_events.append(ContainerRoom(event.container, room))
+    return all_events
 
 
 def _insert_third(rng: random.Random, events: list[Event], who: str, room: str) -> None:
@@ -223,16 +223,16 @@ def _talk(
     rng: random.Random, scene: _Scene, here: tuple[str, ...], obj: str, room: str
 ) -> list[Event]:
     one, two = rng.sample(scene.stands[room], 2)
-    said = {"one": one, "two": two, "true": scene.where[obj]}
+    claims = {"one": one, "two": two, "true": scene.where[obj]}
     outside = [p for p in scene.people if p not in here]
     events: list[Event] = []
     for speaker, hearer, what in rng.choice(TALKS[len(here)]):
         name = here[speaker - 1]
         if hearer is None:
-            events.append(PublicClaim(name, obj, said[what]))
+            events.append(PublicClaim(name, obj, claims[what]))
         else:
             listener = here[hearer - 1] if hearer else rng.choice(outside)
-            events.append(PrivateTell(name, listener, obj, said[what]))
+            events.append(PrivateTell(name, listener, obj, claims[what]))
     return events
 
 

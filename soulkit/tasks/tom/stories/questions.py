@@ -8,14 +8,14 @@ from typing import Literal
 
 from soulkit.tasks.tom.stories.tracker import Beliefs
 
-Kind = Literal["memory", "reality", "belief"]
+QuestionKind = Literal["memory", "reality", "belief"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """`chain` has the outermost thinker first and is empty unless `kind` is `belief`."""
 
-    kind: Kind
+    kind: QuestionKind
     chain: tuple[str, ...]
     obj: str
 
@@ -41,17 +41,17 @@ _CHAIN = re.compile(
 def read_question(text: str) -> Question | None:
     """The question that a text asks; None when its form is unknown."""
     text = text.strip().replace(" - ", "-")  # some copies split "t-shirt"
-    if found := _MEMORY.fullmatch(text):
-        return Question("memory", (), found["obj"])
-    if found := _REALITY.fullmatch(text):
-        return Question("reality", (), found["obj"])
-    if found := _FIRST.fullmatch(text):
-        return Question("belief", (found[1],), found["obj"])
-    if found := _SECOND.fullmatch(text):
-        return Question("belief", (found[1], found[2]), found["obj"])
-    if found := _CHAIN.fullmatch(text):
-        rest = tuple(found["rest"].split()[::2])
-        return Question("belief", (found[1], *rest), found["obj"])
+    if match := _MEMORY.fullmatch(text):
+        return Question("memory", (), match["obj"])
+    if match := _REALITY.fullmatch(text):
+        return Question("reality", (), match["obj"])
+    if match := _FIRST.fullmatch(text):
+        return Question("belief", (match[1],), match["obj"])
+    if match := _SECOND.fullmatch(text):
+        return Question("belief", (match[1], match[2]), match["obj"])
+    if match := _CHAIN.fullmatch(text):
+        rest = tuple(match["rest"].split()[::2])
+        return Question("belief", (match[1], *rest), match["obj"])
     return None
 
 

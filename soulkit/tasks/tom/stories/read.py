@@ -80,7 +80,7 @@ def story_lines(text: str) -> list[str]:
     return [_NUMBER.sub("", line, count=1) if _NUMBER.match(line) else line for line in lines]
 
 
-def read_lines(lines: Sequence[str]) -> Story | None:
+def read_sentences(lines: Sequence[str]) -> Story | None:
     """The story of sentences without numbers; None when one cannot be read, or there are none."""
     events: list[Event] = []
     containers: set[str] = set()
@@ -97,15 +97,15 @@ def read_lines(lines: Sequence[str]) -> Story | None:
 def read_sentence(line: str, containers: set[str]) -> Event | None:
     """One sentence; `containers` are those that the story has named so far."""
     line = line.strip().rstrip(".").removesuffix(" now")
-    if found := _IS_IN.fullmatch(line):
-        what, where = found["what"], found["where"]
+    if match := _IS_IN.fullmatch(line):
+        what, where = match["what"], match["where"]
         return ContainerRoom(what, where) if what in containers else Place(what, where)
     for pattern in (_WAS_THERE, _STARTED):
-        if found := pattern.fullmatch(line):
-            return Enter(_names(found["group"]), found["room"], already=True)
+        if match := pattern.fullmatch(line):
+            return Enter(_names(match["group"]), match["room"], already=True)
     for form, cls in _FORMS:
-        if found := form.fullmatch(line):
-            return _build(cls, found.groupdict())
+        if match := form.fullmatch(line):
+            return _build(cls, match.groupdict())
     return None
 
 

@@ -61,18 +61,18 @@ def paraphrase() -> Templates:
     return {kinds[name]: texts for name, texts in TEXTS["paraphrase"].items()}
 
 
-def sentences(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
+def render_events(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
     """One sentence per event; the rng picks among templates, so one template needs no luck."""
     return [sentence(event, templates, rng) for event in events]
 
 
 def sentence(event: Event, templates: Templates, rng: random.Random) -> str:
     if isinstance(event, Enter) and event.already and templates is PLAIN:
-        return STARTED_THERE.format(**slots(event))
-    return rng.choice(templates[type(event)]).format(**slots(event))
+        return STARTED_THERE.format(**template_values(event))
+    return rng.choice(templates[type(event)]).format(**template_values(event))
 
 
-def slots(event: Event) -> dict[str, str]:
+def template_values(event: Event) -> dict[str, str]:
     """The fields of an event as template values."""
     values = {name: getattr(event, name) for name in type(event).__slots__}
     return {k: _join(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}

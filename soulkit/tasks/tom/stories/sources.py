@@ -22,7 +22,7 @@ from soulkit.errors import DataError
 from soulkit.tasks.tom.stories.events import Story, decode
 from soulkit.tasks.tom.stories.paraphrase import read_paraphrase
 from soulkit.tasks.tom.stories.questions import Question, read_question
-from soulkit.tasks.tom.stories.read import read_lines, story_lines
+from soulkit.tasks.tom.stories.read import read_sentences, story_lines
 from soulkit.tasks.tom.stories.tracker import Rules
 
 _FIXED_TAGS = {"question_type": "question_type", "story_type": "story_type"}
@@ -57,7 +57,7 @@ def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
     if packed:
         events = decode(packed)
         return Story.of(events, lines if len(lines) == len(events) else ())
-    story = read_lines(lines)
+    story = read_sentences(lines)
     question = read_question(str(row.get("question", "")))
     if story is None and task == "paratomi" and question is not None:
         nouns = [str(c) for c in literal(row.get("cands")) or ()]
@@ -76,7 +76,7 @@ def read_fixed_tomi(path: Path | str) -> Iterator[StoryItem]:
 def read_tomi_txt(path: Path | str, trace: Path | str | None = None) -> Iterator[StoryItem]:
     """ToMi as released: numbered blocks that end in `question TAB answer TAB 1`."""
     for index, lines, text, gold, tags, _ in _blocks(path, trace):
-        yield StoryItem(str(index), read_lines(lines), read_question(text), text, gold, tags)
+        yield StoryItem(str(index), read_sentences(lines), read_question(text), text, gold, tags)
 
 
 def read_paratomi_txt(path: Path | str, trace: Path | str | None) -> Iterator[StoryItem]:
@@ -100,8 +100,8 @@ def read_hitom_json(path: Path | str) -> Iterator[StoryItem]:
     names = {"order": "question_order", "deception": "deception", "length": "story_length"}
     for index, row in enumerate(_hitom_rows(path)):
         gold = "correct_answer" if "correct_answer" in row else "answer"
-        given = row.get("sample_id", row.get("index", index))
-        yield _item(str(given), row, gold, path, prompting_type="prompting_type", **names)
+        row_id = row.get("sample_id", row.get("index", index))
+        yield _item(str(row_id), row, gold, path, prompting_type="prompting_type", **names)
 
 
 def _item(id_: str, row: Mapping[str, Any], gold: str, path: Path | str, **tags: str) -> StoryItem:
@@ -109,11 +109,13 @@ def _item(id_: str, row: Mapping[str, Any], gold: str, path: Path | str, **tags:
     if missing:
         raise _shape(f"{path}, row {id_}", f"has no {', '.join(missing)}")
     text = str(row["question"])
-    found = {name: str(row[column]) for name, column in tags.items() if column in row}
+    tag_values = {name: str(row[column]) for name, column in tags.items() if column in row}
     question = read_question(text)
     if question is not None:
-        found.setdefault("order", str(question.order))
-    return StoryItem(id_, read_lines(_lines(row["story"])), question, text, str(row[gold]), found)
+        tag_values.setdefault("order", str(question.order))
+    return StoryItem(
+        id_, read_sentences(_lines(row["story"])), question, text, str(row[gold]), tag_values
+    )
 
 
 def _lines(story: Any) -> list[str]:
@@ -138,10 +140,10 @@ def _blocks(
     path: Path | str, trace: Path | str | None
 ) -> Iterator[tuple[int, list[str], str, str, dict[str, str], list[str] | None]]:
     traces = _open(trace).splitlines() if trace is not None else None
-    found = list(_split(path))
-    if traces is not None and len(traces) != len(found):
-        raise _shape(str(trace), f"has {len(traces)} lines for {len(found)} questions")
-    for index, ((lines, text, gold), steps) in enumerate(zip_longest(found, traces or ())):
+    blocks = list(_split(path))
+    if traces is not None and len(traces) != len(blocks):
+        raise _shape(str(trace), f"has {len(traces)} lines for {len(blocks)} questions")
+    for index, ((lines, text, gold), steps) in enumerate(zip_longest(blocks, traces or ())):
         parts = steps.split(",") if steps else None
         tags = {"question_type": parts[-2], "story_type": parts[-1]} if parts else {}
         if (question := read_question(text)) is not None:

@@ -57,7 +57,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustDecision:
     """Whether a hearer believed one message."""
 
     event: int
@@ -75,7 +75,7 @@ class Beliefs:
     facts: tuple[Fact, ...]
     places: tuple[tuple[int, str, str], ...]
     """Every placing, `(event, object, container)`, in order."""
-    trusts: tuple[Trust, ...]
+    trusts: tuple[TrustDecision, ...]
     witnesses: tuple[frozenset[str], ...]
     max_order: int
 
@@ -105,7 +105,7 @@ class Beliefs:
         return next((f for f in reversed(self.facts) if f.concerns(chain, obj)), None)
 
 
-class Tracker:
+class BeliefTracker:
     """Runs events into Beliefs; holds no state between runs."""
 
     def __init__(self, rules: Rules) -> None:
@@ -140,7 +140,7 @@ class _Pass:
         self.reopened = False
         self.facts: list[Fact] = []
         self.places: list[tuple[int, str, str]] = []
-        self.trusts: list[Trust] = []
+        self.trusts: list[TrustDecision] = []
 
     def step(self, index: int, event: Event, *, talk: bool) -> None:
         match event:
@@ -183,7 +183,7 @@ class _Pass:
 
     def hear(self, index: int, speaker: str, hearer: str, obj: str, container: str) -> None:
         believed = self.left.get(speaker, -1) > self.left.get(hearer, -1)
-        self.trusts.append(Trust(index, speaker, hearer, believed, hearer in self.left))
+        self.trusts.append(TrustDecision(index, speaker, hearer, believed, hearer in self.left))
         if believed:
             self.tell(index, (hearer,), obj, container)
             self.tell(index, (hearer, speaker), obj, container)

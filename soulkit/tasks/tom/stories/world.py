@@ -30,17 +30,17 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-NAMES = _words(
+_NAMES = _words(
     "Brigid Otto Tamsin Ravi Ingrid Kofi Yara Bjorn Mei Pablo Zelda Dmitri Anouk Tariq Freya Hugo "
     "Priya Soren Leila Marek Nadia Oskar Petra Quentin Rosa Stefan Thea Umar Vera Wanda Xavi "
     "Yusuf Zora Ines Jorge Klara Luca Mirko Noor Opal"
 )
-ROOMS = _words(
+_ROOMS = _words(
     "loft greenhouse library studio barn gallery bakery gym tower vault stable nursery "
     "observatory museum boathouse cabin courtyard laboratory foundry theater tent tavern dairy "
     "chapel"
 )
-CONTAINERS = _words(
+_CONTAINERS = _words(
     "urn jar trunk sack tin hamper locker barrel bowl cabinet satchel kettle vase pouch teapot tray"
 )
 OBJECTS = _words(
@@ -56,9 +56,9 @@ TINTED = tuple(
 )
 WAITING = "foyer"
 
-LARGE = World(NAMES, ROOMS, CONTAINERS, OBJECTS)
+LARGE = World(_NAMES, _ROOMS, _CONTAINERS, OBJECTS)
 SMALL = World(
-    NAMES[:12], ROOMS[:8], CONTAINERS[:12], OBJECTS[:20],
+    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], OBJECTS[:20],
     states_rooms=False, noise=0, numbered=False, eventful=False,
 )  # fmt: skip
-CHAPTERS = World(NAMES, ROOMS, TINTED, OBJECTS)
+CHAPTERS = World(_NAMES, _ROOMS, TINTED, OBJECTS)

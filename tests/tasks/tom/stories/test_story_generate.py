@@ -16,9 +16,9 @@ from soulkit.tasks.tom.stories.events import Event, encode
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import StoryTask, synth_rows
 from soulkit.tasks.tom.stories.questions import read_question, solve
-from soulkit.tasks.tom.stories.render import PLAIN, numbered, sentences
+from soulkit.tasks.tom.stories.render import PLAIN, numbered, render_events
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
-from soulkit.tasks.tom.stories.tracker import Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker
 from tests.support.stories import WORD, lexicon, read_story
 from tests.tasks.tom.stories.story_strategies import chapters, two_room
 
@@ -51,7 +51,7 @@ def test_rows_carry_their_own_answer(task: StoryTask) -> None:
     for row in rows(task, 120):
         story, question = events_of_row(task, row), read_question(row["question"])
         assert story is not None and question is not None
-        assert solve(Tracker(rules_of(task)).run(story.events), question) == gold(row)
+        assert solve(BeliefTracker(rules_of(task)).run(story.events), question) == gold(row)
         assert gold(row) in options(row)
 
 
@@ -138,7 +138,7 @@ def test_rows_are_endless_and_lazy() -> None:
 
 
 def round_trip(events: tuple[Event, ...]) -> None:
-    story = read_story(numbered(sentences(events, PLAIN, random.Random(0))))
+    story = read_story(numbered(render_events(events, PLAIN, random.Random(0))))
     assert story is not None
     assert story.events == events
 

@@ -25,7 +25,7 @@ from soulkit.tasks.tom.stories.events import (
     encode,
     witnesses,
 )
-from soulkit.tasks.tom.stories.tracker import Rules, Tracker
+from soulkit.tasks.tom.stories.tracker import BeliefTracker, Rules
 from tests.support.stories import last_joint_event
 from tests.tasks.tom.stories.story_strategies import chapters, two_room
 
@@ -52,7 +52,7 @@ CHAPTER: tuple[Event, ...] = (
 
 
 def where(rules: Rules, events: tuple[Event, ...], *chain: str) -> str | None:
-    return Tracker(rules).run(events).answer(chain, "coin")
+    return BeliefTracker(rules).run(events).answer(chain, "coin")
 
 
 def test_who_was_away_keeps_the_old_belief() -> None:
@@ -61,7 +61,7 @@ def test_who_was_away_keeps_the_old_belief() -> None:
     assert where("tomi", FALSE_BELIEF, "Mei") == "urn"
     assert where("tomi", FALSE_BELIEF, "Otto", "Mei") == "urn"
     assert where("tomi", FALSE_BELIEF, "Mei", "Otto") == "urn"
-    assert Tracker("tomi").run(FALSE_BELIEF).start("coin") == "urn"
+    assert BeliefTracker("tomi").run(FALSE_BELIEF).start("coin") == "urn"
 
 
 def test_a_return_to_the_mover_brings_everybody_up_to_date() -> None:
@@ -81,7 +81,7 @@ def test_a_return_to_another_room_shows_nothing() -> None:
 
 
 def test_the_last_joint_event_is_where_the_group_last_was_complete() -> None:
-    beliefs = Tracker("hitom").run(CHAPTER)
+    beliefs = BeliefTracker("hitom").run(CHAPTER)
     assert last_joint_event(beliefs, ("Rosa", "Mei", "Otto"), "coin") == 1
     assert last_joint_event(beliefs, ("Rosa", "Mei"), "coin") == 4
     assert last_joint_event(beliefs, ("Rosa",), "coin") == 6
@@ -116,18 +116,18 @@ def test_exits_of_an_earlier_chapter_do_not_count_for_trust() -> None:
         PrivateTell("Rosa", "Mei", "kite", "box_b"),
         PrivateTell("Rosa", "Otto", "kite", "box_b"),
     )
-    beliefs = Tracker("hitom").run((*CHAPTER, *later))
+    beliefs = BeliefTracker("hitom").run((*CHAPTER, *later))
     assert beliefs.answer(("Mei",), "kite") == "box_b"
     assert beliefs.answer(("Otto",), "kite") == "box_a"
 
 
 def test_what_the_rules_do_not_follow_has_no_answer() -> None:
-    beliefs = Tracker("tomi").run(FALSE_BELIEF)
+    beliefs = BeliefTracker("tomi").run(FALSE_BELIEF)
     assert beliefs.answer(("Otto", "Otto"), "coin") is None
     assert beliefs.answer(("Otto", "Mei", "Rosa"), "coin") is None
     assert beliefs.answer(("Otto",), "kite") is None
     with pytest.raises(ValueError, match="rules"):
-        Tracker("chess")  # type: ignore[arg-type]
+        BeliefTracker("chess")  # type: ignore[arg-type]
 
 
 def test_witnesses_are_those_in_the_room() -> None:
@@ -162,7 +162,10 @@ def check_renaming(rules: Rules, events: tuple[Event, ...]) -> None:
     swapped = [*people[1:], people[0]]
     names = dict(zip([*people, *held], [*swapped, *shuffled], strict=True))
     obj = next(e.obj for e in events if isinstance(e, Place))
-    plain, other = Tracker(rules).run(events), Tracker(rules).run(renamed(events, names))
+    plain, other = (
+        BeliefTracker(rules).run(events),
+        BeliefTracker(rules).run(renamed(events, names)),
+    )
     for order in range(3):
         for chain in permutations(people, order):
             found = plain.answer(chain, obj)
@@ -184,7 +187,7 @@ def test_renaming_commutes_with_answering_in_chapters(events: tuple[Event, ...])
 @settings(max_examples=50)
 @given(events=chapters(talk=False))
 def test_without_talk_only_the_set_of_thinkers_matters(events: tuple[Event, ...]) -> None:
-    beliefs = Tracker("hitom").run(events)
+    beliefs = BeliefTracker("hitom").run(events)
     obj = next(e.obj for e in events if isinstance(e, Place))
     people = random.Random(len(events)).sample(agents(events), 4)
     for size in range(1, 5):
@@ -198,13 +201,13 @@ def test_the_truth_is_the_replay_of_moves(events: tuple[Event, ...]) -> None:
     for event in events:
         if isinstance(event, Place | Move):
             replay[event.obj] = event.container
-    beliefs = Tracker("hitom").run(events)
+    beliefs = BeliefTracker("hitom").run(events)
     assert {obj: beliefs.answer((), obj) for obj in replay} == replay
 
 
 @given(events=two_room())
 def test_one_thinks_what_one_last_saw(events: tuple[Event, ...]) -> None:
-    beliefs = Tracker("tomi").run(events)
+    beliefs = BeliefTracker("tomi").run(events)
     obj = next(e.obj for e in events if isinstance(e, Place))
     for who in agents(events):
         last = last_joint_event(beliefs, (who,), obj)
