@@ -126,9 +126,9 @@ class Settings(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Every setting that has a default, with it, in plain JSON types."""
         optional = {n: f for n, f in cls.model_fields.items() if not f.is_required()}
-        found = cls.model_construct(**{n: f.get_default(call_default_factory=True)
+        settings = cls.model_construct(**{n: f.get_default(call_default_factory=True)
                                        for n, f in optional.items()})  # fmt: skip
-        return found.model_dump(mode="json", include=set(optional))
+        return settings.model_dump(mode="json", include=set(optional))
 
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, in plain JSON types: what a run folder stores."""
@@ -201,16 +201,18 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_environment(cls: type[BaseModel], env: Mapping[str, str]) -> dict[str, Any]:
-    known = {PREFIX + path.replace(".", "__").upper(): (path, kind) for path, kind in _leaves(cls)}
+    variables = {
+        PREFIX + path.replace(".", "__").upper(): (path, kind) for path, kind in _leaves(cls)
+    }
     layer: dict[str, Any] = {}
     for variable, text in env.items():
         if not variable.startswith(PREFIX) or variable[len(PREFIX) :] in RESERVED or not text:
             continue
-        if variable not in known:
-            _refuse_part(variable, known)
-            _refuse_slip(variable, known)
+        if variable not in variables:
+            _refuse_part(variable, variables)
+            _refuse_slip(variable, variables)
             continue
-        path, kind = known[variable]
+        path, kind = variables[variable]
         layer = merge(layer, _nested(path.split("."), _read_variable(variable, text, kind)))
     return layer
 
@@ -254,9 +256,9 @@ def _read_variable(variable: str, text: str, kind: Any) -> Any:
     return text
 
 
-def _refuse_part(variable: str, known: Mapping[str, Any]) -> None:
+def _refuse_part(variable: str, variables: Mapping[str, Any]) -> None:
     whole, _, part = variable.partition("__")
-    if part and whole in known:
+    if part and whole in variables:
         raise ConfigError(
             f"The environment variable {variable} is a part of no setting.",
             f"It would be ignored: {whole} has no part of that name, or is a list.",
@@ -264,8 +266,8 @@ def _refuse_part(variable: str, known: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:
-    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.95)
+def _refuse_slip(variable: str, variables: Mapping[str, Any]) -> None:
+    near = difflib.get_close_matches(variable, variables, n=1, cutoff=0.95)
     if near:
         raise ConfigError(
             f"The environment variable {variable} is no setting.",
@@ -280,8 +282,8 @@ def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:
 def _refuse_unknown(cls: type[BaseModel], layers: Mapping[str, Mapping[str, Any]]) -> None:
     """Before validation, so that a misspelled key is not reported as a missing one as well."""
     for source, layer in layers.items():
-        for path, known in _unknown(cls, layer, ""):
-            hint = did_you_mean(path.rsplit(".", 1)[-1], known)
+        for path, names in _unknown(cls, layer, ""):
+            hint = did_you_mean(path.rsplit(".", 1)[-1], names)
             raise ConfigError(
                 f"'{path}' in {source} is no setting.",
                 "A setting that nobody reads would change nothing.",

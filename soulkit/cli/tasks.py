@@ -79,8 +79,8 @@ def _registry(files: Sequence[Path] | None) -> Registry:
 
 
 def _summary(name: str, spec: TaskSpec) -> dict[str, Any]:
-    kept = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
-    listed = spec.model_dump(mode="json", include=set(kept))
+    columns = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
+    listed = spec.model_dump(mode="json", include=set(columns))
     return {"name": name, **listed, "rows_only": spec.rows_only}
 
 

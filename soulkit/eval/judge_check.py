@@ -35,7 +35,7 @@ from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, RolesConfig, RoleSettings
+from soulkit.models.roles.players import Players, RolesConfig, RoleSettings
 from soulkit.play.engine import gather
 from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
@@ -63,7 +63,7 @@ _JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
 class CheckConfig(RolesConfig):
     """One check. Without `judge`, the judges of the evaluation are checked."""
 
-    PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {"concurrency"}
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"concurrency"}
 
     run: str = setting(flag=None, help="Folder of the evaluation.")
     episodes: str = setting(
@@ -123,7 +123,7 @@ class Check:
         settled = config.model_copy(update={"judge": judges, "episodes": digest})
         for settings in judges:
             if settings.kind == "actor":  # found before there is a folder
-                Crew().model("judge", settings)
+                Players().model("judge", settings)
         return cls(settled, source, seen, couples, lost)
 
     @property
@@ -153,11 +153,11 @@ class Check:
             "calls": calls + compared,
         }
 
-    def players(self, crew: Crew) -> dict[str, Player]:
+    def judges(self, players: Players) -> dict[str, Player]:
         """Name → judge, sampled as the evaluation does unless a temperature was given."""
         made = []
         for settings in self.config.judge:
-            player = crew.player("judge", settings, self.config.seed, self.source.judge_samples)
+            player = players.player("judge", settings, self.config.seed, self.source.judge_samples)
             if self.config.temperature is not None:
                 sampling = replace(player.sampling, temperature=self.config.temperature)
                 player = replace(player, sampling=sampling)
@@ -284,16 +284,14 @@ def _silence(remark: str) -> None:
 async def _checked(
     check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
 ) -> Report:
-    patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
-    known = check.config.settings_of_players()
-    crew = Crew(ledger, None, _load_checkpoint, patience, known)
+    calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
+    players = Players(ledger, None, _load_checkpoint, calls, check.config.settings_of_players())
     try:
-        players = check.players(crew)
-        asking = Asking(check, run, players, ledger)
+        asking = Asking(check, run, check.judges(players), ledger)
         with bars(asking.left) if bars else nullcontext() as bar:
             await asking.all(bar)
     finally:
-        await crew.close()
+        await players.close()
     say("computing agreement and its intervals")
     return asking.report(ledger.totals()["cost"])
 

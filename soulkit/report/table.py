@@ -281,7 +281,7 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
     return capture.get()
 
 
-def comparison(result: Comparison) -> list[RenderableType]:
+def comparison_parts(result: Comparison) -> list[RenderableType]:
     """What `soul compare` prints: one row a task, then what qualifies the table."""
     from rich.text import Text
 

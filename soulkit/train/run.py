@@ -19,7 +19,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.roles.players import Crew
+from soulkit.models.roles.players import Players
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
@@ -234,7 +234,7 @@ async def _reinforce(
     return rollout_summary(config, loop, records, material)
 
 
-def _provenance(config: TrainConfig, players: Crew, material: Material) -> dict[str, Any]:
+def _provenance(config: TrainConfig, players: Players, material: Material) -> dict[str, Any]:
     limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
         name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)

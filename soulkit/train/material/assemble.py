@@ -16,7 +16,7 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
-from soulkit.models.roles.players import Crew, RoleSettings, cast_of
+from soulkit.models.roles.players import Players, RoleSettings, cast_of
 from soulkit.play.settings import chosen_rows
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
@@ -76,15 +76,15 @@ def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     return loaded.examples
 
 
-def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
+def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
     """What makes the players of a run; `sampler` is the actor."""
     ledger = Ledger(run.ledger_path)
-    patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)
-    return Crew(ledger, sampler, load, patience, config.settings_of_players())
+    return Players(ledger, sampler, load, calls, config.settings_of_players())
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, players: Crew) -> Cast:
+def make_cast(config: TrainConfig, sampler: LocalModel, players: Players) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
     cast = cast_of(config, players, Player(sampler), config.seed)
     if not isinstance(config.coach, RoleSettings):
@@ -93,7 +93,7 @@ def make_cast(config: TrainConfig, sampler: LocalModel, players: Crew) -> Cast:
     return replace(cast, coach=coach)
 
 
-def make_reader(config: TrainConfig, players: Crew) -> Player | None:
+def make_reader(config: TrainConfig, players: Players) -> Player | None:
     """The model that checks feedback for leaks, if one was named."""
     if config.blind_reader is None:
         return None
