@@ -221,7 +221,7 @@ def _leaves(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
     """Every setting's dotted name and type, groups before their members."""
     for name, info in cls.model_fields.items():
         yield prefix + name, info.annotation
-        group = group_of(info.annotation)
+        group = nested_settings(info.annotation)
         if group is not None:
             yield from _leaves(group, f"{prefix}{name}.")
 
@@ -231,7 +231,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if union else (kind,)
 
 
-def group_of(kind: Any) -> type[BaseModel] | None:
+def nested_settings(kind: Any) -> type[BaseModel] | None:
     """The nested model in an annotation such as `Judge` or `Judge | None`."""
     models = [k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
     return models[0] if models else None
@@ -300,7 +300,7 @@ def _unknown(
         if key not in cls.model_fields:
             yield f"{prefix}{key}", list(cls.model_fields)
             continue
-        group = group_of(cls.model_fields[key].annotation)
+        group = nested_settings(cls.model_fields[key].annotation)
         if group is not None and isinstance(value, Mapping):
             yield from _unknown(group, value, f"{prefix}{key}.")
 
@@ -343,7 +343,7 @@ def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
             break
         if flag := flag_of(part, info, ".".join(path[:depth])):
             return flag.partition("/")[0]
-        group = group_of(info.annotation) or group
+        group = nested_settings(info.annotation) or group
     return ""
 
 

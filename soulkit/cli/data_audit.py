@@ -108,12 +108,11 @@ def contamination(
 
     if exclude is not None:
         check_target(exclude)
-        for path in (train, evaluation):
-            refuse_same(path, exclude)
+        refuse_same(train, exclude)
+        refuse_same(evaluation, exclude)
     registry = registry_of(tasks, trust=trust)
     train_side, eval_side = (_Side(registry, path, task) for path in (train, evaluation))
-    live = {**train_side.tasks, **eval_side.tasks}
-    kinds = entity_kinds(live.values())
+    kinds = entity_kinds({**train_side.tasks, **eval_side.tasks}.values())
     overlap = find_overlap(
         train_side.passages, eval_side.passages, threshold=threshold, entities=kinds
     )
@@ -123,9 +122,8 @@ def contamination(
         _say_bad([*train_side.bad, *eval_side.bad])
     written = None
     if exclude is not None:
-        written = write_rows(
-            exclude, [row.fields for row in clean], data_source=task or "", replace=False
-        )
+        fields = [row.fields for row in clean]
+        written = write_rows(exclude, fields, data_source=task or "", replace=False)
     if as_json:
         print_json(_overlap_dict(train, evaluation, overlap, train_side, eval_side, written))
     elif exclude is not None:

@@ -11,8 +11,8 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
-from soulkit.cli.derive import Derived, build_command, options_of, settings_from
-from soulkit.cli.options import Json, rows_of
+from soulkit.cli.derive import Derived, build_command, options_for, settings_from
+from soulkit.cli.options import Json, row_sources
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,10 +37,10 @@ class Checks(Derived):
             return None
         from soulkit.eval.judge_check import CheckConfig
 
-        options = options_of(CheckConfig, frozenset({"check"}))
+        options = options_for(CheckConfig, frozenset({"check"}))
 
         def body(values: dict[str, Any]) -> None:
-            flags = settings_from(options, values, rows_of)
+            flags = settings_from(options, values, row_sources)
             run = values["run"]
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])

@@ -33,15 +33,15 @@ RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, ju
 # -- which file ----------------------------------------------------------------------------------
 
 
-def ledger_of(where: Path) -> Path:
+def ledger_path(where: Path) -> Path:
     """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
-    from soulkit.eval.rescore import ledger_of as recorded_in
+    from soulkit.eval.rescore import ledger_of
     from soulkit.runs.folder import is_run, read_config
 
     if not where.is_dir():
         return where
     settings = read_config(where) if is_run(where) else {}
-    path = recorded_in(where, settings) or where / "ledger.sqlite"
+    path = ledger_of(where, settings) or where / "ledger.sqlite"
     if not path.is_file():
         off = settings.get("ledger") == "off"
         why = "It was started with --ledger off" if off else f"There is no file '{path}'"
@@ -61,7 +61,7 @@ def stats(where: Where, as_json: Json = False) -> None:
     """Calls, tokens, cost and latency by role and model."""
     from soulkit.models.ledger.view import View
 
-    path = ledger_of(where)
+    path = ledger_path(where)
     with View(path) as view:
         groups, version = view.groups(), view.version
     if as_json:
@@ -114,7 +114,7 @@ def show(
     """Single calls: who asked what, and what was answered."""
     from soulkit.models.ledger.view import View
 
-    with View(ledger_of(where)) as view:
+    with View(ledger_path(where)) as view:
         entries = list(view.entries(example=example, role=role, key=key, limit=limit))
     if not entries:
         raise RunError(
@@ -176,7 +176,7 @@ def export(
     """Print or write all calls as JSON lines, one entry each."""
     from soulkit.models.ledger.view import View, write_export
 
-    with View(ledger_of(where)) as view:
+    with View(ledger_path(where)) as view:
         lines = (_line(stored) for stored in view.entries(example=example, role=role))
         if file is None:
             for line in lines:
@@ -201,7 +201,7 @@ def verify(where: Where, as_json: Json = False) -> None:
     """
     from soulkit.models.ledger.view import View
 
-    with View(ledger_of(where)) as view:
+    with View(ledger_path(where)) as view:
         findings = view.verify()
         if where.is_dir() and not findings.counts.get("file"):
             _check_run(where, view, findings)

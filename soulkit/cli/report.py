@@ -43,7 +43,7 @@ def command(
     if chosen is Format.html:
         from soulkit.report import html
 
-        typer.echo(str(html.write(loaded_runs, out or runs[0] / "report" / "index.html")))
+        typer.echo(str(html.write_page(loaded_runs, out or runs[0] / "report" / "index.html")))
     elif out is None and chosen is Format.terminal:
         _print(loaded_runs)
     else:
@@ -62,9 +62,9 @@ def _text(runs: list[RunData], chosen: Format) -> str:
 
 def _print(runs: list[RunData]) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import terminal
+    from soulkit.report.table import report_parts
 
-    for part in terminal(runs):
+    for part in report_parts(runs):
         out.print(part)
 
 

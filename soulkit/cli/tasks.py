@@ -12,7 +12,7 @@ import typer
 from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json, TaskFiles
-from soulkit.cli.tasks_check import check
+from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def show(
         _print_task(name, spec, suites)
 
 
-app.command()(check)
+app.command("check")(check_tasks)
 app.command()(new)
 
 

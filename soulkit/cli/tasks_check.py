@@ -33,7 +33,7 @@ SHOWN = 10
 """Findings of one kind printed for a task; --json has all."""
 
 
-def check(
+def check_tasks(
     names: Annotated[
         list[str] | None, typer.Argument(help="Tasks; default: all.", metavar="[TASK]...")
     ] = None,

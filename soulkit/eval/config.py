@@ -210,7 +210,7 @@ def _first(*values: float | None) -> float:
 # -- tasks and rows ------------------------------------------------------------------------------
 
 
-def registry_of(config: EvalConfig) -> Registry:
+def eval_registry(config: EvalConfig) -> Registry:
     return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
 
 
@@ -224,7 +224,7 @@ def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
-    registry = registry_of(config)
+    registry = eval_registry(config)
     names = task_names(config, registry)
     for name in config.data:
         if name != "*" and name not in names:

@@ -112,7 +112,7 @@ class Check:
         """
         folder = Path(config.run)
         source = source_of(folder, trust=trust, unread={"judge"} if config.judge else ())
-        judges = distinct(config.judge) or distinct(source.judge)
+        judges = _distinct_judges(config.judge) or _distinct_judges(source.judge)
         if not judges:
             raise unfilled("judge")
         if len(judges) < len(config.judge):
@@ -165,7 +165,7 @@ class Check:
         return dict(zip(judge_names(made), made, strict=True))
 
 
-def distinct(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
+def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
     """The judges without those who are another one again."""
     return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
 
@@ -206,7 +206,7 @@ def judged_episodes(
 
     ConfigError when no task has a judge, DataError when no episode was played to its end.
     """
-    rows = rows_of(source)
+    rows = _rows_by_key(source)
     played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
     by_task: dict[str, list[Seen]] = {}
     for record in sorted(played, key=lambda r: (r.task, r.example_id, r.rollout)):
@@ -223,7 +223,7 @@ def judged_episodes(
     return tuple(seen for seen_of_task in by_task.values() for seen in seen_of_task[:limit]), lost
 
 
-def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
+def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
     """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
     rows = {
         (part.task.name, example.id): (part.task, example)
@@ -392,7 +392,7 @@ class Asking:
             "judges": {name: p.sampling.temperature for name, p in self.players.items()},
             "samples": self.check.config.samples,
             "thresholds": {"reliable": RELIABLE, "tentative": TENTATIVE},
-            "remarks": remarks(self.check, self.players),
+            "remarks": check_remarks(self.check, self.players),
             "tasks": {name: self._reliability(name).report() for name in names},
             "cost": cost,
         }
@@ -419,7 +419,7 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
+def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
     """What limits the statements of a check, in sentences."""
     sentences = []
     cold = [name for name, player in players.items() if player.sampling.temperature == 0]

@@ -57,7 +57,7 @@ def provenance(
                 "sampling": sampling_print(sampling[part.task.name]),
                 "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
                             if c.max_words},
-                "options": options_of(part.task),
+                "options": _task_options(part.task),
             }
             for part in work
         },
@@ -178,7 +178,7 @@ def row_hash(example: Example) -> str:
         return _hash([content, dict(example.seats)])
 
 
-def options_of(task: Task) -> dict[str, str]:
+def _task_options(task: Task) -> dict[str, str]:
     """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
 
     Hashes, since a tasks file may hold what should not be spread.
@@ -228,7 +228,7 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
     """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
     one. `rows` are the examples by their ids."""
     record = read_provenance(folder)
-    now = {task.name: options_of(task) for task, _ in rows.values()}
+    now = {task.name: _task_options(task) for task, _ in rows.values()}
     for name, entry in record.get("tasks", {}).items():
         hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
                   entry.get("rows", {}).items()}  # fmt: skip

@@ -30,7 +30,7 @@ from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import eval_cast, eval_players, summary_of
-from soulkit.eval.summary import Cell, Summary, by_task, metric_values, summarise
+from soulkit.eval.summary import Cell, Summary, metric_values, records_by_task, summarise
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -398,7 +398,7 @@ def _differs(old: Record, new: Record) -> bool:
 def _changes(
     old: Sequence[Record], new: Sequence[Record], before: Summary, after: Summary
 ) -> Iterator[Change]:
-    olds, news = by_task(old), by_task(new)
+    olds, news = records_by_task(old), records_by_task(new)
     for task in news:
         first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
         # Break-downs are the headline again, of fewer rows.

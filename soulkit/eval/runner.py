@@ -72,7 +72,7 @@ def run_eval(
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
     say = say or _silent
-    work = prepare(config, say)
+    work = prepare_work(config, say)
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
@@ -83,7 +83,7 @@ def run_eval(
     check_endpoints(config)
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
-        check_lengths(model, work, config)
+        check_prompt_lengths(model, work, config)
         if run is not None:
             check_weights(run, model)
     run = run or _open(folder, config)
@@ -96,10 +96,10 @@ def run_eval(
         return run, asyncio.run(_evaluated(run, work, players, config, bars, ledger))
 
 
-def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
+def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
     """The work of a configuration, with the checks that need no model."""
     work = load_work(config)
-    check_roles(work, config.filled())
+    check_work_roles(work, config.filled())
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -137,7 +137,7 @@ async def _evaluated(
     try:
         left = len(jobs_left(run, work, config.repeats))
         with bars(left) if bars else nullcontext() as bar:
-            return await evaluate(run, work, cast, config, bar, ledger=ledger)
+            return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
     finally:
         await cast.actor.model.close()
         await players.close()
@@ -200,14 +200,14 @@ def open_ledger(run: Run, config: EvalConfig) -> Ledger:
 # -- checks before anything is played ------------------------------------------------------------
 
 
-def check_roles(work: Sequence[Work], filled: Collection[str]) -> None:
+def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
     """ConfigError unless every role that an episode may call is filled."""
     for part in work:
         for role in sorted(part.roles - set(filled)):
             raise unfilled(role, part.task.name)
 
 
-def check_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
+def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
     """ConfigError when a first prompt and its reply do not fit the model's context.
 
     With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
@@ -251,7 +251,7 @@ def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: i
 # -- playing -------------------------------------------------------------------------------------
 
 
-async def evaluate(
+async def run_evaluation(
     run: Run,
     work: Sequence[Work],
     players: Cast,
@@ -265,7 +265,7 @@ async def evaluate(
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
     """
-    check_roles(work, players.filled())
+    check_work_roles(work, players.filled())
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))

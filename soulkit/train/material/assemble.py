@@ -62,7 +62,7 @@ def gather_material(config: TrainConfig) -> Material:
         train[name] = training
         dev += [(task, example) for example in held[: config.dev_limit]]
     pool = mixture(tasks, train, config.tasks, config.seed)
-    check_roles(config, [*pool, *dev])
+    check_training_roles(config, [*pool, *dev])
     if config.canary_every is not None:
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
@@ -111,7 +111,7 @@ def check_names(config: TrainConfig) -> None:
             )
 
 
-def check_roles(config: TrainConfig, pool: TaskRows) -> None:
+def check_training_roles(config: TrainConfig, pool: TaskRows) -> None:
     """ConfigError for a role that no model fills."""
     if config.method == "sft":
         return
@@ -121,9 +121,7 @@ def check_roles(config: TrainConfig, pool: TaskRows) -> None:
             raise unfilled(role, task.name)
 
 
-def check_lengths(
-    policy: Policy, limit: int | None, material: Material, config: TrainConfig
-) -> None:
+def check_room(policy: Policy, limit: int | None, material: Material, config: TrainConfig) -> None:
     """Every training prompt and its response must fit the model's context, or nothing starts."""
     if limit is None:
         return
