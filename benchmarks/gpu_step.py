@@ -41,16 +41,16 @@ from rich.table import Table
 
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.fuse import FusedPart, fuse, parts_of
-from soulkit.train.forward.packing import Pack, entries
+from soulkit.train.forward.fuse import FusedPart, fuse, fused_parts
+from soulkit.train.forward.packing import Pack, pack_entries
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.prepare import prepare_step
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import update
 from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.train.step import with_advantages
 
-MODULES, COMPILE = parts_of("modules"), parts_of("compile")
+MODULES, COMPILE = fused_parts("modules"), fused_parts("compile")
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Step:
     def __call__(self) -> dict[str, float]:
         if self.theirs is not None:
             return {"loss": self.theirs()}
-        prepared = prepare(self.policy, self.sequences, self.config)
+        prepared = prepare_step(self.policy, self.sequences, self.config)
         chosen = range(len(self.sequences))
         return update(self.policy, self.optimizer, prepared, chosen, self.config, Tally())
 
@@ -272,7 +272,7 @@ def work_of_pack(policy: Policy, pack: Pack, checkpointing: bool) -> Work:
     weights, above, adapter, low = sizes(policy)
     channels = config.num_attention_heads * config.head_dim * config.num_hidden_layers
     linear, lora, attention = 2 * tokens * weights, 2 * tokens * adapter, 4 * pairs * channels
-    parents = len(np.unique(entries(pack).parent))
+    parents = len(np.unique(pack_entries(pack).parent))
     head = 2 * parents * config.vocab_size * config.hidden_size
     forward = linear + lora + attention
     backward = 2 * tokens * above + 2 * lora - 2 * tokens * low + 2 * attention

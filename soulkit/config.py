@@ -126,9 +126,9 @@ class Settings(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Every setting that has a default, with it, in plain JSON types."""
         optional = {n: f for n, f in cls.model_fields.items() if not f.is_required()}
-        found = cls.model_construct(**{n: f.get_default(call_default_factory=True)
+        settings = cls.model_construct(**{n: f.get_default(call_default_factory=True)
                                        for n, f in optional.items()})  # fmt: skip
-        return found.model_dump(mode="json", include=set(optional))
+        return settings.model_dump(mode="json", include=set(optional))
 
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, in plain JSON types: what a run folder stores."""
@@ -201,16 +201,18 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_environment(cls: type[BaseModel], env: Mapping[str, str]) -> dict[str, Any]:
-    known = {PREFIX + path.replace(".", "__").upper(): (path, kind) for path, kind in _leaves(cls)}
+    variables = {
+        PREFIX + path.replace(".", "__").upper(): (path, kind) for path, kind in _leaves(cls)
+    }
     layer: dict[str, Any] = {}
     for variable, text in env.items():
         if not variable.startswith(PREFIX) or variable[len(PREFIX) :] in RESERVED or not text:
             continue
-        if variable not in known:
-            _refuse_part(variable, known)
-            _refuse_slip(variable, known)
+        if variable not in variables:
+            _refuse_part(variable, variables)
+            _refuse_slip(variable, variables)
             continue
-        path, kind = known[variable]
+        path, kind = variables[variable]
         layer = merge(layer, _nested(path.split("."), _read_variable(variable, text, kind)))
     return layer
 
@@ -219,7 +221,7 @@ def _leaves(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
     """Every setting's dotted name and type, groups before their members."""
     for name, info in cls.model_fields.items():
         yield prefix + name, info.annotation
-        group = group_of(info.annotation)
+        group = nested_settings(info.annotation)
         if group is not None:
             yield from _leaves(group, f"{prefix}{name}.")
 
@@ -229,7 +231,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if union else (kind,)
 
 
-def group_of(kind: Any) -> type[BaseModel] | None:
+def nested_settings(kind: Any) -> type[BaseModel] | None:
     """The nested model in an annotation such as `Judge` or `Judge | None`."""
     models = [k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
     return models[0] if models else None
@@ -254,9 +256,9 @@ def _read_variable(variable: str, text: str, kind: Any) -> Any:
     return text
 
 
-def _refuse_part(variable: str, known: Mapping[str, Any]) -> None:
+def _refuse_part(variable: str, variables: Mapping[str, Any]) -> None:
     whole, _, part = variable.partition("__")
-    if part and whole in known:
+    if part and whole in variables:
         raise ConfigError(
             f"The environment variable {variable} is a part of no setting.",
             f"It would be ignored: {whole} has no part of that name, or is a list.",
@@ -264,8 +266,8 @@ def _refuse_part(variable: str, known: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:
-    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.95)
+def _refuse_slip(variable: str, variables: Mapping[str, Any]) -> None:
+    near = difflib.get_close_matches(variable, variables, n=1, cutoff=0.95)
     if near:
         raise ConfigError(
             f"The environment variable {variable} is no setting.",
@@ -280,8 +282,8 @@ def _refuse_slip(variable: str, known: Mapping[str, Any]) -> None:
 def _refuse_unknown(cls: type[BaseModel], layers: Mapping[str, Mapping[str, Any]]) -> None:
     """Before validation, so that a misspelled key is not reported as a missing one as well."""
     for source, layer in layers.items():
-        for path, known in _unknown(cls, layer, ""):
-            hint = did_you_mean(path.rsplit(".", 1)[-1], known)
+        for path, names in _unknown(cls, layer, ""):
+            hint = did_you_mean(path.rsplit(".", 1)[-1], names)
             raise ConfigError(
                 f"'{path}' in {source} is no setting.",
                 "A setting that nobody reads would change nothing.",
@@ -298,7 +300,7 @@ def _unknown(
         if key not in cls.model_fields:
             yield f"{prefix}{key}", list(cls.model_fields)
             continue
-        group = group_of(cls.model_fields[key].annotation)
+        group = nested_settings(cls.model_fields[key].annotation)
         if group is not None and isinstance(value, Mapping):
             yield from _unknown(group, value, f"{prefix}{key}.")
 
@@ -341,7 +343,7 @@ def _flag_at(cls: type[BaseModel], path: list[str]) -> str:
             break
         if flag := flag_of(part, info, ".".join(path[:depth])):
             return flag.partition("/")[0]
-        group = group_of(info.annotation) or group
+        group = nested_settings(info.annotation) or group
     return ""
 
 

@@ -27,7 +27,7 @@ from soulkit.tasks.tom.stories.events import Exit, decode
 from soulkit.tasks.tom.stories.generate import synth_rows
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
-from soulkit.train.state.lines import StepLine, read_lines
+from soulkit.train.state.lines import StepLine, read_step_lines
 
 TASK: Final = "tomi"
 QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
@@ -112,9 +112,9 @@ class Demo:
     ) -> dict[str, Any]:
         """What `soul demo --json` prints. The gaps are those of the first step, whose policy is the
         warmed-up model for both the run and its control."""
-        steps = [line.rewards for line in read_lines(self.out / "train" / "metrics.jsonl")]
+        steps = [line.rewards for line in read_step_lines(self.out / "train" / "metrics.jsonl")]
         first, last = steps[0], steps[-1]
-        shuffled = read_lines(self.out / "control" / "metrics.jsonl")[0].rewards
+        shuffled = read_step_lines(self.out / "control" / "metrics.jsonl")[0].rewards
         return {
             "before": before["value"].mean,
             "after": after["value"].mean,

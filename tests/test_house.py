@@ -16,7 +16,7 @@ PACKAGE = ROOT / "soulkit"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LINES_OF_A_FILE = 500
-LINES_OF_A_FUNCTION = 80
+LINES_OF_A_FUNCTION = 60
 WITH_TORCH = (PACKAGE / "train", PACKAGE / "models" / "local")
 HEAVY = {"torch", "transformers", "peft", "vllm"}
 

@@ -68,8 +68,8 @@ class LazyGroup(TyperGroup):
         return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        found, command, rest = super().resolve_command(ctx, args)
-        return found, load(found) if command and found else None, rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if command and name else None, rest
 
 
 def load(name: str) -> Any:
@@ -98,8 +98,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version_wanted: bool) -> None:
+    if version_wanted:
         typer.echo(f"soul {__version__}")
         raise typer.Exit
 
@@ -146,10 +146,10 @@ def _open_streams() -> None:
 def take_debug(arguments: list[str]) -> bool:
     """Remove --debug from `arguments`, wherever it stands before `--`; SOULKIT_DEBUG counts."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [word for word in arguments[:end] if word != "--debug"]
-    asked = len(kept) < end
-    arguments[:end] = kept
-    return asked or os.environ.get("SOULKIT_DEBUG", "0") not in ("", "0")
+    remaining = [word for word in arguments[:end] if word != "--debug"]
+    debug = len(remaining) < end
+    arguments[:end] = remaining
+    return debug or os.environ.get("SOULKIT_DEBUG", "0") not in ("", "0")
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -200,13 +200,13 @@ def _interrupted() -> int:
 
 def _explain(error: Exception) -> int:
     """Tell on stderr what went wrong, and return the exit code."""
-    found = _known(error)
-    if isinstance(found, UserError):
-        _three_lines(*found.lines())
+    soul_error = _known(error)
+    if isinstance(soul_error, UserError):
+        _three_lines(*soul_error.lines())
         return 2
-    if isinstance(found, CallError):
+    if isinstance(soul_error, CallError):
         _three_lines(
-            found.detail,
+            soul_error.detail,
             "A model did not answer, and no result is made up for it.",
             "Check the endpoint, then run the same command again.",
         )

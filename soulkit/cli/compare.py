@@ -29,16 +29,16 @@ def command(
     from soulkit.cli.console import print_json
     from soulkit.eval.compare import compare_runs
 
-    found = compare_runs(a, b, metric, allow_mixed=force_mixed)
+    comparison = compare_runs(a, b, metric, allow_mixed=force_mixed)
     if as_json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
     else:
-        _print(found)
+        _print(comparison)
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import comparison
+    from soulkit.report.table import comparison_parts
 
-    for part in comparison(found):
+    for part in comparison_parts(comparison):
         out.print(part)

@@ -127,15 +127,15 @@ def pull(
                "--revision": revision, "--out": folder}  # fmt: skip
     hub, where = Hub(_again("soul data pull", options)), folder or data_folder()
     if corpus is not None:
-        wanted, revision = corpus_files(hub, corpus, where, revision)
+        downloads, revision = corpus_files(hub, corpus, where, revision)
     else:
         registry = registry_of(tasks, trust=trust)
         names = _named(registry, task, suite)
-        wanted = released({name: registry.spec(name).files for name in names}, splits)
-    found = pull_files(
-        hub, wanted, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
+        downloads = released({name: registry.spec(name).files for name in names}, splits)
+    files = pull_files(
+        hub, downloads, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
     )
-    _print_pulled(found, where, as_json)
+    _print_pulled(files, where, as_json)
 
 
 @app.command("import", context_settings=OWN_OPTIONS)
@@ -222,13 +222,13 @@ def check(
         strays = [*bad, *strays]
         checks = [check_rows(registry.task(name), group) for name, group in groups.items()]
     if as_json:
-        checked = [asdict(found) for found in checks]
+        checked = [asdict(report) for report in checks]
         print_json({"file": str(path), "tasks": checked, "bad": [asdict(b) for b in strays]})
     else:
-        for found in checks:
-            _print_check(path, found)
+        for report in checks:
+            _print_check(path, report)
         _say_bad(strays)
-    if strays or any(found.bad or not found.usable for found in checks):
+    if strays or any(report.bad or not report.usable for report in checks):
         raise typer.Exit(2)
 
 
@@ -289,23 +289,23 @@ def _splits(
     from soulkit.data.hub import SPLITS
     from soulkit.errors import ConfigError, did_you_mean
 
-    given = [f"--{n}" for n, v in (("task", task), ("suite", suite), ("corpus", corpus)) if v]
-    if len(given) > 1 or (corpus and split):
+    selectors = [f"--{n}" for n, v in (("task", task), ("suite", suite), ("corpus", corpus)) if v]
+    if len(selectors) > 1 or (corpus and split):
         raise ConfigError(
-            f"{' and '.join([*given, *(['--split'] if split else [])])} do not go together.",
+            f"{' and '.join([*selectors, *(['--split'] if split else [])])} do not go together.",
             "Each of them says which files to download, and a corpus has no splits.",
             "Keep one of --task, --suite and --corpus.",
         )
     if split is None:
         return SPLITS
-    found = [known for known in SPLITS if known == split]
-    if not found:
+    matches = [name for name in SPLITS if name == split]
+    if not matches:
         raise ConfigError(
             f"There is no split '{split}'.",
             "Released files are for training or for evaluation.",
             did_you_mean(split, SPLITS),
         )
-    return found
+    return matches
 
 
 def _named(registry: Registry, task: str | None, suite: str | None) -> Sequence[str]:
@@ -318,8 +318,8 @@ def _named(registry: Registry, task: str | None, suite: str | None) -> Sequence[
 
 def _again(command: str, options: Mapping[str, object]) -> str:
     """The command line to run again, as a shell reads it."""
-    given = [(name, str(value)) for name, value in options.items() if value is not None]
-    return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in given)])
+    arguments = [(name, str(value)) for name, value in options.items() if value is not None]
+    return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in arguments)])
 
 
 def _say(remark: str) -> None:
@@ -338,12 +338,12 @@ def _write_original(
     target = output or Path(f"{task}_{path.stem}.jsonl")
     refuse_same(path, target)
     check_target(target)
-    found = read()
-    if not found.rows:
-        _say_bad(found.bad)
-    written = write_rows(target, found.rows, data_source=task, replace=False)
-    _say_written(task, target, written, found.bad, found.notes, as_json)
-    if found.bad:
+    imported = read()
+    if not imported.rows:
+        _say_bad(imported.bad)
+    written = write_rows(target, imported.rows, data_source=task, replace=False)
+    _say_written(task, target, written, imported.bad, imported.notes, as_json)
+    if imported.bad:
         raise typer.Exit(2)
 
 
@@ -360,17 +360,17 @@ def _say_written(
     _say_bad(bad)
 
 
-def _print_pulled(found: Sequence[Pulled], folder: Path, as_json: bool) -> None:
+def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None:
     from soulkit.data.hub import LOCK
 
     if as_json:
         files = [
-            {"name": f.name, "file": f.file, "state": f.state, **asdict(f.entry)} for f in found
+            {"name": f.name, "file": f.file, "state": f.state, **asdict(f.entry)} for f in pulled
         ]
         print_json({"folder": str(folder), "files": files})
         return
     table = new_table("file", ">size", "state", "data set")
-    for one in found:
+    for one in pulled:
         cells = (one.name, size(one.entry.bytes), one.state, one.entry.repo)
         table.add_row(*map(safe, cells))
     out.print(table)
@@ -378,34 +378,34 @@ def _print_pulled(found: Sequence[Pulled], folder: Path, as_json: bool) -> None:
 
 
 def _say_bad(bad: Sequence[BadRow]) -> None:
-    for found in bad[:SHOWN_BAD]:
-        err.print(f"bad row {safe(found.source)}: {safe(one_line(found.why, 400))}", soft_wrap=True)
+    for row in bad[:SHOWN_BAD]:
+        err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
     if len(bad) > SHOWN_BAD:
         err.print(f"… and {len(bad) - SHOWN_BAD} more bad rows; --json lists all")
 
 
-def _print_check(path: Path, found: Checked) -> None:
+def _print_check(path: Path, report: Checked) -> None:
     out.print(
-        f"{safe(str(path))}: {found.usable} usable rows of {safe(found.task)} in "
-        f"{found.clusters} clusters ({found.rows} rows, {len(found.bad)} bad, "
-        f"{found.duplicates} duplicates)",
+        f"{safe(str(path))}: {report.usable} usable rows of {safe(report.task)} in "
+        f"{report.clusters} clusters ({report.rows} rows, {len(report.bad)} bad, "
+        f"{report.duplicates} duplicates)",
         soft_wrap=True,
     )
-    for source, count in found.skipped.items():
+    for source, count in report.skipped.items():
         out.print(f"skipped: {count} rows of {safe(source)}")
     table = new_table("field", ">rows", ">words p50", ">p95", ">max", ">over budget")
-    for name, words in found.words.items():
+    for name, words in report.words.items():
         figures = (words.p50, words.p95, words.max, words.over_budget)
-        table.add_row(safe(name), str(found.columns.get(name, "")), *map(str, figures))
+        table.add_row(safe(name), str(report.columns.get(name, "")), *map(str, figures))
     out.print(table)
-    for tag, values in found.tags.items():
+    for tag, values in report.tags.items():
         counts = ", ".join(f"{safe(value)} {count}" for value, count in values.items())
         out.print(f"{safe(tag)}: {counts}", soft_wrap=True)
-    columns = ", ".join(f"{safe(name)} ({count})" for name, count in found.columns.items())
+    columns = ", ".join(f"{safe(name)} ({count})" for name, count in report.columns.items())
     out.print(f"columns: {columns}", soft_wrap=True)
-    if found.ignored:
-        out.print(f"ignored columns: {safe(', '.join(found.ignored))}", soft_wrap=True)
-    _say_bad(found.bad)
+    if report.ignored:
+        out.print(f"ignored columns: {safe(', '.join(report.ignored))}", soft_wrap=True)
+    _say_bad(report.bad)
 
 
 def _shown(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:

@@ -115,27 +115,27 @@ def contamination(
 
     if exclude is not None:
         check_target(exclude)
-        for path in (train, evaluation):
-            refuse_same(path, exclude)
+        refuse_same(train, exclude)
+        refuse_same(evaluation, exclude)
     registry = registry_of(tasks, trust=trust)
-    ours, theirs = (_Side(registry, path, task) for path in (train, evaluation))
-    live = {**ours.tasks, **theirs.tasks}
-    kinds = entity_kinds(live.values())
-    found = find_overlap(ours.passages, theirs.passages, threshold=threshold, entities=kinds)
-    kept = clean_rows(ours.rows, found, [k.strip() for k in drop.split(",") if k.strip()])
+    train_side, eval_side = (_Side(registry, path, task) for path in (train, evaluation))
+    kinds = entity_kinds({**train_side.tasks, **eval_side.tasks}.values())
+    overlap = find_overlap(
+        train_side.passages, eval_side.passages, threshold=threshold, entities=kinds
+    )
+    clean = clean_rows(train_side.rows, overlap, [k.strip() for k in drop.split(",") if k.strip()])
     if not as_json:
-        _print_overlap(found)
-        _say_bad([*ours.bad, *theirs.bad])
+        _print_overlap(overlap)
+        _say_bad([*train_side.bad, *eval_side.bad])
     written = None
     if exclude is not None:
-        written = write_rows(
-            exclude, [row.fields for row in kept], data_source=task or "", replace=False
-        )
+        fields = [row.fields for row in clean]
+        written = write_rows(exclude, fields, data_source=task or "", replace=False)
     if as_json:
-        print_json(_overlap_dict(train, evaluation, found, ours, theirs, written))
+        print_json(_overlap_dict(train, evaluation, overlap, train_side, eval_side, written))
     elif exclude is not None:
         out.print(f"{written} clean rows → {safe(str(exclude))}", soft_wrap=True)
-    if ours.bad or theirs.bad:
+    if train_side.bad or eval_side.bad:
         raise typer.Exit(2)
 
 
@@ -181,8 +181,8 @@ class _Side:
 
 
 def _say_bad(bad: Sequence[BadRow]) -> None:
-    for found in bad[:SHOWN]:
-        err.print(f"bad row {safe(found.source)}: {safe(one_line(found.why, 400))}", soft_wrap=True)
+    for row in bad[:SHOWN]:
+        err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
     if len(bad) > SHOWN:
         err.print(f"… and {len(bad) - SHOWN} more bad rows; --json lists all")
 
@@ -199,8 +199,8 @@ def _print_rows(rows: RowAudit) -> None:
     for line in _remarks_on_options(rows):
         out.print(safe(line), soft_wrap=True)
     for remark in rows.remarks[:SHOWN]:
-        said = f"{remark.what} {remark.source}: {one_line(remark.detail, 200)}"
-        out.print(safe(said), soft_wrap=True)
+        remark_line = f"{remark.what} {remark.source}: {one_line(remark.detail, 200)}"
+        out.print(safe(remark_line), soft_wrap=True)
     if len(rows.remarks) > SHOWN:
         out.print(f"… and {len(rows.remarks) - SHOWN} more; --json and -o list all")
     _say_bad(rows.bad)
@@ -247,24 +247,24 @@ def _print_tracker(task: str, report: LabelAudit) -> None:
     )
 
 
-def _print_overlap(found: Overlap) -> None:
+def _print_overlap(overlap: Overlap) -> None:
     table = new_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
-    for kind in found.kinds:
-        touched = len(found.touched(kind))
+    for kind in overlap.kinds:
+        touched = len(overlap.touched(kind))
         table.add_row(
             safe(kind),
-            *_counted(touched, found.train_rows),
-            *_counted(found.reached[kind], found.evaluation_rows),
+            *_counted(touched, overlap.train_rows),
+            *_counted(overlap.reached[kind], overlap.evaluation_rows),
         )
     out.print(table)
-    out.print(f"{found.train_rows} training rows, {found.evaluation_rows} evaluation rows")
-    for match in sorted(found.matches, key=lambda m: -m.similarity)[:SHOWN]:
-        said = f"{match.kind} {match.train} = {match.evaluation} ({match.similarity:.2f})"
-        out.print(safe(said), soft_wrap=True)
-    for shared in found.shared[:SHOWN]:
+    out.print(f"{overlap.train_rows} training rows, {overlap.evaluation_rows} evaluation rows")
+    for match in sorted(overlap.matches, key=lambda m: -m.similarity)[:SHOWN]:
+        line = f"{match.kind} {match.train} = {match.evaluation} ({match.similarity:.2f})"
+        out.print(safe(line), soft_wrap=True)
+    for shared in overlap.shared[:SHOWN]:
         rows = f"{len(shared.train)} training and {len(shared.evaluation)} evaluation rows"
         out.print(safe(f"{shared.kind} in {rows}: {one_line(shared.value, 80)}"), soft_wrap=True)
-    more = max(len(found.matches) - SHOWN, 0) + max(len(found.shared) - SHOWN, 0)
+    more = max(len(overlap.matches) - SHOWN, 0) + max(len(overlap.shared) - SHOWN, 0)
     if more:
         out.print(f"… and {more} more; --json lists all")
 
@@ -274,17 +274,25 @@ def _counted(rows: int, of: int) -> tuple[str, str]:
 
 
 def _overlap_dict(
-    train: Path, evaluation: Path, found: Overlap, ours: _Side, theirs: _Side, written: int | None
+    train: Path,
+    evaluation: Path,
+    overlap: Overlap,
+    train_side: _Side,
+    eval_side: _Side,
+    written: int | None,
 ) -> Mapping[str, Any]:
     by_kind = {
-        kind: {"training_rows": len(found.touched(kind)), "evaluation_rows": found.reached[kind]}
-        for kind in found.kinds
+        kind: {
+            "training_rows": len(overlap.touched(kind)),
+            "evaluation_rows": overlap.reached[kind],
+        }
+        for kind in overlap.kinds
     }
     return {
         "train": str(train),
         "evaluation": str(evaluation),
-        **{k: v for k, v in asdict(found).items() if k != "reached"},
+        **{k: v for k, v in asdict(overlap).items() if k != "reached"},
         "by_kind": by_kind,
         "written": written,
-        "bad": [asdict(b) for b in (*ours.bad, *theirs.bad)],
+        "bad": [asdict(b) for b in (*train_side.bad, *eval_side.bad)],
     }

@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Warm up a tiny model, train it with Ditto, measure before and after, write a report."""
     from soulkit.demo import Demo
-    from soulkit.report.html import write
+    from soulkit.report.html import write_page
     from soulkit.report.load import load_runs
 
     if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
@@ -35,7 +35,7 @@ def command(
     with _Stages() as stages:
         results = demo.run(stages.begin)
     say_unsealed()
-    page = write(load_runs([out]), out / "report" / "index.html")
+    page = write_page(load_runs([out]), out / "report" / "index.html")
     results["report"] = str(page)
     demo.write_summary(results)
     if as_json:

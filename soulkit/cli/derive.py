@@ -78,7 +78,7 @@ COMMON = (
 # --- from settings to options ---------------------------------------------------------------------
 
 
-def options_of(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
+def options_for(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
     """The options of the settings that matter to a command of these traits, by section."""
     options = [*_settings_options(kind, traits), *COMMON]
     return sorted(options, key=lambda option: SECTIONS.index(option.section))
@@ -87,7 +87,7 @@ def options_of(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
 def _settings_options(
     kind: type[BaseModel], traits: frozenset[str], under: str = ""
 ) -> Iterator[Option]:
-    from soulkit.config import about, flag_of, group_of
+    from soulkit.config import about, flag_of, nested_settings
 
     for name, info in kind.model_fields.items():
         facts = about(info)
@@ -95,7 +95,7 @@ def _settings_options(
             continue
         flag = flag_of(name, info, under)
         if flag is None:
-            group = group_of(info.annotation)
+            group = nested_settings(info.annotation)
             if group is not None and not under:
                 yield from _settings_options(group, traits, name)
             continue
@@ -104,7 +104,7 @@ def _settings_options(
         metavar = facts["metavar"] if typing.get_origin(value) is not Literal else None
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
-            default_text(info), metavar, facts["complete"], form_of(info.annotation),
+            default_text(info), metavar, facts["complete"], value_form(info.annotation),
         )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def kind_of(annotation: Any, metavar: str | None) -> Any:
     return Path if metavar in ("FILE", "FOLDER") else str
 
 
-def form_of(annotation: Any) -> str:
+def value_form(annotation: Any) -> str:
     """What several values of one option are together."""
     parts = _parts(annotation)
     if len(parts) > 1 or typing.get_origin(parts[0]) not in (dict, tuple, list):

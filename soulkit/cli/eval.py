@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
-from soulkit.cli.derive import Derived, build_command, options_of, settings_from, tasks_in
-from soulkit.cli.options import rows_of
+from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
+from soulkit.cli.options import row_sources
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig
@@ -34,11 +34,11 @@ class Kinds(Derived):
             return None
         from soulkit.eval.config import EvalConfig
 
-        options = options_of(EvalConfig, frozenset({"eval", "plays", name}))
+        options = options_for(EvalConfig, frozenset({"eval", "plays", name}))
 
         def body(values: dict[str, Any]) -> None:
             file = values["config"]
-            flags = settings_from(options, values, rows_of, tasks_in(file))
+            flags = settings_from(options, values, row_sources, tasks_in(file))
             settings = EvalConfig.load(file, flags={"kind": name, **flags}, trust=values["trust"])
             if values["dry_run"]:
                 _dry_run(settings, values["json"])
@@ -61,10 +61,10 @@ def group() -> None:
 
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.planning import plan_of
-    from soulkit.eval.runner import prepare
+    from soulkit.eval.planning import evaluation_plan
+    from soulkit.eval.runner import prepare_work
 
-    show_plan(plan_of(config, prepare(config, _say)), as_json)
+    show_plan(evaluation_plan(config, prepare_work(config, _say)), as_json)
     for server in config.servers():
         _say(server)
 
@@ -96,9 +96,9 @@ def _say(remark: str) -> None:
 
 def _print_run(run: Run) -> None:
     from soulkit.report.load import load_runs
-    from soulkit.report.table import terminal
+    from soulkit.report.table import report_parts
 
-    for part in terminal(load_runs([run.path], episodes=False)):
+    for part in report_parts(load_runs([run.path], episodes=False)):
         out.print(part)
 
 

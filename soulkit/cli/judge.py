@@ -11,8 +11,8 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
-from soulkit.cli.derive import Derived, build_command, options_of, settings_from
-from soulkit.cli.options import Json, rows_of
+from soulkit.cli.derive import Derived, build_command, options_for, settings_from
+from soulkit.cli.options import Json, row_sources
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,10 +37,10 @@ class Checks(Derived):
             return None
         from soulkit.eval.judge_check import CheckConfig
 
-        options = options_of(CheckConfig, frozenset({"check"}))
+        options = options_for(CheckConfig, frozenset({"check"}))
 
         def body(values: dict[str, Any]) -> None:
-            flags = settings_from(options, values, rows_of)
+            flags = settings_from(options, values, row_sources)
             run = values["run"]
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
@@ -99,8 +99,8 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
     _print(report, as_json)
     missing = sum(
         reading["no_answer"]
-        for found in report["tasks"].values()
-        for reading in found["reading"].values()
+        for task_report in report["tasks"].values()
+        for reading in task_report["reading"].values()
     )
     if missing:
         _say(
@@ -118,30 +118,30 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        for task, found in report["tasks"].items():
-            _print_task(task, found)
+        for task, task_report in report["tasks"].items():
+            _print_task(task, task_report)
         _say_thresholds(report["thresholds"])
-    for task, found in report["tasks"].items():
-        for judge, reading in found["reading"].items():
+    for task, task_report in report["tasks"].items():
+        for judge, reading in task_report["reading"].items():
             for reason, count in reading["reasons"].items():
                 _say(f"{task}, {judge}: no verdict {count} times: {reason}")
-        for remark in _left_out(found):
+        for remark in _left_out(task_report):
             _say(f"{task}: {remark}")
     for remark in report["remarks"]:
         _say(remark)
 
 
-def _left_out(found: Mapping[str, Any]) -> list[str]:
+def _left_out(report: Mapping[str, Any]) -> list[str]:
     """What of a task's episodes and human labels entered no figure."""
     remarks = []
-    if found.get("by_rules"):
+    if report.get("by_rules"):
         remarks.append(
-            f"{found['by_rules']} episodes were scored by rules without asking the judge, and say "
+            f"{report['by_rules']} episodes were scored by rules without asking the judge, and say "
             "nothing about it"
         )
-    for name in found.get("unmatched_labels", ()):
+    for name in report.get("unmatched_labels", ()):
         remarks.append(f"people labelled '{name}', and no verdict has such a dimension")
-    for name, dimension in found["dimensions"].items():
+    for name, dimension in report["dimensions"].items():
         lost = max((c.get("no_numbers", 0) for c in dimension["people"].values()), default=0)
         if lost:
             remarks.append(f"{lost} human labels of '{name}' are no numbers, and are left out")
@@ -151,13 +151,13 @@ def _left_out(found: Mapping[str, Any]) -> list[str]:
 # -- tables --------------------------------------------------------------------------------------
 
 
-def _print_task(task: str, found: Mapping[str, Any]) -> None:
-    agreement = _agreement(task, found["dimensions"])
+def _print_task(task: str, report: Mapping[str, Any]) -> None:
+    agreement = _agreement(task, report["dimensions"])
     if agreement.row_count:
         out.print(agreement)
-    if any("length" in dimension for dimension in found["dimensions"].values()):
-        out.print(_length(found["dimensions"]))
-    out.print(_judges(found["reading"], found["position"]))
+    if any("length" in dimension for dimension in report["dimensions"].values()):
+        out.print(_length(report["dimensions"]))
+    out.print(_judges(report["reading"], report["position"]))
 
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:

@@ -33,24 +33,24 @@ RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, ju
 # -- which file ----------------------------------------------------------------------------------
 
 
-def ledger_of(where: Path) -> Path:
+def ledger_path(where: Path) -> Path:
     """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
-    from soulkit.eval.rescore import ledger_of as recorded_in
+    from soulkit.eval.rescore import ledger_of
     from soulkit.runs.folder import is_run, read_config
 
     if not where.is_dir():
         return where
     settings = read_config(where) if is_run(where) else {}
-    found = recorded_in(where, settings) or where / "ledger.sqlite"
-    if not found.is_file():
+    path = ledger_of(where, settings) or where / "ledger.sqlite"
+    if not path.is_file():
         off = settings.get("ledger") == "off"
-        why = "It was started with --ledger off" if off else f"There is no file '{found}'"
+        why = "It was started with --ledger off" if off else f"There is no file '{path}'"
         raise RunError(
             f"'{where}' has no ledger.",
             f"{why}; local models are sampled without one as well.",
             "Name a ledger file, or the folder of a run that asked a server.",
         )
-    return found
+    return path
 
 
 # -- stats ---------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def stats(where: Where, as_json: Json = False) -> None:
     """Calls, tokens, cost and latency by role and model."""
     from soulkit.models.ledger.view import View
 
-    path = ledger_of(where)
+    path = ledger_path(where)
     with View(path) as view:
         groups, version = view.groups(), view.version
     if as_json:
@@ -83,9 +83,9 @@ def _print_stats(groups: list[Group]) -> None:
             f"{g.p50:.2f} s", f"{g.p95:.2f} s", _moment(g.first), _moment(g.last),
         )  # fmt: skip
     out.print(made)
-    known = [g.cost for g in groups if g.cost is not None]
+    costs = [g.cost for g in groups if g.cost is not None]
     out.print(
-        f"{sum(g.calls for g in groups)} calls, cost {_dollars(sum(known) if known else None)}"
+        f"{sum(g.calls for g in groups)} calls, cost {_dollars(sum(costs) if costs else None)}"
     )
 
 
@@ -114,18 +114,18 @@ def show(
     """Single calls: who asked what, and what was answered."""
     from soulkit.models.ledger.view import View
 
-    with View(ledger_of(where)) as view:
-        found = list(view.entries(example=example, role=role, key=key, limit=limit))
-    if not found:
+    with View(ledger_path(where)) as view:
+        entries = list(view.entries(example=example, role=role, key=key, limit=limit))
+    if not entries:
         raise RunError(
             f"'{where}' holds no such call.",
             "No entry has this example, role and key.",
             "See what there is: soul ledger stats, or soul ledger show without options.",
         )
     if as_json:
-        print_json([stored.as_dict() for stored in found])
+        print_json([stored.as_dict() for stored in entries])
         return
-    for stored in found:
+    for stored in entries:
         _print_entry(stored)
 
 
@@ -150,11 +150,11 @@ def _print_entry(stored: Stored) -> None:
 
 def _texts(stored: Stored) -> list[tuple[str, str]]:
     """(who, words) of the prompt and the reply."""
-    asked, answer = stored.request, stored.answer()
-    if asked is None:
+    request, answer = stored.request, stored.answer()
+    if request is None:
         parts = [("prompt", "(not kept: the entry is of a ledger of version 1)")]
     else:
-        parts = [(message["role"], message["content"]) for message in asked.messages]
+        parts = [(message["role"], message["content"]) for message in request.messages]
     if answer is None:
         return [*parts, ("reply that cannot be read", stored.entry.reply)]
     thought = [("reasoning", answer.reasoning)] if answer.reasoning else []
@@ -176,7 +176,7 @@ def export(
     """Print or write all calls as JSON lines, one entry each."""
     from soulkit.models.ledger.view import View, write_export
 
-    with View(ledger_of(where)) as view:
+    with View(ledger_path(where)) as view:
         lines = (_line(stored) for stored in view.entries(example=example, role=role))
         if file is None:
             for line in lines:
@@ -201,19 +201,19 @@ def verify(where: Where, as_json: Json = False) -> None:
     """
     from soulkit.models.ledger.view import View
 
-    with View(ledger_of(where)) as view:
-        found = view.verify()
-        if where.is_dir() and not found.counts.get("file"):
-            _check_run(where, view, found)
+    with View(ledger_path(where)) as view:
+        findings = view.verify()
+        if where.is_dir() and not findings.counts.get("file"):
+            _check_run(where, view, findings)
     if as_json:
-        print_json(found.as_dict())
+        print_json(findings.as_dict())
     else:
-        _print_findings(found)
-    if found.counts:
+        _print_findings(findings)
+    if findings.counts:
         raise typer.Exit(1)
 
 
-def _check_run(folder: Path, view: Any, found: Findings) -> None:
+def _check_run(folder: Path, view: Any, findings: Findings) -> None:
     from soulkit.models.ledger.view import check_episodes
     from soulkit.runs.folder import is_run, read_config
     from soulkit.runs.records import load_records
@@ -222,7 +222,7 @@ def _check_run(folder: Path, view: Any, found: Findings) -> None:
         return
     settings = read_config(folder)
     records = load_records(folder / "episodes.jsonl")
-    check_episodes(view, records, found, actor=settings.get("kind") == "api",
+    check_episodes(view, records, findings, actor=settings.get("kind") == "api",
                    judges=_over_http(settings))  # fmt: skip
 
 
@@ -234,13 +234,13 @@ def _over_http(settings: dict[str, Any]) -> bool:
     return bool(kinds) and all(k == "endpoint" or (k == "actor" and actor_too) for k in kinds)
 
 
-def _print_findings(found: Findings) -> None:
-    for line in found.lines():
+def _print_findings(findings: Findings) -> None:
+    for line in findings.lines():
         out.print(safe(one_line(line)), soft_wrap=True)
-    runs = "" if found.episodes is None else f", calls of {found.episodes} scored episodes"
-    total = sum(found.counts.values())
+    runs = "" if findings.episodes is None else f", calls of {findings.episodes} scored episodes"
+    total = sum(findings.counts.values())
     out.print(
-        f"{found.entries} entries (version {found.version}), {found.requests} keys computed "
-        f"again{runs}: {f'{total} findings' if total else 'nothing wrong'}",
+        f"{findings.entries} entries (version {findings.version}), {findings.requests} keys "
+        f"computed again{runs}: {f'{total} findings' if total else 'nothing wrong'}",
         soft_wrap=True,
     )

@@ -90,7 +90,7 @@ def ratios(text: str) -> dict[str, float]:
     return mixture
 
 
-def pairs(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
+def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
     """`TASK=FILE` options → task → file; a bare FILE is meant for the only task there is."""
     names = list(ratios(tasks)) if tasks else []
     rows: dict[str, str] = {}
@@ -108,7 +108,7 @@ def pairs(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
     return rows
 
 
-def rows_of(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     """`TASK=WHERE` options as task → where; a bare WHERE is meant for every (other) task."""
     rows: dict[str, str] = {}
     for text in texts:

@@ -43,19 +43,19 @@ def command(
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def show_plan(found: Plan, as_json: bool) -> None:
+def show_plan(plan: Plan, as_json: bool) -> None:
     """Print a plan: a table by task and role, and a few lines of totals."""
     if as_json:
-        print_json(found.as_dict())
+        print_json(plan.as_dict())
         return
     table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
                       ">cost", ">at most")  # fmt: skip
-    for part in found.tasks:
+    for part in plan.tasks:
         for one in part.asked:
             table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
-    if found.asked:
+    if plan.asked:
         console().print(table)
-    for line in _totals(found):
+    for line in _totals(plan):
         console().print(line, markup=False, soft_wrap=True)
 
 
@@ -71,25 +71,25 @@ def _dollars(cost: float | None, one: PlayerLoad | None = None) -> str:
     return f"${cost:,.4f}" if cost < 1 else f"${cost:,.2f}"
 
 
-def _totals(found: Plan) -> list[str]:
-    paid = found.cost is not None or bool(found.unpriced)
-    cost = f", cost about {_dollars(found.cost)}, at most {_dollars(found.cost_limit)}"
+def _totals(plan: Plan) -> list[str]:
+    paid = plan.cost is not None or bool(plan.unpriced)
+    cost = f", cost about {_dollars(plan.cost)}, at most {_dollars(plan.cost_limit)}"
     lines = [
-        f"{found.episodes:,} episodes, {found.calls:,} calls at most, {found.prompt_words:,} words "
+        f"{plan.episodes:,} episodes, {plan.calls:,} calls at most, {plan.prompt_words:,} words "
         f"in first prompts{cost if paid else ''}"
     ]
-    if found.unpriced:
-        lines.append(f"no price is known of: {', '.join(found.unpriced)} (--prices FILE)")
-    if found.machine is not None:
-        lines.append(f"memory about {size(found.machine.memory)}: {found.machine.words}")
-    lines.append(f"time about {duration(found.seconds)}{_served(found)}")
+    if plan.unpriced:
+        lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")
+    if plan.machine is not None:
+        lines.append(f"memory about {size(plan.machine.memory)}: {plan.machine.words}")
+    lines.append(f"time about {duration(plan.seconds)}{_served(plan)}")
     return lines
 
 
-def _served(found: Plan) -> str:
+def _served(plan: Plan) -> str:
     from soulkit.play.plan import SECONDS_PER_CALL, SECONDS_PER_TOKEN
 
-    if not any(one.seconds for one in found.asked):
+    if not any(one.seconds for one in plan.asked):
         return ""
     each = f"{SECONDS_PER_CALL:g} s a call and {1000 * SECONDS_PER_TOKEN:g} ms a token"
-    return f": served models at an assumed {each}, {found.concurrency} calls at once"
+    return f": served models at an assumed {each}, {plan.concurrency} calls at once"

@@ -39,15 +39,15 @@ def command(
     from soulkit.report.load import load_runs
 
     chosen = Format.json if as_json else format_
-    found = load_runs(runs, episodes=chosen is Format.html)
+    loaded_runs = load_runs(runs, episodes=chosen is Format.html)
     if chosen is Format.html:
         from soulkit.report import html
 
-        typer.echo(str(html.write(found, out or runs[0] / "report" / "index.html")))
+        typer.echo(str(html.write_page(loaded_runs, out or runs[0] / "report" / "index.html")))
     elif out is None and chosen is Format.terminal:
-        _print(found)
+        _print(loaded_runs)
     else:
-        _put(_text(found, chosen), out)
+        _put(_text(loaded_runs, chosen), out)
 
 
 def _text(runs: list[RunData], chosen: Format) -> str:
@@ -62,9 +62,9 @@ def _text(runs: list[RunData], chosen: Format) -> str:
 
 def _print(runs: list[RunData]) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import terminal
+    from soulkit.report.table import report_parts
 
-    for part in terminal(runs):
+    for part in report_parts(runs):
         out.print(part)
 
 

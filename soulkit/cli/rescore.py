@@ -75,9 +75,9 @@ def _print(done: Rescored) -> None:
     for change in done.changes:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)
-    asked = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
+    misses = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
     out.print(
-        safe(f"{done.changed} of {done.episodes} episodes have another score now{asked}; "
+        safe(f"{done.changed} of {done.episodes} episodes have another score now{misses}; "
              f"new scores in {done.path}"),
         soft_wrap=True,
     )  # fmt: skip

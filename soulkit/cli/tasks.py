@@ -12,7 +12,7 @@ import typer
 from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
-from soulkit.cli.tasks_check import check
+from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def show(
         _print_task(name, spec, suites)
 
 
-app.command()(check)
+app.command("check")(check_tasks)
 app.command()(new)
 
 
@@ -86,8 +86,8 @@ def _registry(files: Sequence[Path] | None) -> Registry:
 
 
 def _summary(name: str, spec: TaskSpec) -> dict[str, Any]:
-    kept = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
-    listed = spec.model_dump(mode="json", include=set(kept))
+    columns = ("title", "summary", "axis", "seats", "metric", "synth", "formats", "licence")
+    listed = spec.model_dump(mode="json", include=set(columns))
     return {"name": name, **listed, "rows_only": spec.rows_only}
 
 

@@ -33,7 +33,7 @@ SHOWN = 10
 """Findings of one kind printed for a task; --json has all."""
 
 
-def check(
+def check_tasks(
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -65,42 +65,47 @@ def check(
     from soulkit.tasks.selfcheck import check_task, with_unused
 
     registry = registry_of(tasks, trust=trust)
-    given = _data(data or (), names or (), suite, registry)
-    found: list[SelfCheck] = []
-    for name, where in given.items():
+    sources = _data(data or (), names or (), suite, registry)
+    checks: list[SelfCheck] = []
+    for name, where in sources.items():
         if where is not None:
             live = registry.task(name, _protocol(protocol))
-            found.append(check_task(live, examples_from(live, where, seed), where))
-    unchecked = [name for name, where in given.items() if where is None]
-    found = with_unused(found, registry)
-    failed = not all(check.passed for check in found)
+            checks.append(check_task(live, examples_from(live, where, seed), where))
+    unchecked = [name for name, where in sources.items() if where is None]
+    checks = with_unused(checks, registry)
+    failed = not all(check.passed for check in checks)
     if as_json:
-        checks = [asdict(check) for check in found]
-        print_json({"tasks": checks, "not_checked": unchecked, "passed": not failed})
+        print_json(
+            {
+                "tasks": [asdict(check) for check in checks],
+                "not_checked": unchecked,
+                "passed": not failed,
+            }
+        )
     else:
-        _print_checks(found, unchecked)
+        _print_checks(checks, unchecked)
     if failed:
         raise typer.Exit(1)
 
 
 def _data(
-    given: Sequence[str], names: Sequence[str], suite: str | None, registry: Registry
+    options: Sequence[str], names: Sequence[str], suite: str | None, registry: Registry
 ) -> dict[str, str | None]:
     """Task → its rows; None where none were given and none can be made."""
     chosen = [*names, *(registry.suite(suite) if suite is not None else ())]
     for name in chosen:
         registry.spec(name)
-    rows, for_all = _named_rows(given, chosen, registry)
-    wanted = dict.fromkeys(chosen or rows or registry.specs)
-    found = {name: rows.get(name) or for_all or _at_hand(name, registry) for name in wanted}
-    lacking = [name for name in names if found[name] is None]
+    rows, for_all = _named_rows(options, chosen, registry)
+    requested = dict.fromkeys(chosen or rows or registry.specs)
+    sources = {name: rows.get(name) or for_all or _at_hand(name, registry) for name in requested}
+    lacking = [name for name in names if sources[name] is None]
     if lacking:
         raise ConfigError(
             f"There are no rows to check for {', '.join(lacking)}.",
             "No released file was found, rows of it cannot be made here, and --data gives none.",
             f"Give --data {lacking[0]}=FILE.",
         )
-    return found
+    return sources
 
 
 def _at_hand(name: str, registry: Registry) -> str | None:
@@ -113,12 +118,12 @@ def _at_hand(name: str, registry: Registry) -> str | None:
 
 
 def _named_rows(
-    given: Sequence[str], chosen: Sequence[str], registry: Registry
+    options: Sequence[str], chosen: Sequence[str], registry: Registry
 ) -> tuple[dict[str, str], str | None]:
     """(task → rows, rows for every other chosen task) of the --data options."""
     rows: dict[str, str] = {}
     for_all: str | None = None
-    for text in given:
+    for text in options:
         name, equals, where = text.partition("=")
         if equals and (name in registry.specs or not Path(text).exists()):
             _refuse_stray(name, chosen, registry)
@@ -158,27 +163,27 @@ def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
 
 
 def _protocol(text: str) -> Protocol:
-    found = next((known for known in PROTOCOLS if known == text), None)
-    if found is None:
+    protocol = next((name for name in PROTOCOLS if name == text), None)
+    if protocol is None:
         raise ConfigError(
             f"There is no protocol '{text}'.",
             "A task scores as its paper says, or as the reference implementation does.",
             f"Give --protocol {' or --protocol '.join(PROTOCOLS)}.",
         )
-    return found
+    return protocol
 
 
 # -- printing ------------------------------------------------------------------------------------
 
 
-def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
+def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
     table = new_table(
         "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
         ">needs a model", ">bad rows", ">breaks", ">warnings",
     )  # fmt: skip
     for column in table.columns[:2]:  # heads may break, what they are about may not
         column.no_wrap = True
-    for check in found:
+    for check in checks:
         lists = (check.gold_fails, check.wrong_passes, check.no_gold,
                  (*check.no_wrong, *check.wrong_unread), check.unscored)  # fmt: skip
         later = (check.breaks, check.warnings)
@@ -186,9 +191,9 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
         cells = (str(check.rows), *counts)
         table.add_row(safe(check.task), safe(check.data), *cells)
     out.print(table)
-    if any(check.rows_only for check in found):
+    if any(check.rows_only for check in checks):
         out.print(f"{NOT_PLAYED}: rows only; this version reads them and has no scorer for them")
-    for check in found:
+    for check in checks:
         _print_findings(check.task, "gold fails", check.gold_fails)
         _print_findings(check.task, "wrong passes", check.wrong_passes)
         _print_findings(check.task, "wrong answer not read", check.wrong_unread)
@@ -196,8 +201,8 @@ def _print_checks(found: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
         for warning in check.warnings:
             out.print(safe(f"{check.task}: warning: {warning}"), soft_wrap=True)
         for bad in check.bad[:SHOWN]:
-            said = f"bad row {bad.source}: {one_line(bad.why, 300)}"
-            err.print(safe(said), soft_wrap=True)
+            line = f"bad row {bad.source}: {one_line(bad.why, 300)}"
+            err.print(safe(line), soft_wrap=True)
     if unchecked:
         out.print(
             f"not checked, as no rows are at hand: {safe(', '.join(unchecked))}", soft_wrap=True
@@ -209,10 +214,10 @@ def _counts(lists: Sequence[Sequence[object]], check: SelfCheck) -> list[str]:
     return [NOT_PLAYED if check.rows_only else str(len(items)) for items in lists]
 
 
-def _print_findings(task: str, what: str, found: Sequence[Finding], width: int = 200) -> None:
-    for finding in found[:SHOWN]:
+def _print_findings(task: str, what: str, findings: Sequence[Finding], width: int = 200) -> None:
+    for finding in findings[:SHOWN]:
         played = f" {one_line(finding.played, 60)}" if finding.played else ""
-        said = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, width)}"
-        out.print(safe(said), soft_wrap=True)
-    if len(found) > SHOWN:
-        out.print(f"{safe(task)}: {what}: … and {len(found) - SHOWN} more; --json lists all")
+        line = f"{task}: {what}: {finding.source}:{played} {one_line(finding.why, width)}"
+        out.print(safe(line), soft_wrap=True)
+    if len(findings) > SHOWN:
+        out.print(f"{safe(task)}: {what}: … and {len(findings) - SHOWN} more; --json lists all")

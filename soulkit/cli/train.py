@@ -18,12 +18,12 @@ from soulkit.cli.derive import (
     Derived,
     Option,
     build_command,
-    options_of,
+    options_for,
     settings_from,
     tasks_in,
     union,
 )
-from soulkit.cli.options import pairs
+from soulkit.cli.options import values_by_task
 from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, unknown_method
 
@@ -81,7 +81,7 @@ def method_options(method: str) -> list[Option]:
     from soulkit.train.config import settings_class
     from soulkit.train.objectives.registry import method_class
 
-    return options_of(settings_class(method), method_class(method).traits(method))
+    return options_for(settings_class(method), method_class(method).traits(method))
 
 
 def ablate_options() -> list[Option]:
@@ -98,7 +98,7 @@ def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    return pairs(texts, ",".join(tasks))
+    return values_by_task(texts, ",".join(tasks))
 
 
 app = typer.Typer(cls=Methods, rich_markup_mode=None)
@@ -117,7 +117,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     from soulkit.train.config import TrainConfig
     from soulkit.train.material.feasible import weightless
     from soulkit.train.objectives.registry import overruled
-    from soulkit.train.planning import plan_of
+    from soulkit.train.planning import training_plan
     from soulkit.train.run import train
 
     if remark := overruled(method):
@@ -125,7 +125,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
-        show_plan(plan_of(config), values["json"])
+        show_plan(training_plan(config), values["json"])
         for server in config.servers():
             _say(server)
         return
@@ -161,7 +161,7 @@ def step_shower(bar: Bar) -> Callable[[StepLine], None]:
 def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
-    from soulkit.train.rollouts.remarks import remarks
+    from soulkit.train.rollouts.remarks import step_remarks
 
     for alarm in line.canaries.alarms:
         err.print(
@@ -169,7 +169,7 @@ def warn(line: StepLine, who: str = "") -> None:
             "look at its verdicts",
             markup=False, soft_wrap=True,
         )  # fmt: skip
-    for remark in remarks(line):
+    for remark in step_remarks(line):
         err.print(f"{who}step {line.step}: {remark}", markup=False, soft_wrap=True)
 
 
@@ -219,14 +219,14 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
-    from soulkit.train.ablate import parse_arms, plan, run_all
+    from soulkit.train.ablate import parse_arms, plan_arms, run_all
     from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
     tasks = list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
-    runs = plan(
+    runs = plan_arms(
         arms, out, values["config"], lambda method: settings_of(method, values),
         seeds=SEEDS if values["seeds"] is None else values["seeds"],
         match=values["match"] or "rollouts",
@@ -241,12 +241,12 @@ def _ablate(values: Mapping[str, Any]) -> None:
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"])
     say_unsealed()
-    comparison = ablation.compare(out)
-    page = ablation.write(comparison, out / "report")
+    comparison = ablation.load_ablation(out)
+    page = ablation.write_ablation(comparison, out / "report")
     if values["json"]:
         print_json(ablation.as_json(comparison))
     else:
-        for part in ablation.terminal(comparison):
+        for part in ablation.ablation_parts(comparison):
             console().print(part)
     err.print(f"comparison {page}", markup=False, soft_wrap=True)
     failed = sum(run.status == "failed" for run in ended)

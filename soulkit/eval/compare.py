@@ -16,8 +16,8 @@ from typing import Any
 
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.eval.conditions import read_conditions
-from soulkit.eval.likeness import grouped, remarks, unlike
-from soulkit.eval.summary import by_task, cluster_of, metric_values
+from soulkit.eval.likeness import grouped, likeness_remarks, unlike
+from soulkit.eval.summary import cluster_of, metric_values, records_by_task
 from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
 from soulkit.runs.records import drafts, load_records
 from soulkit.types import Record
@@ -81,7 +81,7 @@ def compare_runs(
     the runs share no task or no episode, or (without `allow_mixed`) may not be compared.
     """
     records = [load_records(path / "episodes.jsonl") for path in (a, b)]
-    runs_a, runs_b = (by_task(side) for side in records)
+    runs_a, runs_b = (records_by_task(side) for side in records)
     shared = sorted(runs_a.keys() & runs_b.keys())
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
@@ -106,7 +106,9 @@ def compare_runs(
         only_a=tuple(sorted(runs_a.keys() - runs_b.keys())),
         only_b=tuple(sorted(runs_b.keys() - runs_a.keys())),
         mixed=mixed,
-        remarks=grouped((task, line) for task in shared for line in remarks(one, other, task)),
+        remarks=grouped(
+            (task, line) for task in shared for line in likeness_remarks(one, other, task)
+        ),
     )
 
 

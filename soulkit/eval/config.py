@@ -1,6 +1,6 @@
 """What an evaluation can be told, and what that resolves to: tasks, rows, sampling.
 
-Settings that change only speed, patience and prices are no part of a run's identity: a run that
+Settings that change only speed, retries and prices are no part of a run's identity: a run that
 was cut short by an impatient time-out may be finished with a longer one. Everything else must stay
 as it was, or the run folder refuses.
 
@@ -32,7 +32,7 @@ from soulkit.types import Sampling
 class EvalConfig(PlayConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
 
-    PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
         "concurrency", "batch_size", "max_unscored",
     }  # fmt: skip
 
@@ -143,9 +143,9 @@ class EvalConfig(PlayConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _addressed(cls, given: Any) -> Any:
-        served = isinstance(given, Mapping) and given.get("kind") == "api"
-        return addressed(given) if served else given
+    def _addressed(cls, raw: Any) -> Any:
+        served = isinstance(raw, Mapping) and raw.get("kind") == "api"
+        return addressed(raw) if served else raw
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -192,11 +192,11 @@ class EvalConfig(PlayConfig):
 
     def sampling(self, spec: TaskSpec) -> Sampling:
         """How the actor is sampled in a task: what was asked for, else the task's own."""
-        own = spec.sampling
+        defaults = spec.sampling
         return Sampling(
-            temperature=_first(self.temperature, own.get("temperature"), 1.0),
-            top_p=_first(self.top_p, own.get("top_p"), 1.0),
-            max_tokens=self.reply_limit(own),
+            temperature=_first(self.temperature, defaults.get("temperature"), 1.0),
+            top_p=_first(self.top_p, defaults.get("top_p"), 1.0),
+            max_tokens=self.reply_limit(defaults),
             seed=self.seed,
             thinking=self.thinking,
             reasoning_effort=self.reasoning_effort,
@@ -210,7 +210,7 @@ def _first(*values: float | None) -> float:
 # -- tasks and rows ------------------------------------------------------------------------------
 
 
-def registry_of(config: EvalConfig) -> Registry:
+def eval_registry(config: EvalConfig) -> Registry:
     return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
 
 
@@ -224,7 +224,7 @@ def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
-    registry = registry_of(config)
+    registry = eval_registry(config)
     names = task_names(config, registry)
     for name in config.data:
         if name != "*" and name not in names:

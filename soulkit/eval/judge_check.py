@@ -35,7 +35,7 @@ from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, RolesConfig, RoleSettings
+from soulkit.models.roles.players import Players, RolesConfig, RoleSettings
 from soulkit.play.engine import gather
 from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
@@ -63,7 +63,7 @@ _JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
 class CheckConfig(RolesConfig):
     """One check. Without `judge`, the judges of the evaluation are checked."""
 
-    PATIENCE: ClassVar[frozenset[str]] = RolesConfig.PATIENCE | {"concurrency"}
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"concurrency"}
 
     run: str = setting(flag=None, help="Folder of the evaluation.")
     episodes: str = setting(
@@ -112,7 +112,7 @@ class Check:
         """
         folder = Path(config.run)
         source = source_of(folder, trust=trust, unread={"judge"} if config.judge else ())
-        judges = distinct(config.judge) or distinct(source.judge)
+        judges = _distinct_judges(config.judge) or _distinct_judges(source.judge)
         if not judges:
             raise unfilled("judge")
         if len(judges) < len(config.judge):
@@ -123,7 +123,7 @@ class Check:
         settled = config.model_copy(update={"judge": judges, "episodes": digest})
         for settings in judges:
             if settings.kind == "actor":  # found before there is a folder
-                Crew().model("judge", settings)
+                Players().model("judge", settings)
         return cls(settled, source, seen, couples, lost)
 
     @property
@@ -153,11 +153,11 @@ class Check:
             "calls": calls + compared,
         }
 
-    def players(self, crew: Crew) -> dict[str, Player]:
+    def judges(self, players: Players) -> dict[str, Player]:
         """Name → judge, sampled as the evaluation does unless a temperature was given."""
         made = []
         for settings in self.config.judge:
-            player = crew.player("judge", settings, self.config.seed, self.source.judge_samples)
+            player = players.player("judge", settings, self.config.seed, self.source.judge_samples)
             if self.config.temperature is not None:
                 sampling = replace(player.sampling, temperature=self.config.temperature)
                 player = replace(player, sampling=sampling)
@@ -165,7 +165,7 @@ class Check:
         return dict(zip(judge_names(made), made, strict=True))
 
 
-def distinct(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
+def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
     """The judges without those who are another one again."""
     return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
 
@@ -206,7 +206,7 @@ def judged_episodes(
 
     ConfigError when no task has a judge, DataError when no episode was played to its end.
     """
-    rows = rows_of(source)
+    rows = _rows_by_key(source)
     played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
     by_task: dict[str, list[Seen]] = {}
     for record in sorted(played, key=lambda r: (r.task, r.example_id, r.rollout)):
@@ -223,7 +223,7 @@ def judged_episodes(
     return tuple(seen for seen_of_task in by_task.values() for seen in seen_of_task[:limit]), lost
 
 
-def rows_of(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
+def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
     """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
     rows = {
         (part.task.name, example.id): (part.task, example)
@@ -284,16 +284,14 @@ def _silence(remark: str) -> None:
 async def _checked(
     check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
 ) -> Report:
-    patience = {**check.config.patience(ledger), "concurrency": check.config.concurrency}
-    known = check.config.settings_of_players()
-    crew = Crew(ledger, None, _load_checkpoint, patience, known)
+    calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
+    players = Players(ledger, None, _load_checkpoint, calls, check.config.settings_of_players())
     try:
-        players = check.players(crew)
-        asking = Asking(check, run, players, ledger)
+        asking = Asking(check, run, check.judges(players), ledger)
         with bars(asking.left) if bars else nullcontext() as bar:
             await asking.all(bar)
     finally:
-        await crew.close()
+        await players.close()
     say("computing agreement and its intervals")
     return asking.report(ledger.totals()["cost"])
 
@@ -394,7 +392,7 @@ class Asking:
             "judges": {name: p.sampling.temperature for name, p in self.players.items()},
             "samples": self.check.config.samples,
             "thresholds": {"reliable": RELIABLE, "tentative": TENTATIVE},
-            "remarks": remarks(self.check, self.players),
+            "remarks": check_remarks(self.check, self.players),
             "tasks": {name: self._reliability(name).report() for name in names},
             "cost": cost,
         }
@@ -421,7 +419,7 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
+def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
     """What limits the statements of a check, in sentences."""
     sentences = []
     cold = [name for name, player in players.items() if player.sampling.temperature == 0]

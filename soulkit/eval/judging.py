@@ -75,7 +75,7 @@ class Listener:
             raise
 
     async def close(self) -> None:
-        """The model belongs to the crew."""
+        """The model belongs to the players of the check."""
 
 
 @dataclass(frozen=True, slots=True)

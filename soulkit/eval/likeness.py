@@ -196,7 +196,7 @@ def _deciding(settings: Print, task: str) -> Print:
 # -- what is named ---------------------------------------------------------------------------------
 
 
-def remarks(
+def likeness_remarks(
     a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")
 ) -> list[str]:
     """What a reader has to know beside a difference: part of what is compared, or not recorded."""

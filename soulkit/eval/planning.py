@@ -25,7 +25,7 @@ from soulkit.play.plan import (
 )
 
 
-def plan_of(config: EvalConfig, work: Sequence[Work]) -> Plan:
+def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
     """What `config` will ask for."""
     voices = {w.task.name: _voices(config, w) for w in work}
     whole = plan_work(work, config.repeats, voices, concurrency=config.concurrency)

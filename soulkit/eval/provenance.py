@@ -23,7 +23,7 @@ from typing import Any
 from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError, RunError
 from soulkit.models.api.address import OPENAI_URL
-from soulkit.models.roles.players import Crew, RolesConfig, RoleSettings
+from soulkit.models.roles.players import Players, RolesConfig, RoleSettings
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, write_json
 from soulkit.tasks.base import Task
@@ -41,7 +41,7 @@ Print = dict[str, Any]
 
 
 def provenance(
-    config: RolesConfig, crew: Crew, work: Iterable[Work], actor: Print,
+    config: RolesConfig, players: Players, work: Iterable[Work], actor: Print,
     sampling: Mapping[str, Sampling],
 ) -> Print:  # fmt: skip
     """The contents of `provenance.json`, without rows.
@@ -49,7 +49,7 @@ def provenance(
     `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
     """
     return {
-        "players": players_of(config, actor, crew),
+        "players": players_of(config, actor, players),
         "panel": asdict(config.panel),
         "tasks": {
             part.task.name: {
@@ -57,7 +57,7 @@ def provenance(
                 "sampling": sampling_print(sampling[part.task.name]),
                 "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
                             if c.max_words},
-                "options": options_of(part.task),
+                "options": _task_options(part.task),
             }
             for part in work
         },
@@ -80,13 +80,13 @@ def sampling_print(sampling: Sampling) -> Print:
 
 
 def players_of(
-    config: RolesConfig, actor: Print, crew: Crew | None = None
+    config: RolesConfig, actor: Print, players: Players | None = None
 ) -> dict[str, list[Print]]:
-    """Role → its players. Without a `crew` only what the settings say can be told of them."""
+    """Role → its players. Without a `players` only what the settings say can be told of them."""
     table: dict[str, list[Print]] = {"judge": [], "partner": [], "environment": []}
     for role, settings in config.players():
         if role in table:
-            table[role].append(player_print(role, settings, config.judge_samples, actor, crew))
+            table[role].append(player_print(role, settings, config.judge_samples, actor, players))
     return table
 
 
@@ -103,22 +103,22 @@ def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
 
 
 def player_print(
-    role: str, settings: RoleSettings, samples: int, actor: Print, crew: Crew | None
+    role: str, settings: RoleSettings, samples: int, actor: Print, players: Players | None
 ) -> Print:
     """One player: who it is, and how it is sampled in its role."""
     who: Print = {"kind": settings.kind, "model": settings.model}
     if settings.kind == "scripted":  # sampling changes nothing in what it says
-        if crew is None:
+        if players is None:
             return who
-        crew.model(role, settings)  # says in words what is wrong with the file
+        players.model(role, settings)  # says in words what is wrong with the file
         return {**who, "sha256": _file_hash(Path(settings.model))}
     if settings.kind == "actor":
         who |= actor
     elif settings.kind == "endpoint":
-        model = crew.model(role, settings) if crew else None
+        model = players.model(role, settings) if players else None
         url = getattr(model, "base_url", None) or settings.base_url or OPENAI_URL
         who["address"] = str(url).rstrip("/")
-    elif crew and Path(settings.model).exists():
+    elif players and Path(settings.model).exists():
         who["path"] = str(Path(settings.model).resolve())
         who["weights"] = weights_print(Path(settings.model))
     return {**who, **sampling_print(settings.sampling(role, None, samples))}
@@ -178,7 +178,7 @@ def row_hash(example: Example) -> str:
         return _hash([content, dict(example.seats)])
 
 
-def options_of(task: Task) -> dict[str, str]:
+def _task_options(task: Task) -> dict[str, str]:
     """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
 
     Hashes, since a tasks file may hold what should not be spread.
@@ -228,7 +228,7 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
     """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
     one. `rows` are the examples by their ids."""
     record = read_provenance(folder)
-    now = {task.name: options_of(task) for task, _ in rows.values()}
+    now = {task.name: _task_options(task) for task, _ in rows.values()}
     for name, entry in record.get("tasks", {}).items():
         hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
                   entry.get("rows", {}).items()}  # fmt: skip

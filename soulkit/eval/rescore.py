@@ -29,8 +29,8 @@ from pydantic import ValidationError
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
-from soulkit.eval.runner import cast, crew_of, summary_of
-from soulkit.eval.summary import Cell, Summary, by_task, metric_values, summarise
+from soulkit.eval.runner import eval_cast, eval_players, summary_of
+from soulkit.eval.summary import Cell, Summary, metric_values, records_by_task, summarise
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -157,11 +157,11 @@ def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "sto
 async def _scored_again(
     recorded: Recorded, ledger: Ledger
 ) -> tuple[list[Record], list[ReplayMiss]]:
-    players = recorded.cast(ledger)
+    cast = recorded.cast(ledger)
     records, misses = [], []
     for record in recorded.records:
         try:
-            score = await _score(recorded, record, players)
+            score = await _score(recorded, record, cast)
         except ReplayMiss as miss:
             if not record.score.scored:  # a model failed then: its reply cannot be there
                 score = record.score
@@ -169,7 +169,7 @@ async def _scored_again(
                 misses.append(miss)
                 score = unscored(Failure(MISS, miss.what), record.score.protocol)
         records.append(_renewed(recorded, record, score))
-    for model in {id(p.model): p.model for p in players.players}.values():
+    for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
     return records, misses
 
@@ -207,10 +207,11 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
     config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
 
-    def players(ledger: Ledger) -> Cast:
-        crew = crew_of(config, ledger, Absent(config.model) if config.kind == "local" else None)
-        crew.load = Absent  # a checkpoint that judged left nothing behind either
-        return cast(config, crew)
+    def cast(ledger: Ledger) -> Cast:
+        actor = Absent(config.model) if config.kind == "local" else None
+        players = eval_players(config, ledger, actor)
+        players.load = Absent  # a checkpoint that judged left nothing behind either
+        return eval_cast(config, players)
 
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
         return summary_of(work, records, config, seconds, cost)
@@ -218,7 +219,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
     return Recorded(
         path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=players, sampling=lambda task: config.sampling(task.spec), summary=summary,
+        cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
     )  # fmt: skip
 
 
@@ -397,7 +398,7 @@ def _differs(old: Record, new: Record) -> bool:
 def _changes(
     old: Sequence[Record], new: Sequence[Record], before: Summary, after: Summary
 ) -> Iterator[Change]:
-    olds, news = by_task(old), by_task(new)
+    olds, news = records_by_task(old), records_by_task(new)
     for task in news:
         first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
         # Break-downs are the headline again, of fewer rows.

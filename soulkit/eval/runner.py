@@ -28,7 +28,7 @@ from soulkit.eval.provenance import actor_print, keep_provenance, provenance, wi
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, cast_of
+from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
@@ -72,7 +72,7 @@ def run_eval(
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
     say = say or _silent
-    work = prepare(config, say)
+    work = prepare_work(config, say)
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
@@ -83,7 +83,7 @@ def run_eval(
     check_endpoints(config)
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
-        check_lengths(model, work, config)
+        check_prompt_lengths(model, work, config)
         if run is not None:
             check_weights(run, model)
     run = run or _open(folder, config)
@@ -91,15 +91,15 @@ def run_eval(
     for server in config.servers() if config.ledger != "replay" else ():
         say(server)
     with alone(run), open_ledger(run, config) as ledger:
-        crew = crew_of(config, ledger, model)
-        keep_provenance(run, _provenance(config, crew, work))
-        return run, asyncio.run(_evaluated(run, work, crew, config, bars, ledger))
+        players = eval_players(config, ledger, model)
+        keep_provenance(run, _provenance(config, players, work))
+        return run, asyncio.run(_evaluated(run, work, players, config, bars, ledger))
 
 
-def prepare(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
+def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
     """The work of a configuration, with the checks that need no model."""
     work = load_work(config)
-    check_roles(work, config.filled())
+    check_work_roles(work, config.filled())
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -115,10 +115,10 @@ def _open(folder: Path, config: EvalConfig) -> Run:
     return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
 
 
-def _provenance(config: EvalConfig, crew: Crew, work: Sequence[Work]) -> dict[str, Any]:
+def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
-    actor = actor_print(config.model_dump(), crew.actor)
-    return with_rows(provenance(config, crew, work, actor, sampling), work)
+    actor = actor_print(config.model_dump(), players.actor)
+    return with_rows(provenance(config, players, work, actor, sampling), work)
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -130,36 +130,38 @@ def _silent(remark: str) -> None:
 
 
 async def _evaluated(
-    run: Run, work: Sequence[Work], crew: Crew, config: EvalConfig, bars: EvalBars | None,
+    run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
     ledger: Ledger,
 ) -> Summary:  # fmt: skip
-    players = cast(config, crew)
+    cast = eval_cast(config, players)
     try:
         left = len(jobs_left(run, work, config.repeats))
         with bars(left) if bars else nullcontext() as bar:
-            return await evaluate(run, work, players, config, bar, ledger=ledger)
+            return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
     finally:
-        await players.actor.model.close()
-        await crew.close()
+        await cast.actor.model.close()
+        await players.close()
 
 
 # -- the models ----------------------------------------------------------------------------------
 
 
-def crew_of(config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None) -> Crew:
+def eval_players(
+    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None
+) -> Players:
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
-    patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    crew = Crew(ledger, local, lambda path: _checkpoint(path, config), patience, endpoints)
+    players = Players(ledger, local, lambda path: _checkpoint(path, config), calls, endpoints)
     if local is None:
-        crew.actor = crew.model("actor", config.endpoint())
-    return crew
+        players.actor = players.model("actor", config.endpoint())
+    return players
 
 
-def cast(config: EvalConfig, crew: Crew) -> Cast:
+def eval_cast(config: EvalConfig, players: Players) -> Cast:
     """The players of `config`; the actor is sampled as each task says."""
-    assert crew.actor is not None
-    return cast_of(config, crew, Player(crew.actor), config.seed)
+    assert players.actor is not None
+    return cast_of(config, players, Player(players.actor), config.seed)
 
 
 def local_model(config: EvalConfig) -> LocalModel:
@@ -185,7 +187,7 @@ def check_endpoints(config: EvalConfig) -> None:
     if config.ledger == "replay":
         return  # needs no key, and a ledger is opened in any case
     if config.kind == "api":
-        crew_of(config, None)
+        eval_players(config, None)
     config.check_players()
 
 
@@ -198,14 +200,14 @@ def open_ledger(run: Run, config: EvalConfig) -> Ledger:
 # -- checks before anything is played ------------------------------------------------------------
 
 
-def check_roles(work: Sequence[Work], filled: Collection[str]) -> None:
+def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
     """ConfigError unless every role that an episode may call is filled."""
     for part in work:
         for role in sorted(part.roles - set(filled)):
             raise unfilled(role, part.task.name)
 
 
-def check_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
+def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
     """ConfigError when a first prompt and its reply do not fit the model's context.
 
     With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
@@ -249,7 +251,7 @@ def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: i
 # -- playing -------------------------------------------------------------------------------------
 
 
-async def evaluate(
+async def run_evaluation(
     run: Run,
     work: Sequence[Work],
     players: Cast,
@@ -263,7 +265,7 @@ async def evaluate(
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
     """
-    check_roles(work, players.filled())
+    check_work_roles(work, players.filled())
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))

@@ -53,12 +53,12 @@ class Cell:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
-            **{name: number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: number(line.get(name)) for name in ("worst", "best")},
-            n_scored=int(number(line.get("n_scored")) or 0),
-            n=int(number(line.get("n")) or 0),
+            **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
+            **{name: _number(line.get(name)) for name in ("worst", "best")},
+            n_scored=int(_number(line.get("n_scored")) or 0),
+            n=int(_number(line.get("n")) or 0),
             method=str(line.get("method", "")),
-            unscored=members(line.get("unscored")),
+            unscored=_members(line.get("unscored")),
             beside=bool(line.get("beside")),
         )
 
@@ -104,31 +104,31 @@ class Summary:
         """The summary in a file of any age; what does not have the right form is left out."""
         tasks = {
             task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
-            for task, cells in members(line.get("tasks")).items()
+            for task, cells in _members(line.get("tasks")).items()
             if isinstance(cells, dict)
         }
         texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
         return cls(
             **texts,
-            seconds=number(line.get("seconds")),
-            cost=number(line.get("cost")),
-            n=int(number(line.get("n")) or 0),
-            n_scored=int(number(line.get("n_scored")) or 0),
-            unscored_share=number(line.get("unscored_share")),
+            seconds=_number(line.get("seconds")),
+            cost=_number(line.get("cost")),
+            n=int(_number(line.get("n")) or 0),
+            n_scored=int(_number(line.get("n_scored")) or 0),
+            unscored_share=_number(line.get("unscored_share")),
             tasks=tasks,
-            statuses=members(line.get("statuses")),
-            prompts=members(line.get("prompts")),
-            unpriced_calls=int(number(line.get("unpriced_calls")) or 0),
+            statuses=_members(line.get("statuses")),
+            prompts=_members(line.get("prompts")),
+            unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
         )
 
 
-def number(value: object) -> float | None:
+def _number(value: object) -> float | None:
     """A number of a file; None for anything else."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def members(value: object) -> dict[str, Any]:
+def _members(value: object) -> dict[str, Any]:
     """An object of a file; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
@@ -164,7 +164,7 @@ def summarise(
     wall time, `cost` US dollars or None when no price is known. `beside` names, by task, metrics
     that are read together with the headline: their cells say so.
     """
-    groups = by_task(records)
+    groups = records_by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, metrics in (extra or {}).items():
         counted = drafts(groups.get(name, []))
@@ -188,7 +188,7 @@ def summarise(
     )
 
 
-def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
+def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Records by task, tasks in alphabetical order, so that a resumed run reads the same."""
     groups: dict[str, list[Record]] = {}
     for record in records:

@@ -108,7 +108,7 @@ def _decode_at(text: str, place: int, decoder: json.JSONDecoder) -> ObjectSpan |
     return ObjectSpan(value, place, end)
 
 
-def whole(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
+def whole_object(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any] | None:
     """The object that `text` is from end to end, None when it is none."""
     try:
         value = decoder.decode(text)

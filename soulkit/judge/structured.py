@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.objects import JudgeMaterial, ObjectSpan, Scan, resembles, scan, whole
+from soulkit.judge.objects import JudgeMaterial, ObjectSpan, Scan, resembles, scan, whole_object
 from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
 from soulkit.types import Call, Form, Segment
@@ -228,7 +228,7 @@ def _scans(text: str) -> tuple[Scan, Scan]:
     """
     rest = text[after_blocks(text) :].strip()
     block = _BLOCK.fullmatch(rest)
-    alone = whole(block[1] if block else rest)
+    alone = whole_object(block[1] if block else rest)
     if alone is not None:
         return Scan(()), Scan((ObjectSpan(alone, 0, len(rest)),))
     thinking, reply = split_thinking(text)

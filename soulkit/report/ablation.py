@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
-from soulkit.eval.likeness import grouped, remarks, unlike
+from soulkit.eval.likeness import grouped, likeness_remarks, unlike
 from soulkit.metrics.statistics import auc, mean_interval
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.table import DASH, duration, number
+from soulkit.report.table import DASH, duration_text, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.train.ablate import STATE, ListedRun
@@ -144,7 +144,7 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
 # --- reading --------------------------------------------------------------------------------------
 
 
-def compare(out: Path) -> Ablation:
+def load_ablation(out: Path) -> Ablation:
     """The comparison in the folder `out`; RunError when `soul train ablate` did not write it."""
     state = out / STATE
     if not state.is_file():
@@ -211,7 +211,9 @@ def _unlike(
         a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
         for task in _tasks(a, b):
             mixed += [(task, line) for line in unlike(a, b, task)]
-            beside += [(task, line) for line in remarks(a, b, task, ("the first", "the other"))]
+            beside += [
+                (task, line) for line in likeness_remarks(a, b, task, ("the first", "the other"))
+            ]
     return grouped(dict.fromkeys(mixed)), grouped(dict.fromkeys(beside))
 
 
@@ -337,7 +339,7 @@ def trained_text(row: MethodRow) -> str:
     return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
 
 
-def parts_of(ablation: Ablation) -> list[str]:
+def _reward_parts(ablation: Ablation) -> list[str]:
     """Every part of a loss that some method trains, in the order they first appear."""
     return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
 
@@ -359,12 +361,12 @@ def cells(row: MethodRow) -> tuple[str, ...]:
         stat_text(row.dev),
         rollouts_text(row),
         trained_text(row),
-        duration(row.seconds.mean),
+        duration_text(row.seconds.mean),
         str(len(row.seconds.seeds)),
     )
 
 
-def notes(ablation: Ablation) -> list[str]:
+def method_notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
     sentences = [
         "Means over seeds with Student's 95% interval; differences to "
@@ -390,7 +392,7 @@ def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     ]
 
 
-def stats(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
+def _figures(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
     """(mean, interval) of the result columns of the page; empty strings where there is none."""
     columns = [(row.final, False), (row.final_difference, True)]
     columns += [(row.area, False), (row.area_difference, True)]
@@ -407,7 +409,7 @@ def missing_text(run: ListedRun) -> str:
     return f"{run.arm} seed {run.seed} {run.status}{why}"
 
 
-def terminal(ablation: Ablation) -> list[RenderableType]:
+def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
     from rich import box
     from rich.table import Table
@@ -420,7 +422,7 @@ def terminal(ablation: Ablation) -> list[RenderableType]:
     for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
-    lines = [*notes(ablation), *map(missing_text, ablation.missing)]
+    lines = [*method_notes(ablation), *map(missing_text, ablation.missing)]
     return [table, *(Text(line, style="dim") for line in lines)]
 
 
@@ -434,7 +436,7 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
     return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}
 
 
-def write(ablation: Ablation, folder: Path) -> Path:
+def write_ablation(ablation: Ablation, folder: Path) -> Path:
     """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
 
     MissingPackage without matplotlib.
@@ -446,8 +448,8 @@ def write(ablation: Ablation, folder: Path) -> Path:
     write_json(folder / "comparison.json", as_json(ablation))
     figures = draw_all(ablation, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
-        found=ablation, figures=figures, notes=notes(ablation), dev=_has_dev(ablation), stats=stats,
-        count=count, parts=parts_of(ablation), duration=duration,
+        found=ablation, figures=figures, notes=method_notes(ablation), dev=_has_dev(ablation),
+        stats=_figures, count=count, parts=_reward_parts(ablation), duration=duration_text,
         missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip
     write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soulkit.eval.conditions import read_conditions
-from soulkit.eval.likeness import grouped, remarks, unlike
+from soulkit.eval.likeness import grouped, likeness_remarks, unlike
 from soulkit.report.load import RunData
 
 NOT_ALIKE = "not measured the same way"
@@ -41,7 +41,7 @@ class UnlikePair:
         return {"a": self.a, "b": self.b, "mixed": [*self.mixed], "remarks": [*self.remarks]}
 
 
-def pairs(runs: Sequence[RunData]) -> list[UnlikePair]:
+def unlike_pairs(runs: Sequence[RunData]) -> list[UnlikePair]:
     """Every run beside the first that has a task with it, as far as they differ.
 
     RunError or DataError when a file that tells the conditions of a run is damaged.
@@ -59,7 +59,9 @@ def pairs(runs: Sequence[RunData]) -> list[UnlikePair]:
         pair = UnlikePair(
             a=names[0], b=names[1],
             mixed=grouped((task, line) for task in shared for line in unlike(*sides, task)),
-            remarks=grouped((t, line) for t in shared for line in remarks(*sides, t, names)),
+            remarks=grouped(
+                (task, line) for task in shared for line in likeness_remarks(*sides, task, names)
+            ),
         )  # fmt: skip
         differing += [pair] if pair.mixed or pair.remarks else []
     return differing

@@ -62,7 +62,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
         table=table,
         rows=_result_rows(runs),
         firsts=_first_columns(runs),
-        compared=table.compared(runs),
+        compared=table.comparable_runs(runs),
         unlike=table.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         trained=[_trained(run) for run in runs if run.steps or run.evals],
@@ -76,7 +76,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
     )  # fmt: skip
 
 
-def write(runs: Sequence[RunData], path: Path, *, cap: int = CAP) -> Path:
+def write_page(runs: Sequence[RunData], path: Path, *, cap: int = CAP) -> Path:
     """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
     page = render(runs, cap=cap)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _trained(run: RunData) -> Trained:
 
 
 def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    columns = table.compared(runs)
+    columns = table.comparable_runs(runs)
     published = table.published(columns)
     rows: list[dict[str, Any]] = []
     for task, cells in table.rows_across(columns):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from soulkit.errors import DataError, RunError
 from soulkit.eval.summary import Cells, Summary
 from soulkit.runs.records import load_records
-from soulkit.train.state.lines import StepLine, read_lines
+from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
 from soulkit.types import Record
 
@@ -111,7 +111,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read(path: Path, name: str, episodes: bool) -> RunData:
     line = _summary(path / "summary.json")
-    lines = read_lines(path / "metrics.jsonl")
+    lines = read_step_lines(path / "metrics.jsonl")
     log = path / "episodes.jsonl"
     training = bool(lines) or str((line or {}).get("command", "")).startswith("train")
     kind: type[Summary] = TrainSummary if training else Summary

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.summary import Cell, Summary
-from soulkit.report.alike import NOT_ALIKE, pairs
+from soulkit.report.alike import NOT_ALIKE, unlike_pairs
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
@@ -65,7 +65,7 @@ def unscored_text(cell: Cell) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
 
 
-def duration(seconds: object) -> str:
+def duration_text(seconds: object) -> str:
     """`1 h 02 min`, `3 min 20 s`, `4.2 s`; a dash when unknown."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return DASH
@@ -88,7 +88,10 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
             "finished": run.summary is not None,
             **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
-    return {"runs": shown, "unlike": [pair.as_dict() for pair in pairs(compared(runs))]}
+    return {
+        "runs": shown,
+        "unlike": [pair.as_dict() for pair in unlike_pairs(comparable_runs(runs))],
+    }
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
@@ -100,7 +103,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("model", summary.model),
         ("protocol", summary.protocol),
         ("steps", steps),
-        ("time", "" if summary.seconds is None else duration(summary.seconds)),
+        ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
         ("answers", answers_text(summary)),
     ]
@@ -179,7 +182,7 @@ def _cost(summary: Summary) -> str:
     return "unknown" if missing or summary.command == "eval api" else ""
 
 
-def compared(runs: Sequence[RunData]) -> list[RunData]:
+def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     """The runs whose headlines may stand side by side.
 
     A training run averages over a policy that changed under way, so it stands beside others only
@@ -214,7 +217,7 @@ def markdown(runs: Sequence[RunData]) -> str:
 
 def side_by_side(runs: Sequence[RunData]) -> list[str]:
     """What a reader of several runs side by side has to know; nothing for one."""
-    return [line for pair in pairs(compared(runs)) for line in pair.lines()]
+    return [line for pair in unlike_pairs(comparable_runs(runs)) for line in pair.lines()]
 
 
 def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
@@ -247,13 +250,13 @@ QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
 """What is shown of a step."""
 
 
-def terminal(runs: Sequence[RunData]) -> list[RenderableType]:
+def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
     """What `soul report` prints: rich renderables, top to bottom."""
     from rich.text import Text
 
     shown: list[RenderableType] = []
-    if len(compared(runs)) > 1:
-        shown.append(_overview(compared(runs)))
+    if len(comparable_runs(runs)) > 1:
+        shown.append(_overview(comparable_runs(runs)))
         shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
         head = Text("\n" + one_line(run.name), style="bold")
@@ -276,12 +279,12 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
 
     console = Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as capture:
-        for part in terminal(runs):
+        for part in report_parts(runs):
             console.print(part)
     return capture.get()
 
 
-def comparison(result: Comparison) -> list[RenderableType]:
+def comparison_parts(result: Comparison) -> list[RenderableType]:
     """What `soul compare` prints: one row a task, then what qualifies the table."""
     from rich.text import Text
 

@@ -165,7 +165,7 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
     return name, value
 
 
-def plan(
+def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
     trust: bool = False, force_mixed: bool = False,

@@ -293,9 +293,9 @@ def settings_class(method: str) -> type[TrainConfig]:
     """TrainConfig, with the settings of a method that another package brings."""
     if method in built_in():
         return TrainConfig
-    own = method_class(method).settings
-    known_already = issubclass(TrainConfig, own)
-    declared = set() if known_already else set(vars(own).get("__annotations__", ()))
+    method_settings = method_class(method).settings
+    known_already = issubclass(TrainConfig, method_settings)
+    declared = set() if known_already else set(vars(method_settings).get("__annotations__", ()))
     shadowed = sorted((declared & set(TrainConfig.model_fields)) - {"method"})
     if shadowed:
         raise ConfigError(
@@ -304,7 +304,7 @@ def settings_class(method: str) -> type[TrainConfig]:
             "One name would mean two things.",
             "Rename them in the package of the method.",
         )
-    bases = (TrainConfig,) if known_already else (TrainConfig, own)
-    kind: type[TrainConfig] = type("TrainConfig", bases, {"__module__": own.__module__})
+    bases = (TrainConfig,) if known_already else (TrainConfig, method_settings)
+    kind: type[TrainConfig] = type("TrainConfig", bases, {"__module__": method_settings.__module__})
     kind.brought = method
     return kind

@@ -44,12 +44,12 @@ EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""
 
 
-def plan_of(config: TrainConfig, material: Material | None = None) -> Plan:
+def training_plan(config: TrainConfig, material: Material | None = None) -> Plan:
     """What the whole run of `config` will ask for."""
     material = material or gather_material(config)
     work = work_of(material)
     if material.objective is None:
-        return on_machine(lessons(config, work), _lessons_machine(config, work))
+        return on_machine(_supervised_plan(config, work), _lessons_machine(config, work))
     learned = _learned(config, material.objective, work)
     tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material))
     whole = replace(learned, tasks=tasks)
@@ -66,7 +66,7 @@ def comparison_plan(runs: Sequence[Planned]) -> Plan:
     """What `ablate` will ask for: its runs one after the other, by method."""
     arms = Counter(run.arm.spelling for run in runs)
     first = {run.arm.spelling: run.config for run in reversed(runs)}
-    plans = [(plan_of(first[arm]), arm, seeds) for arm, seeds in arms.items()]
+    plans = [(training_plan(first[arm]), arm, seeds) for arm, seeds in arms.items()]
     tasks = [task for one, arm, seeds in plans for task in scaled(one, seeds, arm).tasks]
     machines = [(one.machine, seeds) for one, _, seeds in plans if one.machine]
     machine = Machine(
@@ -125,7 +125,7 @@ def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
     ]
 
 
-def lessons(config: TrainConfig, work: list[Work]) -> Plan:
+def _supervised_plan(config: TrainConfig, work: list[Work]) -> Plan:
     """Supervised training asks nobody: its plan has episodes and no calls."""
     share = config.steps * config.sft_batch / sum(len(w.examples) for w in work)
     return scaled(plan_work(work, 1, {w.task.name: () for w in work}), share)

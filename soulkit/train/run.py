@@ -19,7 +19,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.roles.players import Crew
+from soulkit.models.roles.players import Players
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
@@ -27,7 +27,7 @@ from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.material.assemble import (
     Material,
-    check_lengths,
+    check_room,
     gather_material,
     make_cast,
     make_players,
@@ -43,7 +43,7 @@ from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.state.lines import StepLine, read_lines
+from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
@@ -97,7 +97,7 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     if material.objective is None:
         check_lessons(policy, limit, material.pool)
         return None
-    check_lengths(policy, limit, material, config)
+    check_room(policy, limit, material, config)
     teacher = load_teacher(config, material.objective, policy)
     if config.teacher == "ema" and material.objective.reader == "self":
         start_ema(policy)
@@ -234,7 +234,7 @@ async def _reinforce(
     return rollout_summary(config, loop, records, material)
 
 
-def _provenance(config: TrainConfig, players: Crew, material: Material) -> dict[str, Any]:
+def _provenance(config: TrainConfig, players: Players, material: Material) -> dict[str, Any]:
     limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
         name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
@@ -278,7 +278,7 @@ def rollout_summary(
         cost=paid["cost"],
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
-    lines = read_lines(loop.run.metrics)
+    lines = read_step_lines(loop.run.metrics)
     return TrainSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)
            if one.name != "unpriced_calls"},
@@ -294,7 +294,7 @@ def rollout_summary(
 
 def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummary:
     """The loss over the last steps, one cell for every task of the mixture."""
-    losses = [line.learned.loss for line in read_lines(run.metrics)]
+    losses = [line.learned.loss for line in read_step_lines(run.metrics)]
     last = [loss for loss in losses if loss is not None][-SUMMARY_STEPS:]
     low, high = mean_interval(last) if len(last) > 1 else (None, None)
     cell = Cell(mean=fmean(last), ci_low=low, ci_high=high, n_scored=len(last), n=len(last))

@@ -23,7 +23,7 @@ import torch
 from soulkit.errors import ProviderError
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.prepare import prepare_step
 from soulkit.train.forward.teacher import Teacher, move_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import kl_to_base, mini_batches, update
@@ -34,7 +34,7 @@ from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
-from soulkit.train.rollouts.play import Rollouts, slots, without_tokens
+from soulkit.train.rollouts.play import Rollouts, feedback_slots, without_tokens
 from soulkit.train.state.lines import CanaryScores, Learned, StepLine
 from soulkit.train.state.loop import Loop
 from soulkit.types import Record
@@ -70,7 +70,7 @@ class Step:
 
         # Sequences: the objective says which token sequences they become, in which groups.
         read_R = self.rollouts.as_read(records_R, step)
-        sequences_S = self.objective.sequences(read_R, policy.renderer, slots(jobs))
+        sequences_S = self.objective.sequences(read_R, policy.renderer, feedback_slots(jobs))
         if config.mask_truncated:
             sequences_S = without_truncated(sequences_S, records_R)
 
@@ -114,7 +114,7 @@ def learn(
     """
     trained_S = with_advantages(sequences_S, config)
     # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
-    fixed = prepare(policy, trained_S, config, sequences_S, teacher)
+    fixed = prepare_step(policy, trained_S, config, sequences_S, teacher)
     tally, updates_M = Tally(), []
     for indices in mini_batches(trained_S, config.mini_batch_prompts):
         updates_M.append(update(policy, optimizer, fixed, indices, config, tally))

@@ -18,7 +18,7 @@ from soulkit.eval.rescore import recorded_eval
 from soulkit.models.api.address import OPENAI_URL, as_recorded
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, RoleSettings
+from soulkit.models.roles.players import Players, RoleSettings
 from soulkit.runs.folder import read_config
 from soulkit.train.config import TrainConfig
 from tests.support.evaluation import oracle, paid, soul, three_lines
@@ -315,9 +315,9 @@ def test_equal_players_share_one_endpoint_however_they_are_written(
 ) -> None:
     plain = RoleSettings(model="m", requests_per_minute=9.0)
     named = RoleSettings(model="m", base_url=f"{gateway.base_url}/", requests_per_minute=7.0)
-    crew = Crew(known=[plain, named])
-    assert crew.model("judge", plain) is crew.model("partner", named)
-    assert crew._terms(plain)["requests_per_minute"] == 7.0
+    players = Players(settings_of_all=[plain, named])
+    assert players.model("judge", plain) is players.model("partner", named)
+    assert players._terms(plain)["requests_per_minute"] == 7.0
 
 
 def test_records_are_read_with_the_address_of_their_time(gateway: ScriptedServer) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from soulkit.cli.app import COMMANDS, load, main
-from soulkit.cli.derive import SECTIONS, Derived, options_of, settings_from
-from soulkit.cli.options import rows_of
+from soulkit.cli.derive import SECTIONS, Derived, options_for, settings_from
+from soulkit.cli.options import row_sources
 from soulkit.cli.train import ablate_options, method_options
 from soulkit.config import Settings, about, setting
 from soulkit.eval.config import EvalConfig
@@ -25,9 +25,9 @@ from soulkit.train.objectives.registry import built_in, method_class
 from tests.support.evaluation import examples, soul, three_lines
 
 LISTS = {
-    "eval local": lambda: options_of(EvalConfig, frozenset({"eval", "plays", "local"})),
-    "eval api": lambda: options_of(EvalConfig, frozenset({"eval", "plays", "api"})),
-    "judge check": lambda: options_of(CheckConfig, frozenset({"check"})),
+    "eval local": lambda: options_for(EvalConfig, frozenset({"eval", "plays", "local"})),
+    "eval api": lambda: options_for(EvalConfig, frozenset({"eval", "plays", "api"})),
+    "judge check": lambda: options_for(CheckConfig, frozenset({"check"})),
     "train ditto": lambda: method_options("ditto"),
     "train sft": lambda: method_options("sft"),
     "train ablate": ablate_options,
@@ -44,12 +44,12 @@ class Own(Settings):
 
 def test_a_setting_is_one_line() -> None:
     """Adding `share` above is all that is needed for option, help, default and value."""
-    options = {option.flag: option for option in options_of(Own, frozenset({"one"}))}
+    options = {option.flag: option for option in options_for(Own, frozenset({"one"}))}
     assert options["--share"].kind is float and options["--share"].default == "0.5"
     assert options["--mode"].default == "the usual" and "--hidden" not in options
-    assert "--mode" not in {option.flag for option in options_of(Own, frozenset({"two"}))}
+    assert "--mode" not in {option.flag for option in options_for(Own, frozenset({"two"}))}
     values = {"share": 0.25, "mode": None, "set": ["hidden=4"]}
-    flags = settings_from(list(options.values()), values, rows_of)
+    flags = settings_from(list(options.values()), values, row_sources)
     assert Own.load(env={}, flags=flags) == Own(share=0.25, hidden=4)
 
 
@@ -239,7 +239,7 @@ def test_options_choose_anew_what_a_file_chose(tmp_path: Path) -> None:
                     "data: {tomi: a, hitom: b}\n")  # fmt: skip
     options = method_options("grpo")
     values = {"task": ["hitom"], "where": ["length=2"], "data": ["c"]}
-    flags = settings_from(options, values, rows_of)
+    flags = settings_from(options, values, row_sources)
     config = TrainConfig.load(file, env={}, flags=flags)
     assert (config.tasks, config.where) == ({"hitom": 1.0}, {"length": "2"})
     assert config.data == {"tomi": "a", "hitom": "b", "*": "c"}

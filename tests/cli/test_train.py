@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.options import pairs, ratios
+from soulkit.cli.options import ratios, values_by_task
 from soulkit.cli.train import method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
@@ -290,14 +290,14 @@ def test_options_become_settings() -> None:
 
 def test_ratios_and_pairs() -> None:
     assert ratios("hitom, paratomi:0.5,") == {"hitom": 1.0, "paratomi": 0.5}
-    assert pairs(["rows.jsonl"], "tomi") == {"tomi": "rows.jsonl"}
-    assert pairs(["tomi=a", "hitom=b"], "tomi,hitom:2") == {"tomi": "a", "hitom": "b"}
-    assert pairs(None, "tomi") == {}
+    assert values_by_task(["rows.jsonl"], "tomi") == {"tomi": "rows.jsonl"}
+    assert values_by_task(["tomi=a", "hitom=b"], "tomi,hitom:2") == {"tomi": "a", "hitom": "b"}
+    assert values_by_task(None, "tomi") == {}
     for wrong in ("tomi:0", "tomi:-1", "tomi:x", "tomi:nan", "tomi:inf"):
         with pytest.raises(ConfigError):
             ratios(wrong)
     with pytest.raises(ConfigError, match="which task"):
-        pairs(["rows.jsonl"], "tomi,hitom")
+        values_by_task(["rows.jsonl"], "tomi,hitom")
 
 
 def test_a_step_in_a_few_words() -> None:

@@ -60,7 +60,7 @@ def play(
     run: Run, work: Sequence[Work], settings: EvalConfig, lost: Sequence[str] = ()
 ) -> tuple[Teller, dict]:
     model = Teller(work, lost)
-    found = asyncio.run(runner.evaluate(run, work, Cast(actor=Player(model)), settings))
+    found = asyncio.run(runner.run_evaluation(run, work, Cast(actor=Player(model)), settings))
     return model, found.to_json()
 
 

@@ -96,9 +96,9 @@ def test_the_list_is_read_for_the_model_that_is_asked(name: str) -> None:
 )  # fmt: skip
 def test_no_answer_decides_nothing_and_is_no_failure(fault: Fault) -> None:
     busy = fault.status in (429, 500)
-    patience = 0.5 if fault.delay_s else 60.0
+    timeout_s = 0.5 if fault.delay_s else 60.0
     with ScriptedServer(models=fault) as server:
-        model = Endpoint(model="m", base_url=server.base_url, timeout_s=patience, max_attempts=1)
+        model = Endpoint(model="m", base_url=server.base_url, timeout_s=timeout_s, max_attempts=1)
         assert [c.text for c in ask(model, 8)] == ["You said: hello"] * 8
         ask(model, 2)
         assert len(server.listings) == (len(PAUSES_S) if busy else 1)

@@ -11,10 +11,10 @@ import pytest
 
 from soulkit.errors import ConfigError, RunError, UserError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import cast, crew_of
+from soulkit.eval.runner import eval_cast, eval_players
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Player
-from soulkit.models.roles.players import Crew, RoleSettings, cast_of, parse_spec
+from soulkit.models.roles.players import Players, RoleSettings, cast_of, parse_spec
 from soulkit.models.roles.scripted import Script, ScriptedModel
 from soulkit.runs.folder import Run, same_settings
 from soulkit.train.config import TrainConfig
@@ -154,26 +154,26 @@ def test_repeated_opinions_are_not_greedy_unless_told_so() -> None:
     assert plain.sampling("partner", 5).seed == 5
 
 
-def test_a_crew_makes_equal_models_once(tmp_path: Path) -> None:
-    crew = Crew()
+def test_players_make_equal_models_once(tmp_path: Path) -> None:
+    players = Players()
     one, two = RoleSettings(model="a", base_url=URL), RoleSettings(model="b", base_url=URL)
     hot = one.model_copy(update={"temperature": 0.9})
-    first, second = crew.player("judge", one, 0), crew.player("partner", hot, 0)
+    first, second = players.player("judge", one, 0), players.player("partner", hot, 0)
     assert first.model is second.model and second.sampling.temperature == 0.9
-    assert crew.player("judge", two, 0).model is not first.model
-    asyncio.run(crew.close())
+    assert players.player("judge", two, 0).model is not first.model
+    asyncio.run(players.close())
 
 
 def test_the_actor_may_fill_any_role() -> None:
     actor = Endpoint(model="a", base_url=URL)
     cast = cast_of(
-        config({"partner": "actor", "judge": ["actor"]}), Crew(actor=actor), Player(actor), 0
+        config({"partner": "actor", "judge": ["actor"]}), Players(actor=actor), Player(actor), 0
     )
     assert cast.partner is not None and cast.partner.model is actor
     assert [judge.model for judge in cast.judges] == [actor]
     assert cast.filled() == {"actor", "partner", "judge"}
     with pytest.raises(ConfigError, match="no actor here"):
-        Crew().player("judge", RoleSettings(kind="actor"), 0)
+        Players().player("judge", RoleSettings(kind="actor"), 0)
 
 
 # --- scripted -------------------------------------------------------------------------------------
@@ -256,12 +256,12 @@ def test_the_actors_own_endpoint_is_shared_with_its_tightest_limits() -> None:
     plain = {"model": "m", "base_url": URL + "/", "requests_per_minute": 7.0}
     more = {**plain, "requests_per_minute": 9.0, "price_in": 1.0, "price_out": 2.0}
     settings = config({"base_url": URL, "partner": plain, "judge": [more, "actor"]})
-    crew = crew_of(settings, None)
-    table = cast(settings, crew)
+    players = eval_players(settings, None)
+    table = eval_cast(settings, players)
     assert table.partner is not None
     models = {id(player.model) for player in (table.actor, table.partner, *table.judges)}
     assert len(models) == 1 and isinstance(table.actor.model, Endpoint)
-    assert crew._terms(settings.endpoint()) == {
+    assert players._terms(settings.endpoint()) == {
         "requests_per_minute": 7.0, "tokens_per_minute": None, "price_in": 1.0, "price_out": 2.0
     }  # fmt: skip
     assert table.actor.model.price is not None and table.actor.model.price.reply == 2.0

@@ -12,7 +12,7 @@ from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan_work, scaled
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
-from soulkit.train.planning import plan_of
+from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
 from tests.support.evaluation import examples, soul
 from tests.train.support import random_model
@@ -188,11 +188,11 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "partner": "actor",
              "data": {"sotopia": "synth:40"}, "judge": ["endpoint:j"], "steps": 5,
              "prompts_per_step": 2, "group_size": 2}  # fmt: skip
-    bare = plan_of(TrainConfig.load(env={}, flags=flags))
+    bare = training_plan(TrainConfig.load(env={}, flags=flags))
     assert [task.task for task in bare.tasks] == ["sotopia drafts"]
     config = TrainConfig.load(env={}, flags={**flags, "eval_every": 2, "canary_every": 2})
     material = gather_material(config)
-    drafts, dev, canaries = plan_of(config, material).tasks
+    drafts, dev, canaries = training_plan(config, material).tasks
     assert (drafts.task, dev.task, canaries.task) == (
         "sotopia drafts", "sotopia dev", "sotopia canaries"
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:
     def seconds(rows: int) -> float:
         flags = {"method": "sft", "model": str(model), "tasks": {"tomi": 1.0}, "steps": 5,
                  "data": {"tomi": f"synth:{rows}"}}  # fmt: skip
-        machine = plan_of(TrainConfig.load(env={}, flags=flags)).machine
+        machine = training_plan(TrainConfig.load(env={}, flags=flags)).machine
         assert machine is not None
         return machine.seconds
 

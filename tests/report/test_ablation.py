@@ -82,7 +82,7 @@ def rewards(out: Path, arm: str, seed: int) -> list[float]:
 
 def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo", "ditto"))
-    grpo, ditto = ablation.compare(out).rows
+    grpo, ditto = ablation.load_ablation(out).rows
     final = {
         arm: [sum(rewards(out, arm, s)[-10:]) / 10 for s in range(3)] for arm in ("grpo", "ditto")
     }
@@ -100,7 +100,7 @@ def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
 
 def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", 1)])
-    found = ablation.compare(out)
+    found = ablation.load_ablation(out)
     assert found.rows[1].final_difference is not None
     assert len(found.rows[1].final_difference.seeds) == 2 and len(found.rows[1].final.seeds) == 3
     assert [ablation.missing_text(m) for m in found.missing] == [
@@ -110,30 +110,32 @@ def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:
 
 def test_without_the_first_method_there_is_no_difference(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", s) for s in range(3)])
-    (row,) = ablation.compare(out).rows
+    (row,) = ablation.load_ablation(out).rows
     assert row.arm == "ditto" and row.final_difference is None
-    ablation.write(ablation.compare(out), tmp_path / "report")
+    ablation.write_ablation(ablation.load_ablation(out), tmp_path / "report")
 
 
 def test_nothing_finished_is_still_a_page(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo",), failed=[("grpo", s) for s in range(3)])
-    page = ablation.write(ablation.compare(out), tmp_path / "report").read_text()
+    page = ablation.write_ablation(ablation.load_ablation(out), tmp_path / "report").read_text()
     assert "Without a result" in page and "<b>no</b>" not in page
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
-    found = ablation.compare(made(tmp_path, ("grpo", "ditto"), seeds=1))
+    found = ablation.load_ablation(made(tmp_path, ("grpo", "ditto"), seeds=1))
     assert found.rows[0].final.low is None
-    assert any("no interval" in note for note in ablation.notes(found))
+    assert any("no interval" in note for note in ablation.method_notes(found))
     assert "[" not in ablation.stat_text(found.rows[0].final)
 
 
 def test_different_budgets_are_told(tmp_path: Path) -> None:
-    found = ablation.compare(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
-    assert not any("Budgets differ" in note for note in ablation.notes(found))  # 128 and 124
+    found = ablation.load_ablation(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
+    assert not any("Budgets differ" in note for note in ablation.method_notes(found))  # 128 and 124
     path = tmp_path / "grpo" / "seed_0" / "metrics.jsonl"
     path.write_text(path.read_text().replace('"rollouts/draft": 128', '"rollouts/draft": 64'))
-    assert any("Budgets differ" in note for note in ablation.notes(ablation.compare(tmp_path)))
+    assert any(
+        "Budgets differ" in note for note in ablation.method_notes(ablation.load_ablation(tmp_path))
+    )
 
 
 class _Open(HTMLParser):
@@ -154,8 +156,8 @@ class _Open(HTMLParser):
 
 
 def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
-    found = ablation.compare(made(tmp_path))
-    page = ablation.write(found, tmp_path / "report").read_text()
+    found = ablation.load_ablation(made(tmp_path))
+    page = ablation.write_ablation(found, tmp_path / "report").read_text()
     reader = _Open()
     reader.feed(page)
     assert reader.stack == [] and reader.remote == [] and "<script" not in page

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.records import load_records
-from soulkit.train.ablate import Arm, parse_arms, plan
+from soulkit.train.ablate import Arm, parse_arms, plan_arms
 from tests.train.support import random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
@@ -65,7 +65,7 @@ def test_rollouts_are_matched_by_doubling_drafts_where_nothing_is_refined(tmp_pa
     sizes = {
         match: [
             r.config.group_size
-            for r in plan(arms, tmp_path, None, common, seeds=1, match=match)
+            for r in plan_arms(arms, tmp_path, None, common, seeds=1, match=match)
         ]
         for match in ("rollouts", "prompts")
     }  # fmt: skip
@@ -73,14 +73,14 @@ def test_rollouts_are_matched_by_doubling_drafts_where_nothing_is_refined(tmp_pa
 
 
 def test_seeds_count_up_from_the_first(tmp_path: Path) -> None:
-    runs = plan(parse_arms("grpo,ditto"), tmp_path, None, common, seeds=2, match="prompts")
+    runs = plan_arms(parse_arms("grpo,ditto"), tmp_path, None, common, seeds=2, match="prompts")
     assert [(r.arm.method, r.config.seed) for r in runs] == [
         ("grpo", 5), ("ditto", 5), ("grpo", 6), ("ditto", 6)
     ]  # fmt: skip
     assert runs[0].path == tmp_path / "grpo" / "seed_5"
     for wrong in ({"seeds": 0, "match": "prompts"}, {"seeds": 1, "match": "tokens"}):
         with pytest.raises(ConfigError):
-            plan(parse_arms("grpo"), tmp_path, None, common, **wrong)  # type: ignore[arg-type]
+            plan_arms(parse_arms("grpo"), tmp_path, None, common, **wrong)  # type: ignore[arg-type]
 
 
 def test_the_traits_of_a_method_are_those_of_its_objective() -> None:
@@ -185,7 +185,7 @@ def test_an_option_reaches_the_methods_that_know_it(tmp_path: Path, model: Path)
 
 
 def test_a_folder_without_a_comparison(tmp_path: Path) -> None:
-    from soulkit.report.ablation import compare
+    from soulkit.report.ablation import load_ablation
 
     with pytest.raises(RunError):
-        compare(tmp_path)
+        load_ablation(tmp_path)

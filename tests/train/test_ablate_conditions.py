@@ -83,7 +83,7 @@ def test_a_mixture_is_told_as_one(
     assert soul(*command) == 2
     assert soul(*command, "--force-mixed", "--json") == 0
     capsys.readouterr()
-    first, fewer, cold = ablation.compare(out).rows
+    first, fewer, cold = ablation.load_ablation(out).rows
     assert first.mixed == cold.mixed == () and fewer.remarks == ()
     assert fewer.mixed == ("tomi: training rows 24 against 12",)
     assert cold.remarks == ("tomi: temperature 1.0 against 0.5",)
@@ -93,17 +93,17 @@ def test_a_mixture_is_told_as_one(
 
     state = json.loads((out / "ablation.json").read_text())
     (out / "ablation.json").write_text(json.dumps({**state, "force_mixed": False}))
-    comparison = ablation.compare(out)
+    comparison = ablation.load_ablation(out)
     _, fewer, cold = comparison.rows
     assert fewer.final_difference is fewer.area_difference is fewer.dev_difference is None
     assert cold.final_difference is not None and fewer.final.mean is not None
-    page = ablation.write(comparison, tmp_path / "page").read_text()
+    page = ablation.write_ablation(comparison, tmp_path / "page").read_text()
     apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
     for line in (
         f"{apart}: tomi: training rows 24 against 12.",
         "grpo against grpo:temperature=0.5: tomi: temperature 1.0 against 0.5.",
     ):
-        assert line in page and line in ablation.notes(comparison)
+        assert line in page and line in ablation.method_notes(comparison)
     saved = json.loads((tmp_path / "page" / "comparison.json").read_text())["rows"][1]
     assert saved["final_difference"] is None and saved["mixed"] == list(fewer.mixed)
 
@@ -122,13 +122,13 @@ def test_recorded_methods_with_other_judges_have_no_difference(
     out = tmp_path / "out"
     assert soul("train", "ablate", "--model", model, *SMALL, "--out", out, "--methods",
                 "grpo,grpo:kl_coef=0.01") == 0  # fmt: skip
-    assert ablation.compare(out).rows[1].final_difference is not None
+    assert ablation.load_ablation(out).rows[1].final_difference is not None
     for arm, name in (("grpo", "j"), ("grpo-kl_coef=0.01", "k")):
         file = out / arm / "seed_0" / "provenance.json"
         record = json.loads(file.read_text())
         record["players"]["judge"] = [{"kind": "endpoint", "model": name, "address": NOBODY}]
         record["tasks"]["tomi"]["roles"] = ["judge"]
         file.write_text(json.dumps(record))
-    row = ablation.compare(out).rows[1]
+    row = ablation.load_ablation(out).rows[1]
     assert row.final_difference is None
     assert row.mixed == (f"tomi: judge endpoint:j@{NOBODY} against endpoint:k@{NOBODY}",)

@@ -10,7 +10,7 @@ import torch
 
 from soulkit.errors import RunError
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.prepare import prepare_step
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import update
 from soulkit.train.state.checkpoint import (
@@ -43,7 +43,7 @@ def adam(policy: Policy) -> torch.optim.Optimizer:
 
 def step(policy: Policy, optimizer: torch.optim.Optimizer, seed: int) -> None:
     asked = config(**SMALL)
-    prepared = prepare(policy, with_advantages(step_of(seed, examples=2), asked), asked)
+    prepared = prepare_step(policy, with_advantages(step_of(seed, examples=2), asked), asked)
     update(policy, optimizer, prepared, range(len(prepared.sequences)), asked, Tally())
 
 

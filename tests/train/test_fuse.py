@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu_step
-from soulkit.train.forward.fuse import LoraProduct, compile_modules, fuse, fuse_lora, parts_of
+from soulkit.train.forward.fuse import LoraProduct, compile_modules, fuse, fuse_lora, fused_parts
 from soulkit.train.forward.packing import in_tries
 from soulkit.train.forward.policy import Policy, load_policy
 from tests.train.shapes import build
@@ -133,10 +133,10 @@ def sampled(policy: Policy) -> list[int]:
 
 
 def test_what_a_setting_stands_for() -> None:
-    assert parts_of("off") == ()
-    assert parts_of("auto") == ("lora",)
-    assert parts_of("modules") == ALL
-    assert parts_of("compile") == ("lora", "compile")
+    assert fused_parts("off") == ()
+    assert fused_parts("auto") == ("lora",)
+    assert fused_parts("modules") == ALL
+    assert fused_parts("compile") == ("lora", "compile")
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -217,7 +217,7 @@ def test_flat_entries_with_token_weights_equal_the_padded_form(mode: Any) -> Non
     counts = {"tokens": float(mask.sum()), "sequences": 5.0, "length": 7.0}
     flat = 0.0
     for row, used in zip(losses, mask, strict=True):
-        factor = L.token_weight(mode, own=float(used.sum()), **counts)
+        factor = L.token_weight(mode, trained=float(used.sum()), **counts)
         flat += factor * float(row[used != 0].sum())
     assert flat == pytest.approx(float(L.aggregate(losses, mask, mode)), rel=1e-12)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import CHUNK, Policy
-from soulkit.train.forward.prepare import prepare
+from soulkit.train.forward.prepare import prepare_step
 from soulkit.train.forward.teacher import Teacher, start_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import mini_batches, update
@@ -268,7 +268,7 @@ def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> No
     """A second update uses π_old and the first teacher's reading, though the weights have moved."""
     policy, config = student(folder), asked("sdpo-token")
     sequences = with_advantages(found(config), config)
-    prepared = prepare(policy, sequences, config)
+    prepared = prepare_step(policy, sequences, config)
     first = gaps(policy, policy, True)
     with torch.no_grad():
         old = [log for log, _ in drafts(policy)[:2]]
@@ -287,7 +287,7 @@ def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> No
 def test_advantages_of_several_mini_batches_stay_with_their_sequences(folder: Path) -> None:
     policy, config = student(folder), asked("sdpo-token+grpo", mini_batch_prompts=1)
     sequences = with_advantages(found(config), config)
-    prepared = prepare(policy, sequences, config)
+    prepared = prepare_step(policy, sequences, config)
     x, y = mini_batches(sequences, 1)
     assert {sequences[i].example_id for i in y} == {"y"}
     _, wanted = naive(policy, clipped_mean(drafts(policy)[2:]))
@@ -312,7 +312,7 @@ def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
                 read = rows_of(average, "x", turns, True)
         total.append(reverse_kl(rows_of(policy, "x", turns), read))
     want, wanted = naive(policy, token_mean(total))
-    prepared = prepare(policy, with_advantages(found(config), config), config)
+    prepared = prepare_step(policy, with_advantages(found(config), config), config)
     line = update(policy, still(policy), prepared, range(2), config, Tally())
     assert line.loss == pytest.approx(want, rel=1e-4)
     assert_close(gradients(policy), wanted)

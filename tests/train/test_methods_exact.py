@@ -19,7 +19,7 @@ import torch
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.packing import Pack, in_tries
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import Prepared, prepare
+from soulkit.train.forward.prepare import Prepared, prepare_step
 from soulkit.train.forward.teacher import Teacher, start_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import update
@@ -94,7 +94,7 @@ def laid_out(policies: Sequence[Policy], *, tries: bool) -> Iterator[None]:
 def prepared(policy: Policy, other: Policy, asked: TrainConfig) -> Prepared:
     sequences = with_advantages(found(asked, rollouts()), asked)
     reader = Teacher(other) if asked.method == "opd" else None
-    return prepare(policy, sequences, asked, sequences, reader)
+    return prepare_step(policy, sequences, asked, sequences, reader)
 
 
 def graded(policy: Policy, step: Prepared, asked: TrainConfig) -> dict[str, torch.Tensor]:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.train.forward.packing import HeadShape, Pack, entries, in_rows, in_tries, plan
+from soulkit.train.forward.packing import (
+    HeadShape,
+    Pack,
+    in_rows,
+    in_tries,
+    pack_entries,
+    plan_packs,
+)
 from soulkit.train.forward.trie import build_trie
 from soulkit.train.objectives.sequences import Span
 
@@ -51,7 +58,7 @@ def test_every_span_is_in_one_pack_within_the_budget(
 def test_entries_say_where_each_token_is_predicted(spans: list[Span], as_trie: bool) -> None:
     trie = build_trie([s.ids for s in spans]) if as_trie else None
     pack = Pack(tuple(range(len(spans))), tuple(spans), trie)
-    found = entries(pack)
+    found = pack_entries(pack)
     flat = trie.ids if trie is not None else np.full(len(pack.rows) * pack.width, -1)
     if trie is None:
         for row, one in enumerate(pack.rows):
@@ -64,15 +71,15 @@ def test_entries_say_where_each_token_is_predicted(spans: list[Span], as_trie: b
 
 def test_a_first_token_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match="first token"):
-        entries(Pack((0,), (Span((5, 6), (True, True), ()),)))
+        pack_entries(Pack((0,), (Span((5, 6), (True, True), ()),)))
 
 
 def test_shared_prompts_are_packed_and_unrelated_short_ones_are_rows() -> None:
     shape = HeadShape()
-    (pack,) = plan(grown(1, 16, 1024, 32), 16384, shape)
+    (pack,) = plan_packs(grown(1, 16, 1024, 32), 16384, shape)
     assert pack.trie is not None and pack.computed == 1024 + 16 * 32
-    assert all(p.trie is None for p in plan(grown(64, 1, 12, 4), 16384, shape))
-    assert all(p.trie is None for p in plan(grown(1, 16, 1024, 32), 16384, None))
+    assert all(p.trie is None for p in plan_packs(grown(64, 1, 12, 4), 16384, shape))
+    assert all(p.trie is None for p in plan_packs(grown(1, 16, 1024, 32), 16384, None))
 
 
 def test_a_pack_ends_between_groups_rather_than_within_one() -> None:

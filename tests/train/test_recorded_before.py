@@ -20,7 +20,7 @@ from soulkit.report.load import load_runs
 from soulkit.report.table import markdown
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.state.fingerprint import machine_print
-from soulkit.train.state.lines import OLD_GROUPS, OLD_NAMES, read_line, read_lines, renamed
+from soulkit.train.state.lines import OLD_GROUPS, OLD_NAMES, read_line, read_step_lines, renamed
 from soulkit.train.state.summary import TrainSummary
 from tests.train.support import soul
 
@@ -66,7 +66,7 @@ def test_every_number_of_an_old_line_has_a_name_now(name: str) -> None:
 
 
 def test_the_lines_of_today_keep_their_names() -> None:
-    for line in read_lines(RECORDED / "ditto" / "metrics.jsonl"):
+    for line in read_step_lines(RECORDED / "ditto" / "metrics.jsonl"):
         assert renamed(line.to_json()) == line.to_json() and read_line(line.to_json()) == line
 
 
@@ -89,7 +89,7 @@ def test_two_old_evaluations_are_compared(home: Path, capsys: pytest.CaptureFixt
 
 def test_an_old_comparison_of_methods_is_read_again() -> None:
     old = json.loads((RECORDED / "ablate" / "report" / "comparison.json").read_text())
-    new = json.loads(json.dumps(ablation.as_json(ablation.compare(RECORDED / "ablate"))))
+    new = json.loads(json.dumps(ablation.as_json(ablation.load_ablation(RECORDED / "ablate"))))
     for before, after in zip(old["rows"], new["rows"], strict=True):
         curves, named = before.pop("curves"), after.pop("curves")
         assert before == after

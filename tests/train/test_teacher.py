@@ -38,7 +38,7 @@ from soulkit.train.objectives.sequences import (
     told_sequences,
     told_spans,
 )
-from soulkit.train.rollouts.play import slots
+from soulkit.train.rollouts.play import feedback_slots
 from soulkit.train.rollouts.shuffle import with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 from tests.support.evaluation import visitor
@@ -222,7 +222,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def test_filling_the_slot_undoes_emptying_it(walked: Walked) -> None:
     """filled(bare(refined)) renders to the very ids that the refined rollout was sampled from."""
     records, jobs, renderer = walked
-    slot, told = slots(jobs), [r for r in records if r.kind == "refined"]
+    slot, told = feedback_slots(jobs), [r for r in records if r.kind == "refined"]
     assert len(told) == 4
     for record in told:
         (trace,) = record.episode.traces
@@ -256,7 +256,7 @@ def test_a_drafts_mirror_has_the_feedback_and_nothing_else(walked: Walked) -> No
     records, jobs, renderer = walked
     for record in (r for r in records if r.kind == "draft"):
         assert record.received is not None
-        for sequence in told_sequences(record, renderer, slots(jobs)):
+        for sequence in told_sequences(record, renderer, feedback_slots(jobs)):
             own, other = sequence.span, sequence.teacher
             assert other is not None and own.sampler == other.sampler
             emitted, again = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import lost_twins, prepare, sampler_weights
+from soulkit.train.forward.prepare import lost_twins, prepare_step, sampler_weights
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
@@ -55,7 +55,7 @@ def taken(
 ) -> tuple[dict[str, float], dict[str, Tensor], Tally]:
     """Numbers and gradients of one update on all sequences."""
     trained = with_advantages(sequences, asked)
-    prepared = other.get("prepared") or prepare(policy, trained, asked, sequences)
+    prepared = other.get("prepared") or prepare_step(policy, trained, asked, sequences)
     tally = Tally()
     every = range(len(prepared.sequences))
     line = update(policy, still(policy), prepared, every, asked, tally)
@@ -177,7 +177,7 @@ def test_later_updates_use_the_log_probs_from_before_the_step(folder: Path, rati
     sequences = step_of(2)
     with torch.no_grad():
         old = {i: alone(policy, s.span)[0] for i, s in enumerate(sequences)}
-    prepared = prepare(policy, with_advantages(sequences, asked), asked)
+    prepared = prepare_step(policy, with_advantages(sequences, asked), asked)
     jolt(policy, 0.02, seed=5)
     want, wanted = naive(policy, sequences, asked, old)
     line, found, tally = taken(policy, sequences, asked, prepared=prepared)
@@ -336,7 +336,9 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(folder: Path) -> None:
     policy = policy_of(folder, **LOOSE)
     before = policy.version()
     sequences = with_advantages(step_of(15, examples=1), config())
-    prepared = prepare(policy, [replace(s, advantage=math.nan) for s in sequences], config(**LOOSE))
+    prepared = prepare_step(
+        policy, [replace(s, advantage=math.nan) for s in sequences], config(**LOOSE)
+    )
     optimizer = torch.optim.AdamW([p for _, p in policy.trained], lr=0.1)
     with pytest.raises(NotFinite):
         update(policy, optimizer, prepared, range(len(sequences)), config(**LOOSE), Tally())
@@ -358,7 +360,7 @@ def test_a_step_raises_what_was_better_than_its_group_and_lowers_the_rest(folder
     with torch.no_grad():
         before = [float(alone(policy, s.span)[0].sum()) for s in (good, bad)]
     asked = config(**LOOSE)
-    prepared = prepare(policy, with_advantages([good, bad], asked), asked)
+    prepared = prepare_step(policy, with_advantages([good, bad], asked), asked)
     optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
     update(policy, optimizer, prepared, range(2), asked, Tally())
     with torch.no_grad():

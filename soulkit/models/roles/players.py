@@ -24,7 +24,7 @@ for. It may also say who plays a role that no option fills:
       judge: {use: nano, reasoning_effort: low}
       partner: nano
 
-`vllm:PATH` will be one more kind in `RoleSettings`, one more branch in `Crew`.
+`vllm:PATH` will be one more kind in `RoleSettings`, one more branch in `Players`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class RoleSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, given: Any) -> Any:
-        settings = parse_spec(given) if isinstance(given, str) else given
+    def _read(cls, raw: Any) -> Any:
+        settings = parse_spec(raw) if isinstance(raw, str) else raw
         served = isinstance(settings, Mapping) and settings.get("kind", "endpoint") == "endpoint"
         return addressed(settings) if served else settings
 
@@ -151,36 +151,38 @@ class EndpointsFile(Settings):
     roles: dict[str, Any] = Field(default_factory=dict)
 
 
-def named(given: Any, book: Mapping[str, Mapping[str, Any]], words: Sequence[str] = ()) -> Any:
+def player_entry(
+    entry: Any, book: Mapping[str, Mapping[str, Any]], words: Sequence[str] = ()
+) -> Any:
     """A role's value with names looked up in `book`: `nano`, or `{use: nano, temperature: 0}`.
 
     Raises ValueError for a bare word that is no entry; `words` are what else could be meant.
     """
-    if isinstance(given, list | tuple):
-        return [named(one, book) for one in given]
-    if isinstance(given, Mapping) and "use" in given:
-        rest = {key: value for key, value in given.items() if key != "use"}
-        return merge(named(given["use"], book), rest)
-    if not isinstance(given, str) or ":" in given or given == "actor":
-        return parse_spec(given) if isinstance(given, str) else given
-    if given not in book:
-        near = did_you_mean(given, [*book, *words]) if book or words else ""
+    if isinstance(entry, list | tuple):
+        return [player_entry(one, book) for one in entry]
+    if isinstance(entry, Mapping) and "use" in entry:
+        rest = {key: value for key, value in entry.items() if key != "use"}
+        return merge(player_entry(entry["use"], book), rest)
+    if not isinstance(entry, str) or ":" in entry or entry == "actor":
+        return parse_spec(entry) if isinstance(entry, str) else entry
+    if entry not in book:
+        near = did_you_mean(entry, [*book, *words]) if book or words else ""
         hint = near if book else f"{near} Write {FORMS}.".lstrip()
-        shown = "(a secret, not shown)" if is_secret(given) else f"'{given}'"
+        shown = "(a secret, not shown)" if is_secret(entry) else f"'{entry}'"
         raise ValueError(f"no endpoint is called {shown}. {hint}")
-    return dict(book[given])
+    return dict(book[entry])
 
 
 class RolesConfig(CallSettings):
     """The settings of everybody but the actor; base of every command that plays."""
 
-    PATIENCE: ClassVar[frozenset[str]] = frozenset(
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = frozenset(
         (
             "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost",
             "timeout_s", "max_attempts", "backoff_s", "down_after_s",
         )
     )  # fmt: skip
-    """Settings that change only speed, patience and prices: a run may be resumed with others."""
+    """Settings that change only speed, retries and prices: a run may be resumed with others."""
 
     endpoints: str | None = setting(
         None,
@@ -213,10 +215,10 @@ class RolesConfig(CallSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _look_up(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return looked_up(given, cls.roles())
+    def _look_up(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        return looked_up(raw, cls.roles())
 
     @model_validator(mode="after")
     def _different_judges(self) -> Self:
@@ -281,10 +283,12 @@ class RolesConfig(CallSettings):
 
     def check_players(self) -> None:
         """Raise what is wrong with addresses, keys, prices and scripts, while nothing is asked."""
-        crew = Crew(patience=self.patience(None), known=self.settings_of_players())
+        players = Players(
+            call_arguments=self.call_arguments(None), settings_of_all=self.settings_of_players()
+        )
         for role, settings in self.players():
             if settings.kind in ("endpoint", "scripted"):
-                crew.model(role, settings)
+                players.model(role, settings)
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run folder stores and compares."""
@@ -303,10 +307,12 @@ class RolesConfig(CallSettings):
 
     @classmethod
     def _lasting(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: _without_pricing(v) for k, v in settings.items() if k not in cls.PATIENCE}
+        return {
+            k: _without_pricing(v) for k, v in settings.items() if k not in cls.OUTSIDE_IDENTITY
+        }
 
-    def patience(self, ledger: Ledger | None) -> dict[str, Any]:
-        """What every Endpoint of the run is told of time and money."""
+    def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:
+        """Further arguments of every Endpoint of the run: time and money."""
         return {
             "timeout_s": self.timeout_s,
             "max_attempts": self.max_attempts,
@@ -332,15 +338,15 @@ KEPT_WORDS = ("symbolic", "terse")
 """What a coach may be beside a player."""
 
 
-def looked_up(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def looked_up(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Settings in which the roles `names` are players, not names of players."""
-    book, filled = _book(given.get("endpoints"), names)
-    settings = {**filled, **{key: value for key, value in given.items() if value is not None}}
+    book, filled = _book(raw.get("endpoints"), names)
+    settings = {**filled, **{key: value for key, value in raw.items() if value is not None}}
     for name in names:
         value = settings.get(name)
         if value is None or (name == "coach" and value in KEPT_WORDS):
             continue
-        players = named(value, book, KEPT_WORDS if name == "coach" else ())
+        players = player_entry(value, book, KEPT_WORDS if name == "coach" else ())
         settings[name] = [players] if name == "judge" and not isinstance(players, list) else players
     return settings
 
@@ -367,20 +373,20 @@ def _book(
 
 
 @dataclass
-class Crew:
+class Players:
     """Makes the players of a run: one model for equal settings, so that equal endpoints share
-    their connections, rate limits and patience. Close it when the run ends.
+    their connections, rate limits and time-outs. Close it when the run ends.
 
-    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `patience` are
-    further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
-    Settings in `known` of equal endpoints count together: the tightest limit, the first price.
+    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `call_arguments`
+    are further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
+    In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
     """
 
     ledger: Ledger | None = None
     actor: ChatModel | None = None
     load: Callable[[str], ChatModel] | None = None
-    patience: Mapping[str, Any] = field(default_factory=dict)
-    known: Sequence[RoleSettings] = ()
+    call_arguments: Mapping[str, Any] = field(default_factory=dict)
+    settings_of_all: Sequence[RoleSettings] = ()
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def player(
@@ -414,7 +420,7 @@ class Crew:
                 api_key_env=settings.api_key_env,
                 ledger=self.ledger,
                 **self._terms(settings),
-                **self.patience,
+                **self.call_arguments,
             )
         if self.load is None:
             raise ConfigError(
@@ -427,7 +433,7 @@ class Crew:
     def _terms(self, settings: RoleSettings) -> dict[str, Any]:
         """Limits and prices of the endpoint of `settings`."""
         key = _identity(settings)
-        alike = [settings, *(one for one in self.known if _identity(one) == key)]
+        alike = [settings, *(one for one in self.settings_of_all if _identity(one) == key)]
         priced = next((one for one in alike if one.price_in is not None), settings)
         return {
             **{name: _least(getattr(one, name) for one in alike) for name in _LIMITS},
@@ -453,19 +459,19 @@ def _least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def cast_of(config: RolesConfig, crew: Crew, actor: Player, seed: int | None) -> Cast:
+def cast_of(config: RolesConfig, players: Players, actor: Player, seed: int | None) -> Cast:
     """The cast of a configuration around its actor (coaches are training's)."""
 
     def one(role: Role, settings: RoleSettings | None) -> Player | None:
-        return None if settings is None else crew.player(role, settings, seed)
+        return None if settings is None else players.player(role, settings, seed)
 
     return Cast(
         actor=actor,
         partner=one("partner", config.partner),
         environment=one("environment", config.environment),
-        judges=judges_of(config, crew, seed),
+        judges=judges_of(config, players, seed),
         panel=config.panel,
-        ledger=crew.ledger,
+        ledger=players.ledger,
     )
 
 
@@ -478,6 +484,6 @@ def paying(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
     return arguments
 
 
-def judges_of(config: RolesConfig, crew: Crew, seed: int | None) -> tuple[Player, ...]:
+def judges_of(config: RolesConfig, players: Players, seed: int | None) -> tuple[Player, ...]:
     """The judges of a configuration."""
-    return tuple(crew.player("judge", j, seed, config.judge_samples) for j in config.judge)
+    return tuple(players.player("judge", j, seed, config.judge_samples) for j in config.judge)

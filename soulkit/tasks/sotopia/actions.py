@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from soulkit.judge.fence import utterance
-from soulkit.judge.objects import LENIENT, JudgeMaterial, Scan, scan, whole
+from soulkit.judge.objects import LENIENT, JudgeMaterial, Scan, scan, whole_object
 from soulkit.judge.verdict import remove_think, spoken
 from soulkit.tasks.budgets import MARK, first_words
 from soulkit.text import sanitise
@@ -85,7 +85,7 @@ def read_action(text: str, protocol: Protocol, name: str = "", words: str = "") 
 def _read(text: str, name: str, shown: JudgeMaterial) -> Action:
     """Of a reply that is one object from end to end, the object's action: whoever says <think> in
     it does not think, and whoever repeats another's action word for word does it."""
-    alone = whole(text.strip(), LENIENT)
+    alone = whole_object(text.strip(), LENIENT)
     if alone is not None:
         return _action_in(alone) or _from_prose(text.strip(), name)
     reply = spoken(text, "paper")

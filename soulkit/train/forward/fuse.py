@@ -38,7 +38,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, tor
 """Largest relative distance to the plain module, by the type of its input."""
 
 
-def parts_of(setting: Setting) -> tuple[FusedPart, ...]:
+def fused_parts(setting: Setting) -> tuple[FusedPart, ...]:
     """What a setting stands for; `auto` is `lora`, which was measured to pay on a CPU."""
     choices: dict[Setting, tuple[FusedPart, ...]] = {
         "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),

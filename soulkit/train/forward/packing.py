@@ -60,7 +60,7 @@ class Entries:
     """int64 [n_trained]: index of the sequence in the pack."""
 
 
-def entries(pack: Pack) -> Entries:
+def pack_entries(pack: Pack) -> Entries:
     """Where the logits of each trained token stand. ValueError for a trained first token."""
     place = {span.ids: row for row, span in enumerate(pack.rows)}
     parents, targets, owners = [], [], []
@@ -101,7 +101,7 @@ class HeadShape:
         )
 
 
-def plan(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
+def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
     """`spans` as packs of at most `budget` computed tokens (or one sequence).
 
     `shape` None: padded rows always.

@@ -34,8 +34,8 @@ from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
-from soulkit.train.forward.fuse import Setting, fuse, parts_of
-from soulkit.train.forward.packing import Entries, HeadShape, Pack, entries, plan
+from soulkit.train.forward.fuse import Setting, fuse, fused_parts
+from soulkit.train.forward.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
 from soulkit.train.forward.probe import probe_packing, shape_of
 from soulkit.train.objectives.sequences import Span
 
@@ -90,7 +90,7 @@ class Policy:
         if packing == "auto":
             self.shape = shape_of(self.decoder, self.kernel)
             probe_packing(self)
-        fuse(self.decoder, parts_of(fused))
+        fuse(self.decoder, fused_parts(fused))
 
     @property
     def causal(self) -> Any:
@@ -133,11 +133,11 @@ class Policy:
         """
         budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
         if self.turn is None:
-            return plan(spans, budget, self.shape)
+            return plan_packs(spans, budget, self.shape)
         packs = []
         for far in (False, True):
             side = [i for i, span in enumerate(spans) if (len(span.ids) > self.turn) is far]
-            for pack in plan([spans[i] for i in side], budget, self.shape):
+            for pack in plan_packs([spans[i] for i in side], budget, self.shape):
                 packs.append(replace(pack, indices=tuple(side[i] for i in pack.indices)))
         return packs
 
@@ -146,7 +146,7 @@ class Policy:
 
         Sequence after sequence, like `score`.
         """
-        return self.states(pack)[self._tensor(entries(pack).parent)]
+        return self.states(pack)[self._tensor(pack_entries(pack).parent)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
@@ -157,7 +157,7 @@ class Policy:
 
         What sequences share is computed once; its gradients add up. `hidden` needs `gathers`.
         """
-        places = entries(pack)
+        places = pack_entries(pack)
         unique, place = np.unique(places.parent, return_inverse=True)
         if self.gathers:
             rows = self.states(pack).index_select(0, self._tensor(unique))

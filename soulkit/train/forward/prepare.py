@@ -46,7 +46,7 @@ def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list
     return Teacher(policy).log_probs(spans, budget)
 
 
-def prepare(
+def prepare_step(
     policy: Policy,
     sequences: list[TrainSequence],
     config: TrainConfig,

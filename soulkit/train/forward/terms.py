@@ -140,7 +140,7 @@ def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) 
     mode = config.aggregation if sequence.loss == "policy" else "token-mean"
     n_trained, length = sequence.span.n_trained, config.norm_length
     return sequence.weight * token_weight(
-        mode, own=n_trained, tokens=tokens, sequences=sequences, length=length
+        mode, trained=n_trained, tokens=tokens, sequences=sequences, length=length
     )
 
 

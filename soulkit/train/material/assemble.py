@@ -16,7 +16,7 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
-from soulkit.models.roles.players import Crew, RoleSettings, cast_of
+from soulkit.models.roles.players import Players, RoleSettings, cast_of
 from soulkit.play.settings import chosen_rows
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
@@ -62,7 +62,7 @@ def gather_material(config: TrainConfig) -> Material:
         train[name] = training
         dev += [(task, example) for example in held[: config.dev_limit]]
     pool = mixture(tasks, train, config.tasks, config.seed)
-    check_roles(config, [*pool, *dev])
+    check_training_roles(config, [*pool, *dev])
     if config.canary_every is not None:
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
@@ -76,15 +76,15 @@ def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     return loaded.examples
 
 
-def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Crew:
+def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
     """What makes the players of a run; `sampler` is the actor."""
     ledger = Ledger(run.ledger_path)
-    patience = {**config.patience(ledger), "concurrency": config.concurrency}
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)
-    return Crew(ledger, sampler, load, patience, config.settings_of_players())
+    return Players(ledger, sampler, load, calls, config.settings_of_players())
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, players: Crew) -> Cast:
+def make_cast(config: TrainConfig, sampler: LocalModel, players: Players) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
     cast = cast_of(config, players, Player(sampler), config.seed)
     if not isinstance(config.coach, RoleSettings):
@@ -93,7 +93,7 @@ def make_cast(config: TrainConfig, sampler: LocalModel, players: Crew) -> Cast:
     return replace(cast, coach=coach)
 
 
-def make_reader(config: TrainConfig, players: Crew) -> Player | None:
+def make_reader(config: TrainConfig, players: Players) -> Player | None:
     """The model that checks feedback for leaks, if one was named."""
     if config.blind_reader is None:
         return None
@@ -111,7 +111,7 @@ def check_names(config: TrainConfig) -> None:
             )
 
 
-def check_roles(config: TrainConfig, pool: TaskRows) -> None:
+def check_training_roles(config: TrainConfig, pool: TaskRows) -> None:
     """ConfigError for a role that no model fills."""
     if config.method == "sft":
         return
@@ -121,9 +121,7 @@ def check_roles(config: TrainConfig, pool: TaskRows) -> None:
             raise unfilled(role, task.name)
 
 
-def check_lengths(
-    policy: Policy, limit: int | None, material: Material, config: TrainConfig
-) -> None:
+def check_room(policy: Policy, limit: int | None, material: Material, config: TrainConfig) -> None:
     """Every training prompt and its response must fit the model's context, or nothing starts."""
     if limit is None:
         return

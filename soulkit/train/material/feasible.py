@@ -135,7 +135,7 @@ async def _nothing_said(gate: Gate, examples: Sequence[Example]) -> Obstacle | N
     engine = Engine(replace(nobody(), coach=None), feedback=gate.policy)
     ends: Counter[str] = Counter()
     for example in examples:
-        for episode, score in await trial.drafts(gate.task, example):
+        for episode, score in await trial.play_drafts(gate.task, example):
             step = gate.opens_at(score)
             if step is not None:
                 ends[await _end(engine, Job(gate.task, example, 0, step), episode, score)] += 1

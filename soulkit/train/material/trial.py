@@ -28,7 +28,7 @@ from soulkit.types import (
 )
 
 
-async def drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
+async def play_drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
     """A wrong, a perfect and an empty episode with their scores, as far as the task has them.
 
     What only a judge could score is taken with the lowest and the highest score that there are, and

@@ -46,11 +46,11 @@ def divergence(
     _check("divergence", kind, get_args(DivergenceKind))
     _check("divergence_tail", tail, get_args(Tail))
     logits, other = student / temperature, teacher.detach() / temperature
-    log_p, log_q = compared(logits, other, top_k, tail)
+    log_p, log_q = compared_log_probs(logits, other, top_k, tail)
     return between(log_p, log_q, kind, beta)
 
 
-def compared(
+def compared_log_probs(
     student: Tensor, teacher: Tensor, top_k: int | None, tail: Tail
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [n, outcomes] of both over the outcomes that are compared."""

@@ -203,24 +203,24 @@ def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str = "k3") -> Tens
 
 
 def token_weight(
-    mode: Aggregation, *, own: float, tokens: float, sequences: float, length: float
+    mode: Aggregation, *, trained: float, tokens: float, sequences: float, length: float
 ) -> float:
     """The factor of every trained token of one sequence, so that the loss is Σ factor · ℓ_t.
 
-    Source: algorithms §2 (aggregation modes) and §3 (denominators). `own` = trained tokens of this
-    sequence; `tokens`, `sequences` = trained tokens and sequences with any, of the whole mini-batch
-    over all micro-batches and ranks; `length` = the fixed length of the last mode.
+    Source: algorithms §2 (aggregation modes) and §3 (denominators). `trained` = trained tokens of
+    this sequence; `tokens`, `sequences` = trained tokens and sequences with any, of the whole
+    mini-batch over all micro-batches and ranks; `length` = the fixed length of the last mode.
 
     | mode | factor |
     |---|---|
     | token-mean | 1 / tokens |
-    | seq-mean-token-mean | 1 / (own · sequences) |
+    | seq-mean-token-mean | 1 / (trained · sequences) |
     | seq-mean-token-sum | 1 / sequences |
     | seq-mean-token-sum-norm | 1 / length: a sum over sequences, in spite of its name |
     """
     divisors = {
         "token-mean": tokens,
-        "seq-mean-token-mean": own * sequences,
+        "seq-mean-token-mean": trained * sequences,
         "seq-mean-token-sum": sequences,
         "seq-mean-token-sum-norm": length,
     }
@@ -230,7 +230,7 @@ def token_weight(
             "The mode decides how long and short sequences weigh against each other.",
             did_you_mean(mode, divisors),
         )
-    return 1.0 / divisors[mode] if own else 0.0
+    return 1.0 / divisors[mode] if trained else 0.0
 
 
 def aggregate(
@@ -257,7 +257,7 @@ def aggregate(
         "sequences": float(sum(n > 0 for n in lengths)) if sequences is None else sequences,
         "length": float(mask.shape[-1]) if length is None else length,
     }
-    factors = losses.new_tensor([token_weight(mode, own=n, **counts) for n in lengths])
+    factors = losses.new_tensor([token_weight(mode, trained=n, **counts) for n in lengths])
     # Selected, not multiplied: 0 × inf on an untrained token would be NaN.
     sums = torch.where(used, losses, torch.zeros_like(losses)).sum(-1)
     return (sums * factors).sum() * (1.0 if ranks is None else ranks)

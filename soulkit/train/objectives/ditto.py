@@ -53,10 +53,10 @@ class Ditto(Objective):
             "copy": 1.0,
             "refined": 0.0 if self.only_copy else self.lambda_fb,
         }
-        found: list[TrainSequence] = []
+        sequences: list[TrainSequence] = []
         for record in records:
             parts: tuple[Part, ...] = ("draft",) if record.kind == "draft" else ("copy", "refined")
             if record.score.scored:
                 for part in parts:
-                    found += sequences_of(record, part, renderer, weights[part])
-        return found
+                    sequences += sequences_of(record, part, renderer, weights[part])
+        return sequences

@@ -64,14 +64,14 @@ class ERL(Objective):
     ) -> list[TrainSequence]:
         drafts, refined = scored(records, "draft"), scored(records, "refined")
         before = {(d.example_id, d.rollout): d.score.reward for d in drafts}
-        found = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
+        sequences = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
         for record in refined:
-            found += sequences_of(record, "refined", renderer)
+            sequences += sequences_of(record, "refined", renderer)
             draft = before.get((record.example_id, record.rollout))
             weight = self.aux_weight if self.accepts(draft, record.score.reward) else 0.0
             copies = sequences_of(record, "copy", renderer, weight)
-            found += [replace(c, loss="imitation", compared=False) for c in copies]
-        return found
+            sequences += [replace(c, loss="imitation", compared=False) for c in copies]
+        return sequences
 
     def accepts(self, draft: float | None, refined: float | None) -> bool:
         """Whether a refined rollout of this reward is imitated."""

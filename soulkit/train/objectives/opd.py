@@ -67,9 +67,9 @@ class OPD(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        found: list[TrainSequence] = []
+        sequences: list[TrainSequence] = []
         for record in scored(records, "draft"):
             for sequence in sequences_of(record, "draft", renderer):
-                told = replace(sequence, teacher=sequence.span)
-                found += taught(told, self.logits, rewarded=False, weight=self.weight)
-        return found
+                self_taught = replace(sequence, teacher=sequence.span)
+                sequences += taught(self_taught, self.logits, rewarded=False, weight=self.weight)
+        return sequences

@@ -46,7 +46,7 @@ def _names_in(file: Path) -> dict[str, str]:
     return names
 
 
-def entries() -> list[EntryPoint]:
+def _entry_points() -> list[EntryPoint]:
     """The methods that installed packages bring; nothing of them is imported."""
     from importlib.metadata import entry_points
 
@@ -55,7 +55,7 @@ def entries() -> list[EntryPoint]:
 
 def overruled(name: str) -> str:
     """What is to be said where a package's method has the name of a built-in one; else nothing."""
-    from_packages = [entry.value for entry in entries() if entry.name == name]
+    from_packages = [entry.value for entry in _entry_points() if entry.name == name]
     if name not in built_in() or not from_packages:
         return ""
     return (
@@ -69,7 +69,7 @@ def method_class(name: str) -> type[Method]:
         if name in _names_in(file):
             module = importlib.import_module(f"soulkit.train.objectives.{file.stem}")
             return next(one for one in _classes(module) if name in one.names)
-    for entry in entries():
+    for entry in _entry_points():
         if entry.name == name:
             return _from_package(entry)
     raise unknown_method(name)
@@ -99,7 +99,7 @@ def _from_package(entry: EntryPoint) -> type[Method]:
 
 def unknown_method(name: str) -> ConfigError:
     """The error of a name that is no method."""
-    names = [*built_in(), *(entry.name for entry in entries())]
+    names = [*built_in(), *(entry.name for entry in _entry_points())]
     return ConfigError(
         f"'{name}' is no training method.",
         f"soul train knows {', '.join(names)}, and ablate to compare them.",

@@ -61,13 +61,15 @@ class RLTF(Objective):
     ) -> list[TrainSequence]:
         drafts, refined = scored(records, "draft"), scored(records, "refined")
         baseline = mean_rewards(drafts)
-        found = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
+        sequences = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
         for record in refined:
-            found += sequences_of(record, "refined", renderer)
+            sequences += sequences_of(record, "refined", renderer)
             gain = (record.score.reward or 0.0) - baseline[record.example_id]
             copies = sequences_of(record, "copy", renderer, self.aux_weight)
-            found += [replace(c, loss="regression", compared=False, advantage=gain) for c in copies]
-        return found
+            sequences += [
+                replace(c, loss="regression", compared=False, advantage=gain) for c in copies
+            ]
+        return sequences
 
 
 def mean_rewards(drafts: Sequence[Record]) -> dict[str, float]:

@@ -176,11 +176,11 @@ class SDPO(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        found: list[TrainSequence] = []
+        sequences: list[TrainSequence] = []
         for record in scored(records, "draft"):
             for sequence in told_sequences(record, renderer, slot):
-                found += taught(sequence, self.logits, self.rewarded, self.weight)
-        return found
+                sequences += taught(sequence, self.logits, self.rewarded, self.weight)
+        return sequences
 
 
 def taught(

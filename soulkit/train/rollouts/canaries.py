@@ -29,7 +29,7 @@ from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import Canary, canary_episodes, fixed_examples
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.sampling import TaskRows
-from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_lines
+from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_step_lines
 from soulkit.types import Example, Record
 
 EXAMPLES = 2
@@ -57,7 +57,7 @@ class Tripwire:
         return cls(
             canaries_of(pool), config.canary_every, config.canary_margin, config.seed,
             config.concurrency,
-            first_values(read_lines(metrics)),
+            first_values(read_step_lines(metrics)),
         )  # fmt: skip
 
     async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:

@@ -29,7 +29,7 @@ from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
-from soulkit.train.state.lines import FeedbackCounts, StepLine, read_lines
+from soulkit.train.state.lines import FeedbackCounts, StepLine, read_step_lines
 from soulkit.types import Record, Segment
 
 STEPS_IN_VAIN = 3
@@ -173,7 +173,7 @@ class FeedbackWatch:
 
 def newest(metrics: Path) -> StepLine:
     """The line of a run's newest rollout step; empty before the first."""
-    return next((line for line in reversed(read_lines(metrics)) if line.played), StepLine())
+    return next((line for line in reversed(read_step_lines(metrics)) if line.played), StepLine())
 
 
 def in_vain(method: str, line: StepLine) -> UserError | None:

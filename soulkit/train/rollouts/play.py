@@ -56,7 +56,7 @@ class Rollouts:
             policy = feedback_policy(self.config, self.blind_reader)
         groups = [
             (self.engine(jobs_of_task[0].task, policy, self.config.temperature), jobs_of_task)
-            for jobs_of_task in by_task(jobs).values()
+            for jobs_of_task in jobs_by_task(jobs).values()
         ]
         if self.config.shuffle_feedback and policy:
             records = await self._shuffled(groups)
@@ -79,7 +79,7 @@ class Rollouts:
         self.sampler.policy_version = policy.version()
         values: dict[str, list[float]] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
-        for name, jobs_of_task in by_task(jobs).items():
+        for name, jobs_of_task in jobs_by_task(jobs).items():
             engine = self.engine(jobs_of_task[0].task, None, 0.0)
             records = await engine.run(jobs_of_task, _ignore)
             values[name] = [r.score.value for r in records if r.score.value is not None]
@@ -136,7 +136,7 @@ class Rollouts:
         )
 
 
-def by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     """Jobs by the name of their task, tasks in the order they first appear."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -144,7 +144,7 @@ def by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     return groups
 
 
-def slots(jobs: Sequence[Job]) -> Slot:
+def feedback_slots(jobs: Sequence[Job]) -> Slot:
     """The feedback slot of every record of these jobs, filled by its task."""
     by_id = {job.example.id: (job.task, job.example) for job in jobs}
 

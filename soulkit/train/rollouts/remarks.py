@@ -10,7 +10,7 @@ WAYS = (
 )
 
 
-def remarks(line: StepLine) -> list[str]:
+def step_remarks(line: StepLine) -> list[str]:
     """Feedback that nobody could use, and groups in which no rollout is better than another."""
     return [*line.feedback.missing.values(), *filter(None, [flat_groups(line)])]
 

@@ -43,7 +43,9 @@ class SupervisedStep:
         spans = [
             span
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
-            for span in lesson(task, example, feedback_for(task, example, config, rng), policy)
+            for span in lesson_spans(
+                task, example, feedback_for(task, example, config, rng), policy
+            )
         ]
         learned = imitate(policy, self.loop.optimizer, spans, config)
         seconds = round(time.monotonic() - started, 3)
@@ -60,7 +62,9 @@ def feedback_for(
     return rehearsed(task, example, config, rng)
 
 
-def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Policy) -> list[Span]:
+def lesson_spans(
+    task: Task, example: Example, feedback: Feedback | None, policy: Policy
+) -> list[Span]:
     """The trained sequences of one perfect episode."""
     episode = task.gold(example, feedback)
     if episode is None:
@@ -75,7 +79,9 @@ def lesson(task: Task, example: Example, feedback: Feedback | None, policy: Poli
 def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
     lengths = [
-        len(span.ids) for task, example in pool for span in lesson(task, example, None, policy)
+        len(span.ids)
+        for task, example in pool
+        for span in lesson_spans(task, example, None, policy)
     ]
     longer = sum(limit is not None and length > limit for length in lengths)
     if longer:

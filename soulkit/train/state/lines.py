@@ -147,7 +147,7 @@ def coaches(value: object) -> dict[str, CoachCounts]:
     }
 
 
-def sentences(value: object) -> dict[str, str]:
+def text_members(value: object) -> dict[str, str]:
     return {name: text(one) for name, one in members(value).items()}
 
 
@@ -164,7 +164,7 @@ class FeedbackCounts(Named):
     blind_chance: float | None = named("feedback/blind_chance")
     coach_failures: int = named("feedback/coach_failures", read=whole)
     gated: int = named("feedback/gated", read=whole, sparse=True)
-    missing: Mapping[str, str] = named("feedback/missing", read=sentences, sparse=True)
+    missing: Mapping[str, str] = named("feedback/missing", read=text_members, sparse=True)
     """Task → why none of its drafts' feedback was used."""
     in_vain: int = named("feedback/in_vain", read=whole, sparse=True)
     """Steps in a row, so far, without any use of feedback."""
@@ -276,7 +276,7 @@ def read_line(line: Mapping[str, Any]) -> StepLine:
     return StepLine.from_json(new)
 
 
-def read_lines(path: Path) -> list[StepLine]:
+def read_step_lines(path: Path) -> list[StepLine]:
     """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file."""
     return steps_of(read_jsonl(path))
 

@@ -13,7 +13,7 @@ from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, cast_of
+from soulkit.models.roles.players import Players, cast_of
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
@@ -32,10 +32,10 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     """
     config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
 
-    def players(ledger: Ledger) -> Cast:
+    def cast(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
-        crew = Crew(ledger, actor, Absent, config.patience(ledger))
-        return cast_of(config, crew, Player(actor), config.seed)
+        players = Players(ledger, actor, Absent, config.call_arguments(ledger))
+        return cast_of(config, players, Player(actor), config.seed)
 
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
         return summarise(
@@ -47,7 +47,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
         rows=_rows(config),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=players, sampling=None, summary=summary,
+        cast=cast, sampling=None, summary=summary,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Crew, RolesConfig, cast_of
+from soulkit.models.roles.players import Players, RolesConfig, cast_of
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm.fields import CSQA, END, read_conversation, read_reply
@@ -330,7 +330,7 @@ def test_the_service_is_paid_once_and_replayed(tmp_path: Path) -> None:
         task = with_options(detector="url", detector_url=server.url, detector_field="human")
         for mode in ("record", "record", "replay"):
             with Ledger(path, mode) as ledger:  # type: ignore[arg-type]
-                cast = cast_of(RolesConfig(), Crew(ledger), NO_ONE.actor, None)
+                cast = cast_of(RolesConfig(), Players(ledger), NO_ONE.actor, None)
                 assert asyncio.run(scored_by(task, example(FIRST), "hey", cast)).value == 0.75
         assert len(server.requests) == 1
 
