@@ -603,9 +603,9 @@ def test_checks_import_no_code_of_a_run_either(
     files = {"check": (rows,), "show": (rows,), "audit": ("essay", rows)}.get(
         command[1], (rows, rows)
     )
-    given = ("essay", "--data", f"essay={rows}") if command[0] == "tasks" else files
+    arguments = ("essay", "--data", f"essay={rows}") if command[0] == "tasks" else files
     named = () if command in (("tasks", "check"), ("data", "audit")) else ("--task", "essay")
-    line = (*command, *given, *named, "--tasks", native.run / "task" / "tasks.yaml")
+    line = (*command, *arguments, *named, "--tasks", native.run / "task" / "tasks.yaml")
     refused(native, capfd, *line)
     assert soul(*line, "--trust") in (0, 1)
     assert native.marker.exists()
