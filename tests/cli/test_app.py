@@ -161,10 +161,10 @@ def test_interrupting_prints_one_line_and_exits_130(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, message = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert said.startswith("interrupted: ")
-    assert said.count("\n") == 1
+    assert message.startswith("interrupted: ")
+    assert message.count("\n") == 1
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

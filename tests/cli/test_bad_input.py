@@ -252,7 +252,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys, *words: object) -> tuple[str, str, str]:
+def errors(capsys, *words: object) -> tuple[str, str, str]:
     """The three lines of a command that refuses, behind the bad rows that it named."""
     capsys.readouterr()
     assert cli.main([str(word) for word in words]) == 2, words
@@ -265,8 +265,8 @@ def test_files_that_no_command_can_use(words: tuple[str, ...], here: Path, capsy
     files = ["nothing.jsonl", "folder", "rows.jsonl/x.jsonl", "empty.jsonl", "empty.json",
              "empty.csv", "empty.parquet", "bytes.json", "bytes.csv", "bytes.parquet"]  # fmt: skip
     for file in files:
-        found = told(capsys, *(word.format(file) for word in words))
-        assert "internal" not in " ".join(found)
+        lines = errors(capsys, *(word.format(file) for word in words))
+        assert "internal" not in " ".join(lines)
     assert {p.name for p in here.iterdir()} == {
         "rows.jsonl", "folder", *(f"{n}.{s}" for n in ("empty", "bytes")
                                   for s in ("jsonl", "json", "csv", "parquet")),
@@ -279,8 +279,8 @@ def test_files_that_may_not_be_read(words: tuple[str, ...], here: Path, capsys) 
     Path("locked.jsonl").chmod(0)
     if os.access("locked.jsonl", os.R_OK):
         pytest.skip("this user may read everything")
-    found = told(capsys, *(word.format("locked.jsonl") for word in words))
-    assert "Permission denied" in " ".join(found)
+    lines = errors(capsys, *(word.format("locked.jsonl") for word in words))
+    assert "Permission denied" in " ".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -293,19 +293,19 @@ def test_files_that_may_not_be_read(words: tuple[str, ...], here: Path, capsys) 
     ids=" ".join,
 )  # fmt: skip
 def test_unknown_tasks_have_a_nearest_one(words: tuple[str, ...], here: Path, capsys) -> None:
-    assert "'tomi'" in told(capsys, *words)[2]
-    assert told(capsys, *(("" if word == "tmoi" else word) for word in words))
+    assert "'tomi'" in errors(capsys, *words)[2]
+    assert errors(capsys, *(("" if word == "tmoi" else word) for word in words))
 
 
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_numbers_that_ask_for_nothing(number: str, here: Path, capsys) -> None:
     rows = "rows.jsonl"
-    told(capsys, "data", "synth", "tomi", "-n", number)
-    told(capsys, "data", "synth", "tomi", "--stories", number)
-    told(capsys, "data", "audit", "tomi", f"synth:{number}")
-    told(capsys, "tasks", "check", "tomi", "--data", f"synth:{number}")
-    told(capsys, "data", "contamination", rows, rows, "--threshold", number)
-    told(capsys, "data", "show", rows, "--row", "-1" if number == "-1" else "30")
+    errors(capsys, "data", "synth", "tomi", "-n", number)
+    errors(capsys, "data", "synth", "tomi", "--stories", number)
+    errors(capsys, "data", "audit", "tomi", f"synth:{number}")
+    errors(capsys, "tasks", "check", "tomi", "--data", f"synth:{number}")
+    errors(capsys, "data", "contamination", rows, rows, "--threshold", number)
+    errors(capsys, "data", "show", rows, "--row", "-1" if number == "-1" else "30")
 
 
 def test_what_is_there_is_not_replaced(here: Path, capsys) -> None:
@@ -317,7 +317,7 @@ def test_what_is_there_is_not_replaced(here: Path, capsys) -> None:
         ("data", "audit", "tomi", "synth:50", "-o", "other.jsonl"),
         ("data", "contamination", "rows.jsonl", "other.jsonl", "--exclude", "rows.jsonl"),
     ):
-        told(capsys, *words)
+        errors(capsys, *words)
     assert Path("rows.jsonl").read_bytes() == Path("other.jsonl").read_bytes() == before
     same = ("data", "synth", "tomi", "-n", "30", "-o", "rows.jsonl")
     assert cli.main(list(same)) == 0, "the same rows once more are no loss"
@@ -333,18 +333,18 @@ def test_what_is_there_is_not_replaced(here: Path, capsys) -> None:
 )  # fmt: skip
 def test_places_where_nothing_can_be_written(words: tuple[str, ...], here: Path, capsys) -> None:
     for place in ("folder", "rows.txt", "rows", "rows.jsonl/x.jsonl", "/dev/full", "x" * 300):
-        found = told(capsys, *(word.format(place) for word in words))
-        assert "internal" not in " ".join(found)
+        lines = errors(capsys, *(word.format(place) for word in words))
+        assert "internal" not in " ".join(lines)
 
 
 def test_data_is_named_once_for_a_task(here: Path, capsys) -> None:
     rows = ("--data", "rows.jsonl")
-    assert "a second file" in told(capsys, "tasks", "check", "tomi", *rows, *rows)[0]
-    assert "no file" in told(capsys, "tasks", "check", "tomi", "--data", "")[0]
+    assert "a second file" in errors(capsys, "tasks", "check", "tomi", *rows, *rows)[0]
+    assert "no file" in errors(capsys, "tasks", "check", "tomi", "--data", "")[0]
     named = ("--data", "tomi=rows.jsonl")
-    assert "a second file" in told(capsys, "tasks", "check", *named, *named)[0]
+    assert "a second file" in errors(capsys, "tasks", "check", *named, *named)[0]
     overlap = ("data", "contamination", "rows.jsonl", "rows.jsonl", "--drop", "")
-    assert "No kind" in told(capsys, *overlap)[0]
+    assert "No kind" in errors(capsys, *overlap)[0]
 
 
 @pytest.mark.parametrize("ending", ["| head -c 1", ">&-", ">&- 2>&-"])
@@ -353,8 +353,8 @@ def test_data_is_named_once_for_a_task(here: Path, capsys) -> None:
 )
 def test_output_that_nobody_reads(words: str, ending: str, here: Path) -> None:
     command = f"set -o pipefail; {sys.executable} -m soulkit.cli.app {words} {ending}"
-    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
-    assert (found.returncode, found.stderr) == (0, "")
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_ctrl_c_says_so_and_leaves_no_part_of_a_file(here: Path) -> None:

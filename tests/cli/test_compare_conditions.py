@@ -113,12 +113,12 @@ def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
     """The result of a comparison that is allowed, whose text names its remarks."""
     capfd.readouterr()
     assert soul("compare", a, b, "--json") == 0
-    found: dict[str, Any] = json.loads(capfd.readouterr().out)
-    assert found["mixed"] == []
+    comparison: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert comparison["mixed"] == []
     assert soul("compare", a, b) == 0
     shown = " ".join(capfd.readouterr().out.split())
-    assert all(line in shown for line in found["remarks"])
-    return found
+    assert all(line in shown for line in comparison["remarks"])
+    return comparison
 
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -223,16 +223,16 @@ def test_what_is_the_actors_own_is_named_beside_the_number(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     b = evaluated(server, home, tmp_path / "b", temperature=0.25, max_tokens=40)
-    found = compared(plain, b, capfd)
-    assert found["remarks"] == [
+    comparison = compared(plain, b, capfd)
+    assert comparison["remarks"] == [
         "sotopia: temperature 1.0 against 0.25", "sotopia: max_tokens 60 against 40"
     ]  # fmt: skip
-    assert found["tasks"][0]["difference"] is not None
+    assert comparison["tasks"][0]["difference"] is not None
     same = evaluated(server, home, tmp_path / "c", model="another", judge_combine="vote")
     assert compared(plain, same, capfd)["remarks"] == []
     assert soul("report", plain, b, "--json") == 0
     (pair,) = json.loads(capfd.readouterr().out)["unlike"]
-    assert pair["mixed"] == [] and pair["remarks"] == found["remarks"]
+    assert pair["mixed"] == [] and pair["remarks"] == comparison["remarks"]
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -256,8 +256,8 @@ def cut_short(run: Path, out: Path, episodes: int) -> Path:
     """A copy as a killed process leaves it."""
     shutil.copytree(run, out)
     (out / "summary.json").unlink()
-    kept = (run / "episodes.jsonl").read_text().splitlines(keepends=True)[:episodes]
-    (out / "episodes.jsonl").write_text("".join(kept))
+    lines = (run / "episodes.jsonl").read_text().splitlines(keepends=True)[:episodes]
+    (out / "episodes.jsonl").write_text("".join(lines))
     return out
 
 
@@ -265,9 +265,9 @@ def test_an_unfinished_run_is_no_run_of_fewer_rows(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     half = cut_short(plain, tmp_path / "half", 4)
-    found = compared(plain, half, capfd)
-    assert found["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows were played"]
-    assert found["tasks"][0]["n_shared"] == 4
+    comparison = compared(plain, half, capfd)
+    assert comparison["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows were played"]
+    assert comparison["tasks"][0]["n_shared"] == 4
     fewer = evaluated(server, home, tmp_path / "fewer", limit=4)
     capfd.readouterr()
     assert soul("compare", half, fewer) == 2
@@ -301,24 +301,24 @@ def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -
 
 def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
-    found = []
+    digests = []
     for content in (b"a" * 100_000, b"a" * 100_000, b"a" * 99_999 + b"b"):
         weights.write_bytes(content)
-        found.append(weights_print(tmp_path))
-    assert found[0] == found[1] != found[2]
-    here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in found[1:])
+        digests.append(weights_print(tmp_path))
+    assert digests[0] == digests[1] != digests[2]
+    here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in digests[1:])
     assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
 
 
 # -- older runs ------------------------------------------------------------------------------------
 
 
-def aged(run: Path, out: Path) -> Path:
+def older_copy(run: Path, out: Path) -> Path:
     """A copy as an earlier version left it."""
     shutil.copytree(run, out)
     (out / "provenance.json").unlink()
-    kept = {k: v for k, v in summary(run).items() if k != "prompts"}
-    (out / "summary.json").write_text(json.dumps(kept))
+    summary_before = {k: v for k, v in summary(run).items() if k != "prompts"}
+    (out / "summary.json").write_text(json.dumps(summary_before))
     return out
 
 
@@ -326,22 +326,22 @@ def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     at = f"@{server.base_url}"
-    old = aged(plain, tmp_path / "old")
-    for one, other in ((plain, old), (old, plain), (old, aged(plain, tmp_path / "older"))):
+    old = older_copy(plain, tmp_path / "old")
+    for one, other in ((plain, old), (old, plain), (old, older_copy(plain, tmp_path / "older"))):
         assert compared(one, other, capfd)["tasks"][0]["difference"] == 0
     for name, changes in (("judge", {"judge": f"endpoint:k{at}"}), ("rows", {"limit": 4}),
                           ("judge samples", {"judge_samples": 2}),
                           ("partner", {"partner": f"endpoint:q{at}"})):  # fmt: skip
         new = evaluated(server, home, tmp_path / f"new-{name}", **changes)
         refused(old, new, capfd, name)
-        refused(old, aged(new, tmp_path / f"aged-{name}"), capfd, name)
+        refused(old, older_copy(new, tmp_path / f"aged-{name}"), capfd, name)
 
 
 def test_an_older_run_without_an_address_was_asked_at_openais(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    old, twin = (aged(plain, tmp_path / name) for name in ("old", "twin"))
+    old, twin = (older_copy(plain, tmp_path / name) for name in ("old", "twin"))
     for folder in (old, twin):
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         for player in (*settings["judge"], settings["partner"]):
@@ -358,8 +358,8 @@ def test_an_unfinished_run_of_an_earlier_version(
 ) -> None:
     half = cut_short(plain, tmp_path / "half", 4)
     (half / "provenance.json").unlink()
-    found = compared(plain, half, capfd)
-    assert "sotopia: B is unfinished and does not record its rows" in found["remarks"]
+    comparison = compared(plain, half, capfd)
+    assert "sotopia: B is unfinished and does not record its rows" in comparison["remarks"]
     others = evaluated(server, home, tmp_path / "others", data=home / "others.jsonl")
     shared = {record.example_id for record in load_records(others / "episodes.jsonl")}
     lines = (plain / "episodes.jsonl").read_text().splitlines(keepends=True)
@@ -374,7 +374,7 @@ def test_an_unfinished_run_of_an_earlier_version(
 def test_a_judge_that_nobody_recorded_is_not_taken_for_the_same(
     plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
-    a, b = (aged(plain, tmp_path / name) for name in "ab")
+    a, b = (older_copy(plain, tmp_path / name) for name in "ab")
     (b / "config.yaml").unlink()
     refused(a, b, capfd, "judge endpoint:j@", "against one that is not recorded", "partner")
     (a / "config.yaml").unlink()
@@ -390,7 +390,7 @@ def test_a_judge_changes_nothing_where_nobody_is_asked(tmp_path: Path, capfd: An
             who = ("--judge", f"endpoint:{name}@{server.base_url}", "--judge-samples", ord(name))
             assert api(server.base_url, tmp_path / name, *who) == 0
     assert compared(tmp_path / "j", tmp_path / "k", capfd)["remarks"] == []
-    old = [aged(tmp_path / name, tmp_path / f"old-{name}") for name in "jk"]
+    old = [older_copy(tmp_path / name, tmp_path / f"old-{name}") for name in "jk"]
     assert compared(*old, capfd)["remarks"] == []
 
 

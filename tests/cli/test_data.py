@@ -27,8 +27,8 @@ def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.main(["data", *arguments])
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        streams = capfd.readouterr()
+        return code, streams.out, streams.err
 
     return run
 
@@ -44,8 +44,8 @@ def test_made_rows_pass_the_check(soul, task: str, suffix: str):
     name = f"rows.{suffix}"
     assert soul("synth", task, "-n", "11", "--seed", "2", "-o", name)[0] == 0
     code, out, _ = soul("check", name, "--json")
-    found = json.loads(out)["tasks"][0]
-    assert (code, found["task"], found["rows"], found["bad"]) == (0, task, 11, [])
+    report = json.loads(out)["tasks"][0]
+    assert (code, report["task"], report["rows"], report["bad"]) == (0, task, 11, [])
     code, out, _ = soul("show", name, "--row", "10", "--json")
     shown = json.loads(out)
     assert (code, shown["task"], shown["source"]) == (0, task, f"{name}:11")
@@ -142,14 +142,14 @@ def test_audit_lists_both_sides_of_a_dispute(soul, tmp_path: Path):
 def test_audit_says_of_any_task_where_the_gold_stands(soul, tmp_path: Path):
     code, out, _ = soul("audit", "hitom", "synth:40")
     assert code == 0 and "the gold's letter" in out and "belief tracker" in out
-    told = "1 Ada entered the loft.\n2 The pen is in the jar."
-    row = {"story": told, "question": "Where is the pen really?", "choices": "A. jar, B. box",
+    story = "1 Ada entered the loft.\n2 The pen is in the jar."
+    row = {"story": story, "question": "Where is the pen really?", "choices": "A. jar, B. box",
            "correct_answer": "jar", "data_source": "hitom"}  # fmt: skip
     path = jsonl(tmp_path / "rows.jsonl", row, row | {"correct_answer": "box"}, row)
-    found = json.loads(soul("audit", "hitom", path, "--json")[1])
-    assert (found["rows"]["rows"], found["rows"]["duplicates"]) == (2, 1)
-    assert [r["what"] for r in found["rows"]["remarks"]] == ["leak"] + 2 * ["contradiction"]
-    assert found["overall"] == {"agreed": 1, "total": 2}
+    report = json.loads(soul("audit", "hitom", path, "--json")[1])
+    assert (report["rows"]["rows"], report["rows"]["duplicates"]) == (2, 1)
+    assert [r["what"] for r in report["rows"]["remarks"]] == ["leak"] + 2 * ["contradiction"]
+    assert report["overall"] == {"agreed": 1, "total": 2}
     code, out, _ = soul("audit", "secret_keeper", "synth:5", "-o", "remarks.jsonl")
     assert code == 0 and "belief tracker" not in out and Path("remarks.jsonl").read_text() == ""
 
@@ -157,8 +157,8 @@ def test_audit_says_of_any_task_where_the_gold_stands(soul, tmp_path: Path):
 def test_the_tracker_reads_rows_in_every_format(soul, tmp_path: Path):
     for task in ("tomi", "paratomi", "hitom"):
         soul("synth", task, "-n", "12", "-o", f"{task}.parquet")
-        found = json.loads(soul("audit", task, f"{task}.parquet", "--json")[1])
-        assert found["overall"] == {"agreed": 12, "total": 12}
+        report = json.loads(soul("audit", task, f"{task}.parquet", "--json")[1])
+        assert report["overall"] == {"agreed": 12, "total": 12}
 
 
 def test_contamination_counts_overlaps_and_writes_what_is_clean(soul, tmp_path: Path):
@@ -171,9 +171,9 @@ def test_contamination_counts_overlaps_and_writes_what_is_clean(soul, tmp_path: 
                         "--drop", "exact")  # fmt: skip
     assert code == 0 and "exact train.jsonl:4 = eval.jsonl:10 (1.00)" in out
     assert Path("clean.jsonl").read_text().splitlines() == lines[:3] + lines[4:]
-    found = json.loads(soul("contamination", "train.jsonl", "eval.jsonl", "--json")[1])
-    assert found["by_kind"]["exact"] == {"training_rows": 1, "evaluation_rows": 1}
-    assert (found["train_rows"], found["evaluation_rows"], found["written"]) == (30, 10, None)
+    report = json.loads(soul("contamination", "train.jsonl", "eval.jsonl", "--json")[1])
+    assert report["by_kind"]["exact"] == {"training_rows": 1, "evaluation_rows": 1}
+    assert (report["train_rows"], report["evaluation_rows"], report["written"]) == (30, 10, None)
     assert soul("contamination", "clean.jsonl", "train.jsonl", "--exclude", "train.jsonl")[0] == 2
     assert Path("train.jsonl").read_text().splitlines() == lines
 

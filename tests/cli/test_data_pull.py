@@ -33,8 +33,8 @@ def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.main(list(arguments))
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        streams = capfd.readouterr()
+        return code, streams.out, streams.err
 
     return run
 
@@ -94,10 +94,10 @@ def test_a_folder_of_its_own_and_json(soul, monkeypatch, tmp_path: Path) -> None
 )
 def test_slips(soul, arguments: tuple[str, ...], what: str, fix: str) -> None:
     code, out, err = soul("data", "pull", *arguments)
-    told = err.splitlines()
-    assert (code, out, len(told)) == (2, "", 3)
-    assert what in told[0]
-    assert fix in told[2]
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 3)
+    assert what in lines[0]
+    assert fix in lines[2]
 
 
 def test_where_nothing_was_pulled_the_command_is_told(soul, tmp_path: Path) -> None:

@@ -72,30 +72,33 @@ def test_an_evaluation_asks_there_says_so_and_records_it(
     settings = read_config(run)
     assert settings["base_url"] == settings["judge"][0]["base_url"] == gateway.base_url
     with sqlite3.connect(run / "ledger.sqlite") as db:
-        asked = {json.loads(row[0])["base_url"] for row in db.execute("SELECT body FROM settings")}
-    assert asked == {gateway.base_url}
+        addresses = {
+            json.loads(row[0])["base_url"] for row in db.execute("SELECT body FROM settings")
+        }
+    assert addresses == {gateway.base_url}
 
 
 def test_a_named_address_is_asked_and_nobody_else(
     gateway: ScriptedServer, tmp_path: Path, capfd: Any
 ) -> None:
-    with ScriptedServer(answer=oracle("tomi", 4)) as own:
+    with ScriptedServer(answer=oracle("tomi", 4)) as named_server:
         out = ("--out", tmp_path / "run")
-        assert soul("eval", "api", "--model", "m", "--base-url", own.base_url, *TOMI, *out) == 0
-        assert len(own.requests) == 4 and gateway.requests == gateway.listings == []
-        assert servers(capfd.readouterr().err) == [f"server {own.base_url}: actor m"]
-    assert read_config(tmp_path / "run")["base_url"] == own.base_url
+        address = ("--base-url", named_server.base_url)
+        assert soul("eval", "api", "--model", "m", *address, *TOMI, *out) == 0
+        assert len(named_server.requests) == 4 and gateway.requests == gateway.listings == []
+        assert servers(capfd.readouterr().err) == [f"server {named_server.base_url}: actor m"]
+    assert read_config(tmp_path / "run")["base_url"] == named_server.base_url
 
 
 def test_each_distinct_server_has_one_line(
     gateway: ScriptedServer, tmp_path: Path, capfd: Any
 ) -> None:
-    with ScriptedServer(answer=everybody) as own:
-        more = ("--judge", f"endpoint:k@{own.base_url}", "--judge", "endpoint:j2")
+    with ScriptedServer(answer=everybody) as named_server:
+        more = ("--judge", f"endpoint:k@{named_server.base_url}", "--judge", "endpoint:j2")
         assert essays(tmp_path, *more, "--out", tmp_path / "run") == 0
     assert servers(capfd.readouterr().err) == [
         f"server {gateway.base_url}: actor m, judge j, judge j2",
-        f"server {own.base_url}: judge k",
+        f"server {named_server.base_url}: judge k",
     ]
 
 
@@ -167,9 +170,9 @@ def test_a_plan_prices_and_names_the_server(
     gateway: ScriptedServer, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
     """What a gateway takes for gpt-4o is not what OpenAI takes."""
-    asked = ("plan", "eval", "api", "--model", "gpt-4o", "--task", "secret_keeper",
+    arguments = ("plan", "eval", "api", "--model", "gpt-4o", "--task", "secret_keeper",
              "--data", "synth:4", "--partner", "endpoint:gpt-4o-mini")  # fmt: skip
-    assert soul(*asked) == 0
+    assert soul(*arguments) == 0
     printed = capfd.readouterr()
     assert f"endpoint:gpt-4o-mini@{gateway.base_url}" in printed.out.replace("\n", "")
     assert "no price is known of" in printed.out
@@ -177,7 +180,7 @@ def test_a_plan_prices_and_names_the_server(
     assert soul("eval", "api", "--model", "gpt-4o", *TOMI, "--max-cost", 1) == 2
     assert gateway.base_url in three_lines(capfd.readouterr().err)[0]
     monkeypatch.delenv(VARIABLE)
-    assert soul(*asked) == 0
+    assert soul(*arguments) == 0
     printed = capfd.readouterr()
     assert "no price" not in printed.out and f"server {OPENAI_URL}: actor" in printed.err
 
@@ -251,8 +254,8 @@ def test_a_run_is_rescored_under_any_address(
         monkeypatch.setenv(VARIABLE, address)
         out = tmp_path / f"new{number}"
         assert soul("rescore", tmp_path / "run", "--out", out, "--json") == 0
-        found = json.loads(capfd.readouterr().out)
-        assert (found["changed"], found["misses"]) == (0, 0)
+        report = json.loads(capfd.readouterr().out)
+        assert (report["changed"], report["misses"]) == (0, 0)
     assert len(gateway.requests) == before
 
 

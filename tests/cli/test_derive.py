@@ -142,8 +142,8 @@ def test_the_parsers_own_errors_are_three_lines(
 def test_an_engine_that_is_not_there(
     capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    asked = ("--model", "m", "--task", "tomi", "--engine", "vllm@http://127.0.0.1:9")
-    assert soul(*command, *asked) == 2
+    options = ("--model", "m", "--task", "tomi", "--engine", "vllm@http://127.0.0.1:9")
+    assert soul(*command, *options) == 2
     lines = three_lines(capsys.readouterr().err)
     assert "vllm@http://127.0.0.1:9" in lines[0] and "--engine auto or local" in lines[0]
 
@@ -274,11 +274,11 @@ def test_rows_are_chosen_by_tag_and_by_id(capsys: pytest.CaptureFixture[str]) ->
 
 def test_every_only_names_something() -> None:
     """A misspelled trait would hide an option everywhere."""
-    known = {"eval", "plays", "local", "api", "check"}
-    known |= {trait for name in built_in() for trait in method_class(name).traits(name)}
+    traits = {"eval", "plays", "local", "api", "check"}
+    traits |= {trait for name in built_in() for trait in method_class(name).traits(name)}
     for kind in (EvalConfig, TrainConfig, CheckConfig, LoraSettings):
         for name, info in kind.model_fields.items():
-            assert set(about(info).get("only", ())) <= known, name
+            assert set(about(info).get("only", ())) <= traits, name
 
 
 def test_rate_limits_reach_the_players_of_a_training() -> None:
@@ -289,26 +289,26 @@ def test_rate_limits_reach_the_players_of_a_training() -> None:
     )  # fmt: skip
     limits = {who.model: who.requests_per_minute for who in config.settings_of_players()}
     assert limits == {"p": 5, "j": 30}
-    told = {"model": "m", "tasks": ["tomi"], "requests_per_minute": 30, "partner": served}
-    own = {
-        kind: EvalConfig(kind=kind, **told).settings_of_players()[0] for kind in ("api", "local")
+    options = {"model": "m", "tasks": ["tomi"], "requests_per_minute": 30, "partner": served}
+    players = {
+        kind: EvalConfig(kind=kind, **options).settings_of_players()[0] for kind in ("api", "local")
     }
-    assert (own["api"].requests_per_minute, own["local"].requests_per_minute) == (None, 30)
+    assert (players["api"].requests_per_minute, players["local"].requests_per_minute) == (None, 30)
     assert "requests_per_minute" not in config.identity()
 
 
 def test_settings_that_older_runs_do_not_name_are_their_defaults() -> None:
     from soulkit.runs.folder import plain_config, same_settings
 
-    for kind, told in (
+    for kind, values in (
         (TrainConfig, {"method": "grpo", "model": "m", "tasks": {"tomi": 1.0}}),
         (EvalConfig, {"kind": "local", "model": "m", "tasks": ["tomi"]}),
     ):
-        config = kind.model_validate(told)
+        config = kind.model_validate(values)
         now, defaults = plain_config(config.identity()), plain_config(config.identity_defaults())
         old = {k: v for k, v in now.items() if k not in ("engine", "example", "thinking")}
         assert same_settings(old, now, defaults)
-        other = plain_config(kind.model_validate({**told, "thinking": False}).identity())
+        other = plain_config(kind.model_validate({**values, "thinking": False}).identity())
         assert not same_settings(old, other, defaults)
 
 

@@ -172,16 +172,16 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
         for stream in (process.stdout, process.stderr):
             assert stream is not None
             stream.close()
-        kept = records(out)
-        assert 4 <= len(kept) < n
-        assert all(r.score.value == 1.0 for r in kept)
+        before = records(out)
+        assert 4 <= len(before) < n
+        assert all(r.score.value == 1.0 for r in before)
         assert not (out / "summary.json").exists()
         answered = {example for example, _ in paid(out)}
-        asked = len(server.requests)
+        calls = len(server.requests)
         assert soul(*command) == 0
-        again = Counter(last_message(body) for body in server.requests[asked:])
+        again = Counter(last_message(body) for body in server.requests[calls:])
         # What the ledger holds is not asked for again; only what was in flight is.
-        assert len(server.requests) - asked == n - len(answered)
+        assert len(server.requests) - calls == n - len(answered)
         assert set(again.values()) == {1}
         assert len(server.requests) <= n + 2
     assert (value(out)["mean"], value(out)["n_scored"]) == (1.0, n)
@@ -287,11 +287,11 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(tmp_path: Path, capsys) -> No
                    "--price-out", 6, "--repeats", 2, "--max-tokens", 100)  # fmt: skip
         assert code == 0
         assert server.requests == []
-    found = json.loads(capsys.readouterr().out)
+    plan = json.loads(capsys.readouterr().out)
     words = 2 * sum(len(said_of(e).split()) for e in examples("tomi", 6))
-    assert (found["episodes"], found["calls"], found["prompt_words"]) == (12, 12, words)
-    assert found["cost_limit"] == pytest.approx((3 * words * 4 / 3 + 6 * 12 * 100) / 1e6, 1e-3)
-    assert found["cost"] == pytest.approx(found["cost_limit"])  # no usual reply is longer
+    assert (plan["episodes"], plan["calls"], plan["prompt_words"]) == (12, 12, words)
+    assert plan["cost_limit"] == pytest.approx((3 * words * 4 / 3 + 6 * 12 * 100) / 1e6, 1e-3)
+    assert plan["cost"] == pytest.approx(plan["cost_limit"])  # no usual reply is longer
     assert not (tmp_path / "run").exists()
 
 

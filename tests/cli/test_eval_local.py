@@ -51,10 +51,10 @@ def test_greedy_is_the_same_in_any_batch(tiny: Path, tmp_path: Path, capsys) -> 
     assert local(tiny, tmp_path / "a", "--temperature", 0) == 0
     assert local(tiny, tmp_path / "b", "--temperature", 0, "--batch-size", 2, "--json") == 0
     assert texts(tmp_path / "a") == texts(tmp_path / "b")
-    found = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
-    assert found == summary(tmp_path / "b")
-    assert found["n_scored"] == 5
-    assert found["model"] == str(tiny)
+    printed = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert printed == summary(tmp_path / "b")
+    assert printed["n_scored"] == 5
+    assert printed["model"] == str(tiny)
     assert (tmp_path / "b" / "config.yaml").exists()
 
 
@@ -63,7 +63,7 @@ def test_repeats_are_different_samples_of_one_prompt(tiny: Path, tmp_path: Path)
     by_example: dict[str, set[str]] = {}
     for key, text in texts(tmp_path / "a").items():
         by_example.setdefault(key.split("/")[1], set()).add(text)
-    assert [len(found) for found in by_example.values()] == [4, 4, 4]
+    assert [len(replies) for replies in by_example.values()] == [4, 4, 4]
     assert value(tmp_path / "a")["n"] == 12
     assert local(tiny, tmp_path / "b", "--seed", 1, "--repeats", 4, n=3) == 0
     assert not set(texts(tmp_path / "a").values()) & set(texts(tmp_path / "b").values())

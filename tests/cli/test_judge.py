@@ -27,26 +27,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(run: Path, out: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
     assert soul("judge", "check", run, "--out", out, *arguments) == code
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
 
 
 def test_a_steady_judge_is_reliable_and_a_guessing_one_is_not(run: Path, tmp_path: Path) -> None:
-    found = {}
+    retests = {}
     for width in (0, 1, 10):
         with ScriptedServer(answer=judge(width)) as server:
             report = checked(
                 run, tmp_path / str(width), "--judge", f"endpoint:j@{server.base_url}",
                 "--samples", 3, "--temperature", 1, "--no-pairs",
             )  # fmt: skip
-        found[width] = report["tasks"]["essay"]["dimensions"]["quality"]["retest"]["j"]
-    assert found[0]["alpha"]["value"] == pytest.approx(1) and found[0]["trust"] == "reliable"
-    assert found[0]["exact"]["value"] == 1 and found[0]["mean_gap"]["value"] == 0
-    assert 0.8 < found[1]["alpha"]["value"] < 1
-    assert found[10]["alpha"]["value"] < 0.3
-    assert found[10]["trust"] == "do not rank models by it"
+        retests[width] = report["tasks"]["essay"]["dimensions"]["quality"]["retest"]["j"]
+    assert retests[0]["alpha"]["value"] == pytest.approx(1) and retests[0]["trust"] == "reliable"
+    assert retests[0]["exact"]["value"] == 1 and retests[0]["mean_gap"]["value"] == 0
+    assert 0.8 < retests[1]["alpha"]["value"] < 1
+    assert retests[10]["alpha"]["value"] < 0.3
+    assert retests[10]["trust"] == "do not rank models by it"
     assert (
-        found[10]["alpha"]["ci_low"] < found[10]["alpha"]["value"] < found[10]["alpha"]["ci_high"]
+        retests[10]["alpha"]["ci_low"]
+        < retests[10]["alpha"]["value"]
+        < retests[10]["alpha"]["ci_high"]
     )
 
 
@@ -54,15 +56,15 @@ def test_samples_are_different_questions_and_are_paid_for_once(run: Path, tmp_pa
     with ScriptedServer(answer=judge()) as server:
         command = ("--judge", f"endpoint:j@{server.base_url}", "--samples", 2, "--limit", 10)
         checked(run, tmp_path / "check", *command)
-        asked = len(server.requests)
-        assert asked == 10 * 2 + 5 * 2  # ten episodes twice, five pairs in both orders
-        assert len(paid(tmp_path / "check")) == asked
+        calls = len(server.requests)
+        assert calls == 10 * 2 + 5 * 2  # ten episodes twice, five pairs in both orders
+        assert len(paid(tmp_path / "check")) == calls
         checked(run, tmp_path / "check", *command)
-        assert len(server.requests) == asked
+        assert len(server.requests) == calls
         for file in ("judgements.jsonl", "pairs.jsonl"):  # the ledger alone pays nothing twice
             (tmp_path / "check" / file).unlink()
         checked(run, tmp_path / "check", *command)
-        assert len(server.requests) == asked
+        assert len(server.requests) == calls
 
 
 def test_two_judges_and_people(run: Path, tmp_path: Path) -> None:
@@ -176,9 +178,9 @@ def test_episodes_whose_rows_are_gone_are_left_out_and_counted(
     finally:
         rows.write_text(whole)
     assert report["tasks"]["essay"]["episodes"] == 40
-    said = capfd.readouterr().err
-    assert "20 recorded episodes are left out" in said
-    assert "essay, j: no verdict 40 times: j: it holds no complete JSON object" in said
+    message = capfd.readouterr().err
+    assert "20 recorded episodes are left out" in message
+    assert "essay, j: no verdict 40 times: j: it holds no complete JSON object" in message
 
 
 def test_a_server_that_breaks_is_no_finding_and_is_asked_again(run: Path, tmp_path: Path) -> None:

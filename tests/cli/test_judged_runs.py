@@ -48,10 +48,10 @@ def rows_of(task: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("rows")
-    found = {task: folder / f"{task}.jsonl" for task in TASKS}
-    for task, file in found.items():
+    paths = {task: folder / f"{task}.jsonl" for task in TASKS}
+    for task, file in paths.items():
         write_rows(file, rows_of(task))
-    return found
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +91,18 @@ def test_every_pair_and_question_is_played_and_a_kill_changes_nothing(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with ScriptedServer(answer=answer) as server:
         assert soul(*evaluated(model, files, server, whole)) == 0
-        asked = len(server.requests)
+        calls = len(server.requests)
         command = evaluated(model, files, server, killed)
         for share in sorted(random.Random().sample(range(5, 95), 3)):
             process = start(*command)
-            server.wait_for(asked + asked * share // 100, timeout_s=600)
+            server.wait_for(calls + calls * share // 100, timeout_s=600)
             process.send_signal(signal.SIGKILL)
             process.communicate()
         assert soul(*command) == 0
-        again = len(server.requests) - asked
+        again = len(server.requests) - calls
     assert figures(killed) == figures(whole)
     # Only what was in flight at a kill is asked for again.
-    assert again < asked * 1.5
+    assert again < calls * 1.5
     records = load_records(whole / "episodes.jsonl")
     pairs = [r for r in records if r.task == "sotopia"]
     assert len(pairs) == (70 if SOURCE else 24)
@@ -128,11 +128,13 @@ def test_three_steps_of_ditto_train_what_the_actor_said_and_nothing_else(
     refined = [r for r in records if r.kind == "refined"]
     assert refined, json.dumps(lines[0])
     for line in lines:
-        mine = [r for r in records if r.step == line["step"]]
-        said = {kind: emitted([r for r in mine if r.kind == kind]) for kind in ("draft", "refined")}
-        assert line.get("trained/draft", 0) == said["draft"]
+        batch = [r for r in records if r.step == line["step"]]
+        tokens = {
+            kind: emitted([r for r in batch if r.kind == kind]) for kind in ("draft", "refined")
+        }
+        assert line.get("trained/draft", 0) == tokens["draft"]
         copied = line.get("trained/copy", 0)
-        assert line.get("trained/refined", 0) == copied == said["refined"]
+        assert line.get("trained/refined", 0) == copied == tokens["refined"]
     acted = {trace.seat for r in records for trace in r.episode.traces}
     spoken = {line.seat for r in records for line in r.episode.transcript}
     assert acted and (acted < spoken or task == "userllm" or spoken == {"agent1", "agent2"})

@@ -56,9 +56,9 @@ def test_stats(run: Path, capfd) -> None:
     shown = capfd.readouterr().out
     assert "actor" in shown and "6/6" in shown and "6 calls, cost $0.00" in shown
     assert soul("ledger", "stats", run / "ledger.sqlite", "--json") == 0
-    said = json.loads(capfd.readouterr().out)
-    assert said["version"] == ledger_file.VERSION
-    [group] = said["groups"]
+    report = json.loads(capfd.readouterr().out)
+    assert report["version"] == ledger_file.VERSION
+    [group] = report["groups"]
     assert (group["role"], group["model"], group["calls"], group["priced"]) == ("actor", "m", 6, 6)
     assert group["attempts"] == 6
     assert group["prompt_tokens"] > 0 < group["completion_tokens"]
@@ -82,10 +82,10 @@ def test_show_prints_prompts_and_clean_replies(tmp_path: Path, capfd) -> None:
     assert row.fields["question"] in shown
     assert f"example {row.id}, rollout 0, draft" in shown
     assert soul("ledger", "show", out, "--limit", 2, "--json") == 0
-    said = json.loads(capfd.readouterr().out)
-    assert len(said) == 2
-    assert soul("ledger", "show", out, "--key", said[1]["key"][:10], "--json") == 0
-    assert json.loads(capfd.readouterr().out) == said[1:]
+    entries = json.loads(capfd.readouterr().out)
+    assert len(entries) == 2
+    assert soul("ledger", "show", out, "--key", entries[1]["key"][:10], "--json") == 0
+    assert json.loads(capfd.readouterr().out) == entries[1:]
     assert soul("ledger", "show", out, "--role", "coach") == 2
     assert "no such call" in three_lines(capfd.readouterr().err)[0]
 
@@ -123,8 +123,8 @@ def test_a_good_run_verifies(run: Path, capfd) -> None:
         " ".join(capfd.readouterr().out.split())
     )
     assert soul("ledger", "verify", run / "ledger.sqlite", "--json") == 0
-    said = json.loads(capfd.readouterr().out)
-    assert (said["entries"], said["recomputed"], said["episodes"]) == (6, 6, None)
+    report = json.loads(capfd.readouterr().out)
+    assert (report["entries"], report["recomputed"], report["episodes"]) == (6, 6, None)
 
 
 def test_a_dialogue_verifies_and_misses_a_lost_partner(tmp_path: Path, capfd) -> None:
@@ -145,9 +145,9 @@ def test_verify_finds_lost_calls(run: Path, capfd) -> None:
     change(run, f"DELETE FROM calls WHERE example_id = '{lost}'")
     capfd.readouterr()
     assert soul("ledger", "verify", run, "--json") == 1
-    said = json.loads(capfd.readouterr().out)
-    assert said["counts"] == {"missing calls": 1}
-    assert f"0/{lost}/0/draft of tomi has 0 of 1 calls of role actor" in said["findings"][0]
+    report = json.loads(capfd.readouterr().out)
+    assert report["counts"] == {"missing calls": 1}
+    assert f"0/{lost}/0/draft of tomi has 0 of 1 calls of role actor" in report["findings"][0]
     assert soul("ledger", "verify", run / "ledger.sqlite") == 0
 
 
@@ -239,9 +239,9 @@ def test_an_evaluation_stops_at_a_locked_ledger(
     capfd.readouterr()
     with ScriptedServer(answer=oracle("tomi", 6), port=port) as server:
         assert api(server.base_url, run, "--price-in", 1, "--price-out", 2) == 2
-        said = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
-        assert "could not be kept in the ledger" in said[0] and "locked" in said[0]
-        assert "may have been paid for" in said[1]
+        lines = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
+        assert "could not be kept in the ledger" in lines[0] and "locked" in lines[0]
+        assert "may have been paid for" in lines[1]
         holder.execute("ROLLBACK")
         holder.close()
         assert api(server.base_url, run, "--price-in", 1, "--price-out", 2) == 0
@@ -261,14 +261,14 @@ def test_an_evaluation_on_a_full_disk_keeps_what_was_paid(tmp_path: Path) -> Non
         )
         small = f"mount -t tmpfs -o {size} tmpfs '{disk}' && {{ {evaluate}; echo $?; }}"
         done = isolated(f"{small}; cp -r '{disk}/run' '{copy}'")
-        asked = len(server.requests)
+        calls = len(server.requests)
     what, _, _ = three_lines("\n".join(done.stderr.splitlines()[-3:]))
     assert done.stdout.split()[-1] == "2"
     assert "full" in what or "cannot be read or written" in what
     with View(copy / "ledger.sqlite") as view:
-        found = view.verify()
-    assert found.lines() == []
-    assert 5 < found.entries <= asked < 400
+        findings = view.verify()
+    assert findings.lines() == []
+    assert 5 < findings.entries <= calls < 400
 
 
 def may_mount(folder: Path) -> bool:
@@ -295,8 +295,8 @@ def test_a_ledger_of_the_first_version_is_finished_by_this_one(run: Path, capfd)
         assert len(server.requests) == 1
     capfd.readouterr()
     assert soul("ledger", "verify", run, "--json") == 0
-    said = json.loads(capfd.readouterr().out)
-    assert (said["version"], said["entries"], said["recomputed"]) == (2, 6, 1)
+    report = json.loads(capfd.readouterr().out)
+    assert (report["version"], report["entries"], report["recomputed"]) == (2, 6, 1)
     assert soul("ledger", "show", run, "--limit", 6) == 0
     assert capfd.readouterr().out.count("(not kept: the entry is of a ledger of version 1)") == 5
 

@@ -36,8 +36,8 @@ def test_a_scripted_partner(tmp_path: Path, model: Path) -> None:
     out = tmp_path / "run"
     assert play(model, out, f"scripted:{script(tmp_path)}") == 0
     for record in load_records(out / "episodes.jsonl"):
-        said = [line.text for line in record.episode.transcript if line.seat == "visitor"]
-        assert said == ["Hello."] + ["What is your job?"] * (len(said) - 1)
+        questions = [line.text for line in record.episode.transcript if line.seat == "visitor"]
+        assert questions == ["Hello."] + ["What is your job?"] * (len(questions) - 1)
 
 
 @pytest.mark.parametrize("who", ["actor", "local"])
@@ -105,13 +105,15 @@ def test_a_limit_on_the_cost_stops_the_run_and_a_larger_one_finishes_it(
         book = tmp_path / "endpoints.yaml"
         entry = {"model": "p", "base_url": url, "price_in": 0.0, "price_out": 0.0}
         book.write_text(json.dumps({"endpoints": {"asker": entry}}))
-        asked = ("--endpoints", book, "--partner", "asker", *prices, "--concurrency", 1)
-        small = api(server.base_url, out, *asked, "--max-cost", 0.5, task="secret_keeper", n=4)
-        told = capsys.readouterr().err
-        assert small == 2 and "--max-cost" in told and "0.5" in told
+        options = ("--endpoints", book, "--partner", "asker", *prices, "--concurrency", 1)
+        small = api(server.base_url, out, *options, "--max-cost", 0.5, task="secret_keeper", n=4)
+        message = capsys.readouterr().err
+        assert small == 2 and "--max-cost" in message and "0.5" in message
         before = len(server.requests)
         assert 0 < before < 16
-        assert api(server.base_url, out, *asked, "--max-cost", 500, task="secret_keeper", n=4) == 0
+        assert (
+            api(server.base_url, out, *options, "--max-cost", 500, task="secret_keeper", n=4) == 0
+        )
         # The call that met the limit was never made, so nothing is asked twice.
         assert len(server.requests) == 16
     assert len(load_records(out / "episodes.jsonl")) == 4
@@ -122,12 +124,12 @@ def test_a_cost_that_leaves_calls_out_says_so(
 ) -> None:
     out = tmp_path / "run"
     with visitor() as url, ScriptedServer(answer=keeper) as server:
-        asked = ("--partner", f"endpoint:p@{url}", "--price-in", 1, "--price-out", 1)
-        assert api(server.base_url, out, *asked, task="secret_keeper", n=1) == 0
+        options = ("--partner", f"endpoint:p@{url}", "--price-in", 1, "--price-out", 1)
+        assert api(server.base_url, out, *options, task="secret_keeper", n=1) == 0
         calls = len(server.requests)
-    found = json.loads((out / "summary.json").read_text())
-    assert found["cost"] > 0 and 0 < found["unpriced_calls"] <= calls
-    assert f"at least $0.00, {found['unpriced_calls']} calls" in capsys.readouterr().out
+    numbers = json.loads((out / "summary.json").read_text())
+    assert numbers["cost"] > 0 and 0 < numbers["unpriced_calls"] <= calls
+    assert f"at least $0.00, {numbers['unpriced_calls']} calls" in capsys.readouterr().out
 
 
 def test_a_limit_without_a_price_is_refused(
@@ -152,8 +154,8 @@ def test_a_reply_of_no_use_is_asked_for_again_and_stays_for_a_replay(tmp_path: P
     with ScriptedServer(answer=partner) as other, ScriptedServer(answer=keeper) as server:
 
         def played(folder: Path, *more: object) -> int:
-            asked = ("--partner", f"endpoint:p@{other.base_url}", *more)
-            return api(server.base_url, folder, *asked, task="secret_keeper", n=2)
+            options = ("--partner", f"endpoint:p@{other.base_url}", *more)
+            return api(server.base_url, folder, *options, task="secret_keeper", n=2)
 
         assert played(out) == 1
         lost = load_records(out / "episodes.jsonl")

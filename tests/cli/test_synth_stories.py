@@ -44,7 +44,10 @@ def test_paraphrased_stories_say_the_same_thing_in_many_ways() -> None:
 
 
 def test_fewer_stories_are_the_beginning_of_more() -> None:
-    assert synth("hitom", rows_for_stories("hitom", 1), 4) == synth("hitom", rows_for_stories("hitom", 2), 4)[:30]
+    assert (
+        synth("hitom", rows_for_stories("hitom", 1), 4)
+        == synth("hitom", rows_for_stories("hitom", 2), 4)[:30]
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def soul(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.main(["tasks", *arguments])
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        streams = capfd.readouterr()
+        return code, streams.out, streams.err
 
     return run
 
@@ -83,9 +83,9 @@ PEN = {"story": "1 Ada came.\n2 The pen is in the jar.", "question": "Where is t
 def test_check_passes_rows_made_here_and_says_what_it_could_not_check(soul):
     code, out, _ = soul("check", "tomi", "hitom", "--data", "hitom=synth:7")
     assert code == 0 and "synth:100" in out and "synth:7" in out
-    found = json.loads(soul("check", "tomi", "--data", "synth:5", "--json")[1])
-    assert found["passed"] and found["not_checked"] == []
-    (checked,) = found["tasks"]
+    report = json.loads(soul("check", "tomi", "--data", "synth:5", "--json")[1])
+    assert report["passed"] and report["not_checked"] == []
+    (checked,) = report["tasks"]
     assert (checked["task"], checked["rows"], checked["gold_fails"]) == ("tomi", 5, [])
     code, out, _ = soul("check", "--suite", "small", "--protocol", "reference")
     assert code == 0 and "secret_keeper" in out

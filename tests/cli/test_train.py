@@ -31,15 +31,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
 
 
-def told(capsys: pytest.CaptureFixture[str], out: Path, *arguments: Any) -> dict[str, str]:
+def errors(capsys: pytest.CaptureFixture[str], out: Path, *arguments: Any) -> dict[str, str]:
     """The three lines of a command that must fail with 2 and leave no run folder."""
     capsys.readouterr()
     code = soul("train", *arguments, "--out", out)
-    said = capsys.readouterr()
-    assert code == 2, said.err
-    assert said.out == ""
-    found = [line.partition(": ") for line in said.err.splitlines() if ": " in line]
-    lines = {k: v for k, _, v in found if k in ("error", "why", "fix")}
+    streams = capsys.readouterr()
+    assert code == 2, streams.err
+    assert streams.out == ""
+    parts = [line.partition(": ") for line in streams.err.splitlines() if ": " in line]
+    lines = {k: v for k, _, v in parts if k in ("error", "why", "fix")}
     assert list(lines) == ["error", "why", "fix"]
     assert not (out / "config.yaml").exists()
     return lines
@@ -71,13 +71,13 @@ def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -
 def test_a_task_without_training_data(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", *SMALL)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", *SMALL)
     assert "no training data" in lines["error"] and "synth:" in lines["fix"]
 
 
 def test_an_unknown_task(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--task", "tomy", "--data", "tomy=synth:9")
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, *SMALL)
+    options = ("--task", "tomy", "--data", "tomy=synth:9")
+    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options, *SMALL)
     assert "tomy" in lines["error"] and "tomi" in lines["fix"]
 
 
@@ -85,38 +85,40 @@ def test_an_unknown_task(tmp_path: Path, model: Path, capsys: pytest.CaptureFixt
 def test_data_that_is_not_there(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], data: str
 ) -> None:
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data)
+    lines = errors(
+        capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data
+    )
     assert data.partition("=")[2] in lines["error"]
 
 
 def test_data_for_a_task_that_is_not_trained(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = (*TOMI, "--data", "hitom=synth:5", *SMALL)
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    options = (*TOMI, "--data", "hitom=synth:5", *SMALL)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
     assert "'hitom'" in lines["error"]
 
 
 def test_random_weights_cannot_be_reinforced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", "tiny", *TOMI, *SMALL)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", "tiny", *TOMI, *SMALL)
     assert "random weights" in lines["error"] and "sft" in lines["fix"]
 
 
 def test_a_missing_partner(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
+    options = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
+    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options)
     assert "'partner'" in lines["error"] and "--partner" in lines["fix"]
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked, "--partner", "x")
+    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options, "--partner", "x")
     assert "endpoint:MODEL@URL" in lines["error"]
 
 
 def test_a_partner_at_no_address(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
-    told(capsys, tmp_path / "r", "ditto", "--model", model, *asked,
+    options = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
+    errors(capsys, tmp_path / "r", "ditto", "--model", model, *options,
          "--partner", "endpoint:x@ftp://nowhere")  # fmt: skip
 
 
@@ -124,8 +126,8 @@ def test_a_partner_at_no_address(
 def test_a_coach_that_nobody_knows(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], coach: str
 ) -> None:
-    asked = (*TOMI, *SMALL, "--coach", coach)
-    lines = told(capsys, tmp_path / "r", "ditto", "--model", model, *asked)
+    options = (*TOMI, *SMALL, "--coach", coach)
+    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options)
     assert "endpoint:MODEL@URL" in lines["error"]
 
 
@@ -135,15 +137,15 @@ def test_a_tokenizer_without_a_chat_template(
     mute = tmp_path / "mute"
     shutil.copytree(model, mute)
     (mute / "chat_template.jinja").unlink()
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", mute, *TOMI, *SMALL)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", mute, *TOMI, *SMALL)
     assert "no chat template" in lines["error"]
 
 
 def test_prompts_that_do_not_fit(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = (*TOMI, *SMALL, "--max-tokens", 500)
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    options = (*TOMI, *SMALL, "--max-tokens", 500)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
     assert "30 of 30 prompts do not fit" in lines["error"] and "--max-tokens" in lines["fix"]
 
 
@@ -157,7 +159,7 @@ def test_a_tracker_that_is_not_installed(
         pass
     else:
         pytest.skip(f"{name} is installed")
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *TOMI, *SMALL, "--track", name)
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *TOMI, *SMALL, "--track", name)
     assert f"'{name}' is not installed" in lines["error"]
     assert install_line(name) in lines["fix"]
 
@@ -176,23 +178,25 @@ def test_a_tracker_that_is_not_installed(
 def test_settings_that_make_no_sense(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], options: Any, word: str
 ) -> None:
-    lines = told(capsys, tmp_path / "r", "sft", "--model", model, *TOMI, *options)
+    lines = errors(capsys, tmp_path / "r", "sft", "--model", model, *TOMI, *options)
     assert word in " ".join(lines.values())
 
 
 def test_a_penalty_on_the_distance_to_a_base_that_is_gone(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = (*TOMI, *SMALL, "--set", "full=true", "--set", "kl_coef=0.1")
-    lines = told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)
+    options = (*TOMI, *SMALL, "--set", "full=true", "--set", "kl_coef=0.1")
+    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
     assert "kl_coef" in lines["fix"]
 
 
 def test_an_adapter_that_is_none(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = (*TOMI, *SMALL, "--adapter", tmp_path)
-    assert "no adapter" in told(capsys, tmp_path / "r", "grpo", "--model", model, *asked)["error"]
+    options = (*TOMI, *SMALL, "--adapter", tmp_path)
+    assert (
+        "no adapter" in errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)["error"]
+    )
 
 
 def test_training_goes_on_from_a_runs_adapter(tmp_path: Path, model: Path) -> None:
@@ -228,9 +232,9 @@ def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
 
 def test_an_unknown_method_is_told_in_three_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert soul("train", "sdpo", "--model", "m") == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["error", "why", "fix"]
-    assert "'sdpo'" in said[0] and "Did you mean 'sdpo-token'?" in said[2]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"]
+    assert "'sdpo'" in lines[0] and "Did you mean 'sdpo-token'?" in lines[2]
 
 
 def test_every_method_of_the_trainer_is_a_command() -> None:
@@ -244,22 +248,22 @@ def test_every_method_of_the_trainer_is_a_command() -> None:
 
 def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     methods = set(built_in())
-    own = {
+    options = {
         "--lambda-fb": {"ditto"}, "--accept-from": {"erl"}, "--aux-weight": {"rltf-sd", "erl"},
         "--teacher-model": {"opd"}, "--estimator": {"sdpo-token", "sdpo-token+grpo", "opd"},
         "--distill-weight": {"sdpo-token+grpo", "sdpo-logits+grpo"},
         "--coach": methods - {"grpo", "opd"}, "--group-size": methods - {"sft"},
         "--packing": methods,
     }  # fmt: skip
-    shown: dict[str, set[str]] = {option: set() for option in own}
+    shown: dict[str, set[str]] = {option: set() for option in options}
     for method in built_in():
         assert soul("train", method, "--help") == 0
         text = capsys.readouterr().out
         assert "Optimizer and memory:" in text
-        for option in own:
+        for option in options:
             if re.search(rf"^ +{option}[ \n]", text, re.MULTILINE):
                 shown[option].add(method)
-    assert shown == own
+    assert shown == options
 
 
 def test_help_does_not_load_the_trainer() -> None:
@@ -272,17 +276,17 @@ def test_help_does_not_load_the_trainer() -> None:
 
 
 def test_options_become_settings() -> None:
-    given = {
+    options = {
         "task": ["tomi:2"], "model": "m", "data": ["rows"], "tasks": Path("t.yaml"), "lora_r": 8,
         "coach": "local:wise", "show_draft": True, "set": ["kl_coef=0.1"], "prompts": None,
     }  # fmt: skip
-    assert settings_of("erl", given) == {
+    assert settings_of("erl", options) == {
         "method": "erl", "tasks": {"tomi": 2.0}, "data": {"tomi": "rows"}, "model": "m",
         "tasks_file": "t.yaml", "coach": "local:wise", "show_draft": True,
         "lora.r": 8, "lora.alpha": 16, "kl_coef": 0.1,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="gives no value"):
-        settings_of("erl", given | {"set": ["sampler_cap=null"]})
+        settings_of("erl", options | {"set": ["sampler_cap=null"]})
 
 
 # --- small pieces ---------------------------------------------------------------------------------

@@ -40,10 +40,10 @@ def run(path: Path, values: dict[str, float | None], task: str = "tomi", **score
 def test_only_episodes_that_both_scored_count(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {"1": 0.0, "2": 0.0, "3": None, "4": 1.0})
     b = run(tmp_path / "b", {"1": 1.0, "2": 0.0, "3": 1.0, "5": 0.0})
-    (found,) = compare_runs(a, b).tasks
-    assert found.paired.difference == 0.5
-    assert (found.paired.n_shared, found.paired.n_only_a, found.paired.n_only_b) == (2, 1, 2)
-    assert (found.n_a, found.n_b) == (4, 4)
+    (task,) = compare_runs(a, b).tasks
+    assert task.paired.difference == 0.5
+    assert (task.paired.n_shared, task.paired.n_only_a, task.paired.n_only_b) == (2, 1, 2)
+    assert (task.n_a, task.n_b) == (4, 4)
 
 
 def test_p_values_are_adjusted_over_tasks(tmp_path: Path) -> None:
@@ -51,11 +51,11 @@ def test_p_values_are_adjusted_over_tasks(tmp_path: Path) -> None:
         rows = {f"{task}{i}": 0.0 for i in range(10)}
         run(tmp_path / "a", rows, task)
         run(tmp_path / "b", dict.fromkeys(rows, gain), task)
-    found = {t.task: t for t in compare_runs(tmp_path / "a", tmp_path / "b").tasks}
+    by_task = {t.task: t for t in compare_runs(tmp_path / "a", tmp_path / "b").tasks}
     raw = 2 / 2**10
-    assert found["tomi"].paired.p == raw
-    assert found["tomi"].p_holm == pytest.approx(3 * raw)
-    assert found["hitom"].p_holm == 1.0
+    assert by_task["tomi"].paired.p == raw
+    assert by_task["tomi"].p_holm == pytest.approx(3 * raw)
+    assert by_task["hitom"].p_holm == 1.0
 
 
 def test_other_prompts_are_refused_and_named(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_finished_runs_of_other_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="tomi: rows 3 against 2, 2 in both"):
         compare_runs(a, b)
     shorter = run(tmp_path / "c", {"3": 1.0})
-    found = compare_runs(shorter, b)
-    assert "tomi: A is unfinished and does not record its rows" in found.remarks
+    comparison = compare_runs(shorter, b)
+    assert "tomi: A is unfinished and does not record its rows" in comparison.remarks
 
 
 def test_a_training_is_compared_with_no_evaluation(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
 def test_another_metric(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {"1": 0.0, "2": 0.0}, metrics={"f1": 0.2})
     b = run(tmp_path / "b", {"1": 0.0, "2": 0.0}, metrics={"f1": 0.5})
-    (found,) = compare_runs(a, b, "f1").tasks
-    assert found.paired.difference == pytest.approx(0.3)
+    (task,) = compare_runs(a, b, "f1").tasks
+    assert task.paired.difference == pytest.approx(0.3)
 
 
 def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_a_service_of_the_task_is_paid_once_and_is_no_opinion_of_the_judge(tmp_p
         seen = _seen(UserLLM("userllm", spec))
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             for _ in range(2):
-                found = asyncio.run(judgement(seen, "j", Player(Unasked()), 0, ledger))
-                assert not found.problem and found.asked == 0 and not found.said
+                opinion = asyncio.run(judgement(seen, "j", Player(Unasked()), 0, ledger))
+                assert not opinion.problem and opinion.asked == 0 and not opinion.said
         assert len(server.requests) == 1
 
 

@@ -89,10 +89,10 @@ TOPICS = ["tea", "rain", "a loan", "silence", "the window"]
 
 
 def answer(body: Body) -> str:
-    said = str(body["messages"][0]["content"])
-    if "How warm" not in said:
-        return f"Might I ask for {said.splitlines()[0]}?"
-    return json.dumps({"score": 1 + len(said) % 7})
+    prompt = str(body["messages"][0]["content"])
+    if "How warm" not in prompt:
+        return f"Might I ask for {prompt.splitlines()[0]}?"
+    return json.dumps({"score": 1 + len(prompt) % 7})
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_unchanged_code_gives_the_same_records(old: Path, home: Path) -> None:
     before = {p.name: p.read_bytes() for p in old.iterdir()}
     code, out, err = rescore(old, "--out", home / "new", "--json")
     assert (code, err) == (0, "")
-    said = json.loads(out)
-    assert (said["episodes"], said["changed"], said["misses"]) == (10, 0, 0)
-    assert all(change["old"] == change["new"] for change in said["changes"])
+    report = json.loads(out)
+    assert (report["episodes"], report["changed"], report["misses"]) == (10, 0, 0)
+    assert all(change["old"] == change["new"] for change in report["changes"])
     assert records(home / "new") == records(old)
     same = {k: v for k, v in summary(home / "new").items() if k != "rescored_from"}
     assert same == summary(old)
@@ -162,8 +162,8 @@ def test_a_changed_scorer_is_applied_without_a_call(old: Path, home: Path) -> No
         assert (two.episode, two.key) == (one.episode, one.key)
         assert two.score.verdicts == one.score.verdicts
         assert len(two.score.verdicts) == 2
-    kept = json.loads((home / "new" / "rescore.json").read_text())
-    assert kept["changed"] == 10
+    report = json.loads((home / "new" / "rescore.json").read_text())
+    assert report["changed"] == 10
     assert summary(home / "new")["cost"] == summary(old)["cost"]
 
 
@@ -232,8 +232,8 @@ def test_what_a_dead_judge_left_unscored_stays_so(home: Path) -> None:
     [failed] = [r for r in records(home / "old") if not r.score.scored]
     code, out, err = rescore(home / "old", "--out", home / "new", "--json")
     assert (code, err) == (0, "")
-    said = json.loads(out)
-    assert (said["changed"], said["misses"]) == (0, 0)
+    report = json.loads(out)
+    assert (report["changed"], report["misses"]) == (0, 0)
     assert value(home / "new", "plea")["unscored"] == {"judge_error": 1}
     assert [r for r in records(home / "new") if not r.score.scored] == [failed]
 
@@ -252,10 +252,8 @@ def test_a_repaired_reader_scores_what_was_unreadable(home: Path) -> None:
     with ScriptedServer(answer=wrong) as server:
         assert evaluate(home, server) == 1
     assert value(home / "old", "plea")["unscored"] == {"judge_error": 5}
-    asked = 'question("score", prompt, Rating)'
-    (home / "plea.py").write_text(
-        MODULE.replace(asked, f"replace({asked}, read=lenient)") + LENIENT
-    )
+    call = 'question("score", prompt, Rating)'
+    (home / "plea.py").write_text(MODULE.replace(call, f"replace({call}, read=lenient)") + LENIENT)
     code, out, _ = rescore(home / "old", "--out", home / "new")
     assert code == 0
     assert value(home / "new", "plea")["n_scored"] == 5
@@ -298,10 +296,10 @@ def test_bad_folders(old: Path, home: Path) -> None:
     cases: list[tuple[Path, str]] = [(home / "nowhere", "is not a soulkit run")]
     (old / "config.yaml").write_text(settings + "mood: good\n")
     cases.append((old, "cannot be used here (mood"))
-    for path, said in cases:
+    for path, problem in cases:
         code, _, err = rescore(path, "--out", home / "new")
         assert code == 2
-        assert said in three_lines(err)[0]
+        assert problem in three_lines(err)[0]
     (old / "config.yaml").write_text(settings)
     (old / "episodes.jsonl").unlink()
     assert "no episodes" in three_lines(rescore(old, "--out", home / "new")[2])[0]
@@ -375,9 +373,9 @@ def test_batch_metrics_keep_what_the_run_wrote(tmp_path: Path) -> None:
         if cell["method"] == "batch"
     }  # fmt: skip
     assert batch
-    found: dict[str, Any] = {c["metric"]: c for c in changes if c["metric"] in batch}
-    assert found.keys() == batch
-    assert all(c["old"] == c["new"] for c in found.values())
+    by_metric: dict[str, Any] = {c["metric"]: c for c in changes if c["metric"] in batch}
+    assert by_metric.keys() == batch
+    assert all(c["old"] == c["new"] for c in by_metric.values())
 
 
 @pytest.fixture(autouse=True)

@@ -51,31 +51,31 @@ class Teller:
         """Nothing is open."""
 
 
-def config(**given: object) -> EvalConfig:
+def config(**changes: object) -> EvalConfig:
     base = {"kind": "api", "model": "m", "tasks": ("tomi",), "data": {"*": "synth:6"}}
-    return EvalConfig.model_validate({**base, **given})
+    return EvalConfig.model_validate({**base, **changes})
 
 
 def play(
     run: Run, work: Sequence[Work], settings: EvalConfig, lost: Sequence[str] = ()
 ) -> tuple[Teller, dict]:
     model = Teller(work, lost)
-    found = asyncio.run(runner.run_evaluation(run, work, Cast(actor=Player(model)), settings))
-    return model, found.to_json()
+    totals = asyncio.run(runner.run_evaluation(run, work, Cast(actor=Player(model)), settings))
+    return model, totals.to_json()
 
 
 def test_every_task_is_sampled_its_own_way_unless_told(tmp_path: Path) -> None:
     settings = config(tasks=("tomi", "hitom"), repeats=2, seed=7)
     work = load_work(settings)
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
-    model, found = play(run, work, settings)
+    model, totals = play(run, work, settings)
     task_of = {e.id: w.task.name for w in work for e in w.examples}
     seen = {(task_of[c.example_id], s.max_tokens, s.temperature) for c, s in model.asked}
     assert seen == {("tomi", 256, 1.0), ("hitom", 1024, 1.0)}
     assert {s.seed for _, s in model.asked} == {7}
-    assert found["n"] == len(model.asked) == 2 * len(task_of)
-    assert found["tasks"]["hitom"]["value"]["mean"] == 1.0
-    assert found == summary(run.path)
+    assert totals["n"] == len(model.asked) == 2 * len(task_of)
+    assert totals["tasks"]["hitom"]["value"]["mean"] == 1.0
+    assert totals == summary(run.path)
     greedy = config(temperature=0, max_tokens=9, top_p=0.5)
     spec = load_registry().spec("hitom")
     assert greedy.sampling(spec) == Sampling(temperature=0, top_p=0.5, max_tokens=9, seed=0)
@@ -105,9 +105,9 @@ def test_a_torn_last_line_is_played_again(tmp_path: Path) -> None:
     play(run, work, settings)
     lines = run.episodes.read_bytes().splitlines(keepends=True)
     run.episodes.write_bytes(b"".join(lines[:4]) + lines[4][:50])
-    model, found = play(run, work, settings)
+    model, totals = play(run, work, settings)
     assert len(model.asked) == 2
-    assert found["n_scored"] == 6
+    assert totals["n_scored"] == 6
 
 
 def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:
         play(run, work, settings, lost=ids[5:])
     scores = [r.score.value for r in load(run)]
     assert scores == [1.0] * 5 + [None] * 20
-    _, found = play(run, work, settings)
-    assert found["n_scored"] == len(ids)
+    _, totals = play(run, work, settings)
+    assert totals["n_scored"] == len(ids)
 
 
 def load(run: Run) -> list[Record]:
@@ -221,13 +221,13 @@ def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ids = {e.id for e in made}
     folder = load_work(config(tasks=("hitom",), data={"hitom": str(tmp_path)}))[0].examples
     assert {e.id for e in folder} == ids
-    own = load_work(config(tasks=("hitom",), data={"*": str(tmp_path / "own.jsonl")}))[0].examples
-    assert {e.id for e in own} < ids
+    part = load_work(config(tasks=("hitom",), data={"*": str(tmp_path / "own.jsonl")}))[0].examples
+    assert {e.id for e in part} < ids
     monkeypatch.delenv("SOULKIT_DATA", raising=False)
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError) as error:
         load_work(config(tasks=("hitom",), data={}))
     for way in ("synth:100", "soul data import hitom", "--data hitom=FILE"):
-        assert way in found.value.way_out
+        assert way in error.value.way_out
     monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
     settings = EvalConfig.load(flags={"kind": "api", "model": "m", "tasks": ["hitom"]})
     assert settings.data == {}

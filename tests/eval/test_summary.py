@@ -44,10 +44,10 @@ def _status(value: float | None) -> dict[str, str]:
 
 
 def summary_of(records: list[Record], **more: object) -> dict[str, dict[str, dict[str, object]]]:
-    found = summarise(
+    totals = summarise(
         records, command="eval", model="m", protocol="paper", seconds=1.0, cost=None, **more
     )  # type: ignore[arg-type]
-    tasks: dict[str, dict[str, dict[str, object]]] = found.to_json()["tasks"]
+    tasks: dict[str, dict[str, dict[str, object]]] = totals.to_json()["tasks"]
     return tasks
 
 
@@ -63,8 +63,8 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_a_later_line_with_the_same_key_wins(tmp_path: Path) -> None:
     rows = [record("a", None), record("b", 0.0), record("a", 1.0)]
-    found = load_records(write(tmp_path / "episodes.jsonl", rows))
-    assert [(r.example_id, r.score.value) for r in found] == [("a", 1.0), ("b", 0.0)]
+    records = load_records(write(tmp_path / "episodes.jsonl", rows))
+    assert [(r.example_id, r.score.value) for r in records] == [("a", 1.0), ("b", 0.0)]
 
 
 def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
@@ -89,18 +89,18 @@ def test_half_a_surrogate_pair_does_not_lose_the_run(tmp_path: Path) -> None:
 
 def test_the_shape_of_the_summary() -> None:
     rows = [record("a", 1.0), record("b", 0.0), record("c", None)]
-    found = summarise(
+    totals = summarise(
         rows, command="eval", model="m", protocol="paper", seconds=2.5, cost=0.1
     ).to_json()
     low, high = wilson(1, 2)
-    assert found["tasks"]["tomi"]["value"] == {
+    assert totals["tasks"]["tomi"]["value"] == {
         "mean": 0.5, "ci_low": low, "ci_high": high, "n_scored": 2, "n": 3, "method": "wilson",
         "unscored": {"judge_error": 1}, "worst": pytest.approx(1 / 3), "best": pytest.approx(2 / 3),
     }  # fmt: skip
-    assert found["statuses"] == {"tomi": {"ok": 2, "unscored": 1}}
-    assert (found["seconds"], found["cost"], found["n"], found["n_scored"]) == (2.5, 0.1, 3, 2)
-    assert found["unscored_share"] == pytest.approx(1 / 3)
-    json.dumps(found, allow_nan=False)
+    assert totals["statuses"] == {"tomi": {"ok": 2, "unscored": 1}}
+    assert (totals["seconds"], totals["cost"], totals["n"], totals["n_scored"]) == (2.5, 0.1, 3, 2)
+    assert totals["unscored_share"] == pytest.approx(1 / 3)
+    json.dumps(totals, allow_nan=False)
 
 
 def test_bounds_use_the_scale_of_the_task() -> None:

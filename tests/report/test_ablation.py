@@ -27,10 +27,10 @@ TEN = (
 
 def lines(level: float, steps: int, seed: str, refined: bool) -> list[dict[str, Any]]:
     rng = random.Random(seed)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for step in range(steps):
         reward = 0.3 + level * (1 - math.exp(-step / 8)) + rng.gauss(0, 0.03)
-        found.append({
+        rows.append({
             "step": step, "reward/draft": reward, "rollouts/draft": 64 if refined else 128,
             "reward/refined": reward + 0.1 if refined else None, "rollouts/refined": 60 * refined,
             "gap/loo": 0.1 if refined else None, "kl/base": 0.002 * step,
@@ -39,8 +39,8 @@ def lines(level: float, steps: int, seed: str, refined: bool) -> list[dict[str, 
             "trained/draft": 900, **({"trained/copy": 800} if refined else {}),
         })  # fmt: skip
         if step % 5 == 4:
-            found.append({"step": step, "eval/tomi": reward + 0.05, "eval/hitom": reward - 0.05})
-    return found
+            rows.append({"step": step, "eval/tomi": reward + 0.05, "eval/hitom": reward - 0.05})
+    return rows
 
 
 def made(
@@ -76,8 +76,8 @@ def made(
 
 def rewards(out: Path, arm: str, seed: int) -> list[float]:
     text = (out / arm.replace(":", "-") / f"seed_{seed}" / "metrics.jsonl").read_text()
-    found = [json.loads(line) for line in text.splitlines()]
-    return [line["reward/draft"] for line in found if "reward/draft" in line]
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [line["reward/draft"] for line in rows if "reward/draft" in line]
 
 
 def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
 
 def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", 1)])
-    found = ablation.load_ablation(out)
-    assert found.rows[1].final_difference is not None
-    assert len(found.rows[1].final_difference.seeds) == 2 and len(found.rows[1].final.seeds) == 3
-    assert [ablation.missing_text(m) for m in found.missing] == [
+    table = ablation.load_ablation(out)
+    assert table.rows[1].final_difference is not None
+    assert len(table.rows[1].final_difference.seeds) == 2 and len(table.rows[1].final.seeds) == 3
+    assert [ablation.missing_text(m) for m in table.missing] == [
         "grpo seed 1 failed: <b>no</b> memory"
     ]
 
@@ -122,15 +122,15 @@ def test_nothing_finished_is_still_a_page(tmp_path: Path) -> None:
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
-    found = ablation.load_ablation(made(tmp_path, ("grpo", "ditto"), seeds=1))
-    assert found.rows[0].final.low is None
-    assert any("no interval" in note for note in ablation.method_notes(found))
-    assert "[" not in ablation.stat_text(found.rows[0].final)
+    table = ablation.load_ablation(made(tmp_path, ("grpo", "ditto"), seeds=1))
+    assert table.rows[0].final.low is None
+    assert any("no interval" in note for note in ablation.method_notes(table))
+    assert "[" not in ablation.stat_text(table.rows[0].final)
 
 
 def test_different_budgets_are_told(tmp_path: Path) -> None:
-    found = ablation.load_ablation(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
-    assert not any("Budgets differ" in note for note in ablation.method_notes(found))  # 128 and 124
+    table = ablation.load_ablation(made(tmp_path, ("grpo", "rltf-sd", "ditto"), seeds=1, steps=2))
+    assert not any("Budgets differ" in note for note in ablation.method_notes(table))  # 128 and 124
     path = tmp_path / "grpo" / "seed_0" / "metrics.jsonl"
     path.write_text(path.read_text().replace('"rollouts/draft": 128', '"rollouts/draft": 64'))
     assert any(
@@ -156,8 +156,8 @@ class _Open(HTMLParser):
 
 
 def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
-    found = ablation.load_ablation(made(tmp_path))
-    page = ablation.write_ablation(found, tmp_path / "report").read_text()
+    table = ablation.load_ablation(made(tmp_path))
+    page = ablation.write_ablation(table, tmp_path / "report").read_text()
     reader = _Open()
     reader.feed(page)
     assert reader.stack == [] and reader.remote == [] and "<script" not in page

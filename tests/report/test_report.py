@@ -161,9 +161,9 @@ def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
     summary["feedback"] = {"drafts": 600, "coach_failures": 1, "coaches": {"symbolic": coach}}
     (folder / "summary.json").write_text(json.dumps(summary))
     runs = load_runs([folder])
-    told = "symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 1 time"
-    assert ("feedback", told) in table.facts(runs[0])
-    assert told in html.render(runs)
+    feedback = "symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 1 time"
+    assert ("feedback", feedback) in table.facts(runs[0])
+    assert feedback in html.render(runs)
     assert "symbolic 512, 3 dropped" in table.markdown(runs)
 
 
@@ -226,8 +226,8 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
 def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
     page = Page(html.render(load_runs([story(tmp_path)])))
     loading = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
-    found = {(n, v) for _, n, v in page.attributes if n in loading}
-    assert all(v is not None and v.startswith(("data:", "#")) for _, v in found)
+    addresses = {(n, v) for _, n, v in page.attributes if n in loading}
+    assert all(v is not None and v.startswith(("data:", "#")) for _, v in addresses)
     assert page.tags.count("script") == 1
     assert not {"iframe", "object", "embed", "img"} & set(page.tags)
 

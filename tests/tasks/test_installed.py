@@ -118,8 +118,8 @@ def test_it_brings_all_that_a_built_in_task_brings(game: Site) -> None:
 
 
 def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
-    own = game.runs / "own.yaml"
-    own.write_text("suites: {both: [game, tomi]}\n")
+    suites = game.runs / "own.yaml"
+    suites.write_text("suites: {both: [game, tomi]}\n")
     with ScriptedServer(answer=lambda body: "<answer>A</answer>") as server:
         model = ("--model", "m", "--base-url", server.base_url, "--limit", 4)
         alone = ("--task", "game", "--data", "game=synth:4", "--out", game.runs / "alone")
@@ -129,7 +129,7 @@ def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
             "--suite",
             "both",
             "--tasks",
-            own,
+            suites,
             "--data",
             "game=synth:4",
             "--data",
@@ -140,7 +140,7 @@ def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
     assert set(summary(game.runs / "alone")["tasks"]) == {"game"}
     assert set(summary(game.runs / "both")["tasks"]) == {"game", "tomi"}
     game.imported()
-    code, out, _ = game.soul("tasks", "list", "--tasks", own, "--suite", "both")
+    code, out, _ = game.soul("tasks", "list", "--tasks", suites, "--suite", "both")
     assert code == 0 and "suite both: game, tomi" in out and "installed: game (my-lab)" in out
     code, out, err = game.soul("compare", game.runs / "alone", game.runs / "alone")
     assert "game" in out + err and game.imported() == set()

@@ -57,10 +57,10 @@ def test_the_summary_counts_how_answers_could_be_read() -> None:
                episode=Episode(example_id=str(i), task="tomi"), score=score(text))
         for i, text in enumerate(texts)
     ]  # fmt: skip
-    found = summarise(records, command="eval", model="x", protocol="paper", seconds=1, cost=None)
-    assert found.statuses == {"tomi": {"no_tag": 2, "ok": 1, "salvaged": 1}}
-    assert found.tasks["tomi"]["words"].mean == 0.5
-    assert found.tasks["tomi"]["age"].n_scored == 0
+    summary = summarise(records, command="eval", model="x", protocol="paper", seconds=1, cost=None)
+    assert summary.statuses == {"tomi": {"no_tag": 2, "ok": 1, "salvaged": 1}}
+    assert summary.tasks["tomi"]["words"].mean == 0.5
+    assert summary.tasks["tomi"]["age"].n_scored == 0
 
 
 @pytest.mark.parametrize("name", ["hitom", "alignx_demo", "mistakes", "socsci210", "fantom"])

@@ -194,8 +194,8 @@ def test_the_reference_protocol_may_have_a_class_of_its_own(tmp_path: Path) -> N
 
 def test_every_built_in_reference_class_stands_in_for_its_task() -> None:
     registry = load_registry()
-    own = [name for name, spec in registry.specs.items() if spec.reference]
-    assert own
-    for name in own:
+    names = [name for name, spec in registry.specs.items() if spec.reference]
+    assert names
+    for name in names:
         paper, reference = registry.task(name), registry.task(name, "reference")
         assert isinstance(reference, type(paper)) and type(reference) is not type(paper)

@@ -51,7 +51,7 @@ def slot(record: Record, seat: str, feedback: Feedback) -> Segment:
     return Segment("user", f"{bare} {feedback.text}", bare)
 
 
-def told(example: str, leak: str = "") -> Feedback:
+def advice(example: str, leak: str = "") -> Feedback:
     return Feedback(text=HINTS[example], author="symbolic", leak=leak)
 
 
@@ -64,17 +64,17 @@ def play(
     received: Feedback | None = None,
 ) -> Record:
     """One rollout that said `turns`; a refined one was told the example's hint."""
-    hint = told(example)
+    hint = advice(example)
     bare = PROMPTS[example]
     opening = f"{bare} {hint.text}" if kind == "refined" else bare
     context, done = [Segment("user", opening, bare)], []
     for ids in turns:
-        said = Completion(
+        reply = Completion(
             text="said", prompt_ids=tuple(Numbers().prompt_ids(context)), token_ids=tuple(ids),
             logprobs=(-1.0,) * len(ids),
         )  # fmt: skip
-        done.append(Turn(tuple(context), said))
-        context += [Segment("assistant", "said", token_ids=said.token_ids),
+        done.append(Turn(tuple(context), reply))
+        context += [Segment("assistant", "said", token_ids=reply.token_ids),
                     Segment("user", str(BETWEEN))]  # fmt: skip
     episode = Episode(
         example_id=example, task="tomi", kind=kind, rollout=rollout,
@@ -92,18 +92,18 @@ D0, D1, D2 = (320, 321, 322), (323, 324), (325, 326, 327, 328)
 R0, R1, R2 = (330, 331), (332, 333, 334, 335), (336,)
 
 ROLLOUTS = [
-    play("x", 0, "draft", 0.0, D0, received=told("x")),
+    play("x", 0, "draft", 0.0, D0, received=advice("x")),
     play("x", 0, "refined", 1.0, R0, R2),
-    play("x", 1, "draft", 0.5, D1, R2, received=told("x")),
+    play("x", 1, "draft", 0.5, D1, R2, received=advice("x")),
     play("x", 1, "refined", 0.25, R1),
-    play("y", 0, "draft", 1.0, D2, received=told("y", leak="gold_text")),
+    play("y", 0, "draft", 1.0, D2, received=advice("y", leak="gold_text")),
     play("y", 1, "draft", 0.0, D1),
 ]
 """x: two drafts with feedback, both refined, one of each in two turns. y: two drafts without
 usable feedback, one because it leaked."""
 
 
-def found(config: TrainConfig, records: Sequence[Record] = ROLLOUTS) -> list[TrainSequence]:
+def batch_of(config: TrainConfig, records: Sequence[Record] = ROLLOUTS) -> list[TrainSequence]:
     return make_objective(config).sequences(records, Numbers(), slot)
 
 
@@ -126,7 +126,7 @@ def rows_of(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = F
     return torch.log_softmax(logits / policy.temperature, -1)[[p - 1 for p in places]]
 
 
-def said(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
+def logp(policy: Policy, example: str, turns: Sequence[Ids], hinted: bool = False) -> Tensor:
     """Log-probs [n] of what the actor said."""
     emitted = torch.tensor([i for turn in turns for i in turn])
     return rows_of(policy, example, turns, hinted).gather(-1, emitted[:, None]).squeeze(-1)

@@ -69,5 +69,5 @@ def packed(policy: Policy, spans: Sequence[Span], w: Weights, v: Weights, budget
 def assert_order(pack: Pack, owner: Tensor) -> None:
     """Flat results run sequence after sequence, in the order of the pack."""
     counts = [span.n_trained for span in pack.spans]
-    wanted = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    assert torch.equal(owner.cpu(), wanted)
+    expected = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    assert torch.equal(owner.cpu(), expected)

@@ -33,16 +33,16 @@ def config(**settings: Any) -> TrainConfig:
 
 def rows(name: str, count: int) -> tuple[Task, list[Example]]:
     """Generated rows of a task."""
-    asked = config(method="sft", tasks={name: 1.0}, data={name: f"synth:{count}"})
-    pool = gather_material(asked).pool
+    settings = config(method="sft", tasks={name: 1.0}, data={name: f"synth:{count}"})
+    pool = gather_material(settings).pool
     return load_registry().task(name), [example for _, example in pool]
 
 
 def random_model(folder: Path, max_context: int = 1024) -> Path:
     """A model with random weights that knows the words of tomi and secret_keeper."""
     data = {"tomi": "synth:40", "secret_keeper": "synth:30"}
-    asked = config(method="sft", tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=data)
-    build_tiny(folder, words_of(gather_material(asked).pool), max_context=max_context)
+    settings = config(method="sft", tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=data)
+    build_tiny(folder, words_of(gather_material(settings).pool), max_context=max_context)
     weights = load_file(folder / "model.safetensors")
     sharp = {k: v * SHARP if v.ndim == 2 else v for k, v in weights.items()}
     save_file(sharp, folder / "model.safetensors", metadata={"format": "pt"})
@@ -85,22 +85,22 @@ def sequence(
 
 def step_of(seed: int = 0, examples: int = 3, drafts: int = 3) -> list[TrainSequence]:
     """Drafts, copies and refined rollouts of mixed lengths, some with two turns."""
-    rng, found = random.Random(seed), []
+    rng, sequences = random.Random(seed), []
     for number in range(examples):
         name = f"x{number}"
         bare = [rng.randrange(300, 400) for _ in range(4 + 5 * number)]
         hint = [rng.randrange(300, 400) for _ in range(6)]
         for rollout in range(drafts):
             turns = [rng.randrange(2, 7) for _ in range(rng.choice((1, 1, 2)))]
-            said = span(rng, bare, turns)
-            found.append(sequence(said, "draft", name, rollout, rng.random()))
-            told = span(rng, [*bare, *hint], turns)
+            draft = span(rng, bare, turns)
+            sequences.append(sequence(draft, "draft", name, rollout, rng.random()))
+            refined = span(rng, [*bare, *hint], turns)
             reward = rng.random()
             tail = len(bare) + len(hint)
-            copy = Span((*bare, *told.ids[tail:]), told.trained[len(hint) :], told.sampler)
-            found.append(sequence(copy, "copy", name, rollout, reward))
-            found.append(sequence(told, "refined", name, rollout, reward))
-    return found
+            copy = Span((*bare, *refined.ids[tail:]), refined.trained[len(hint) :], refined.sampler)
+            sequences.append(sequence(copy, "copy", name, rollout, reward))
+            sequences.append(sequence(refined, "refined", name, rollout, reward))
+    return sequences
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
@@ -110,9 +110,9 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], rel: float = 1e-5) -> None:
     """Per tensor ‖a − b‖ ≤ rel · ‖b‖, with an absolute floor of 1e-8."""
     assert a.keys() == b.keys()
-    for name, wanted in b.items():
-        off = float((a[name] - wanted).norm())
-        assert off <= rel * float(wanted.norm()) + 1e-8, (name, off, float(wanted.norm()))
+    for name, expected in b.items():
+        off = float((a[name] - expected).norm())
+        assert off <= rel * float(expected.norm()) + 1e-8, (name, off, float(expected.norm()))
 
 
 def soul(*arguments: object) -> int:
@@ -137,7 +137,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     """The metrics of a run without what the clock says."""
     from soulkit.runs.folder import read_jsonl
 
-    kept = []
+    lines = []
     for line in read_jsonl(run / "metrics.jsonl"):
-        kept.append({k: v for k, v in line.items() if not k.startswith("seconds")})
-    return kept
+        lines.append({k: v for k, v in line.items() if not k.startswith("seconds")})
+    return lines

@@ -113,12 +113,12 @@ def test_a_comparison_from_end_to_end(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "ablation"
-    asked = ("--methods", "grpo,ditto:only_copy,ditto:max_tokens=5000", "--seeds", 2, "--steps", 1)
-    assert ablate(model, out, *asked, "--json") == 1
-    said = capsys.readouterr()
-    printed = json.loads(said.out)
+    flags = ("--methods", "grpo,ditto:only_copy,ditto:max_tokens=5000", "--seeds", 2, "--steps", 1)
+    assert ablate(model, out, *flags, "--json") == 1
+    streams = capsys.readouterr()
+    printed = json.loads(streams.out)
     assert [row["arm"] for row in printed["rows"]] == ["grpo", "ditto:only_copy"]
-    assert "do not fit" in said.err and "2 of 6 runs failed" in said.err
+    assert "do not fit" in streams.err and "2 of 6 runs failed" in streams.err
 
     runs = state(out)
     assert [line["status"] for line in runs.values()] == ["finished", "finished", "failed"] * 2
@@ -136,9 +136,9 @@ def test_a_comparison_from_end_to_end(
         "index.html", "comparison.json", "figures"
     }  # fmt: skip
 
-    kept = {p: p.stat().st_mtime_ns for p in out.glob("*/seed_*/*.jsonl")}
+    stamps = {p: p.stat().st_mtime_ns for p in out.glob("*/seed_*/*.jsonl")}
     assert ablate(model, out, "--methods", "ditto:only_copy", "--seeds", 2, "--steps", 1) == 0
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept  # finished runs are left alone
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps  # finished runs are left alone
     assert {arm for arm, _ in state(out)} == {"ditto:only_copy"}
 
     assert ablate(model, out, "--methods", "ditto:only_copy", "--seeds", 2, "--steps", 2) == 2
@@ -151,7 +151,7 @@ def test_an_interrupted_comparison_goes_on(
     from soulkit.train.state.loop import Loop
 
     out = tmp_path / "ablation"
-    asked = ("--methods", "grpo,ditto", "--seeds", 1, "--steps", 2, "--checkpoint-every", 1)
+    flags = ("--methods", "grpo,ditto", "--seeds", 1, "--steps", 2, "--checkpoint-every", 1)
     with monkeypatch.context() as patch:
         checkpoint = Loop.checkpoint
 
@@ -160,9 +160,9 @@ def test_an_interrupted_comparison_goes_on(
             raise KeyboardInterrupt
 
         patch.setattr(Loop, "checkpoint", stop)
-        assert ablate(model, out, *asked) == 130
+        assert ablate(model, out, *flags) == 130
     assert [line["status"] for line in state(out).values()] == ["waiting", "waiting"]
-    assert ablate(model, out, *asked) == 0
+    assert ablate(model, out, *flags) == 0
     assert [line["status"] for line in state(out).values()] == ["finished", "finished"]
     noted = json.loads((out / "grpo" / "seed_0" / "environment.json").read_text())
     assert len(noted["resumed"]) == 1
@@ -171,14 +171,14 @@ def test_an_interrupted_comparison_goes_on(
 def test_an_option_reaches_the_methods_that_know_it(tmp_path: Path, model: Path) -> None:
     from soulkit.cli.train import settings_of
 
-    given = {
+    options = {
         "task": ["tomi"],
         "model": "m",
         "lambda_fb": 0.5,
         "teacher": "base",
         "set": ["lr=1e-4"],
     }
-    grpo, ditto, sdpo = (settings_of(m, given) for m in ("grpo", "ditto", "sdpo-logits"))
+    grpo, ditto, sdpo = (settings_of(m, options) for m in ("grpo", "ditto", "sdpo-logits"))
     assert "lambda_fb" not in grpo and ditto["lambda_fb"] == 0.5 and "lambda_fb" not in sdpo
     assert sdpo["teacher"] == "base" and "teacher" not in ditto
     assert grpo["lr"] == ditto["lr"] == sdpo["lr"]

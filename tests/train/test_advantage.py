@@ -180,7 +180,7 @@ def test_estimators_equal_the_naive_sums(
     ratio, mask = [t[0] for t in tokens], [t[1] for t in tokens]
     horizon = {"local": 1, "window": window}.get(estimator, len(ratio))
     expected = naive(ratio, mask, horizon, 0.7 if estimator == "discount" else 1.0)
-    found = distill_advantages(
+    advantages = distill_advantages(
         torch.tensor([ratio], dtype=torch.float64),
         torch.zeros(1, len(ratio), dtype=torch.float64),
         torch.tensor([mask]),
@@ -189,21 +189,21 @@ def test_estimators_equal_the_naive_sums(
         window=window,
         clip=1e9,
     )
-    assert found[0].tolist() == pytest.approx(expected, abs=1e-9)
+    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_long_rows_keep_the_scale_of_the_discount() -> None:
     ones = torch.ones(1, 400)
-    found = distill_advantages(ones, 0 * ones, ones, estimator="discount", discount=0.1)
-    assert found[0, :390].tolist() == pytest.approx([1 / 0.9] * 390, rel=1e-6)
+    advantages = distill_advantages(ones, 0 * ones, ones, estimator="discount", discount=0.1)
+    assert advantages[0, :390].tolist() == pytest.approx([1 / 0.9] * 390, rel=1e-6)
 
 
 def test_the_final_clip_comes_last() -> None:
     teacher = torch.tensor([[4.0, 4.0, -1.0]])
-    found = distill_advantages(
+    advantages = distill_advantages(
         teacher, torch.zeros(1, 3), torch.ones(1, 3), estimator="sum", clip=5.0
     )
-    assert found.tolist() == [[5.0, 3.0, -1.0]]
+    assert advantages.tolist() == [[5.0, 3.0, -1.0]]
 
 
 def test_normalising_by_row_or_group_skips_rows_without_teacher() -> None:
@@ -227,8 +227,8 @@ def test_a_group_of_one_token() -> None:
 
 def test_no_gradient_leaves() -> None:
     student = torch.zeros(1, 2, requires_grad=True)
-    found = distill_advantages(torch.ones(1, 2), student, torch.ones(1, 2))
-    assert not found.requires_grad
+    advantages = distill_advantages(torch.ones(1, 2), student, torch.ones(1, 2))
+    assert not advantages.requires_grad
 
 
 def test_negative_windows_are_refused() -> None:

@@ -31,11 +31,11 @@ class Judge:
         self.turn, self.seen = turn, 0
 
     def __call__(self, body: Any) -> str:
-        said = first_message(body)
-        if GIBBERISH in said:
+        prompt = first_message(body)
+        if GIBBERISH in prompt:
             self.seen += 1
             return opinion(10 if self.turn is not None and self.seen > self.turn else 0)
-        return opinion(0 if any(text in said for text in canary_texts().values()) else 5)
+        return opinion(0 if any(text in prompt for text in canary_texts().values()) else 5)
 
 
 def trained(warm: Path, out: Path, url: str, *arguments: object, steps: int = STEPS) -> int:
@@ -49,8 +49,8 @@ def trained(warm: Path, out: Path, url: str, *arguments: object, steps: int = ST
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
 
 
 def test_a_judge_that_starts_to_like_gibberish_raises_the_alarm(

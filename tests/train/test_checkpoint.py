@@ -42,9 +42,9 @@ def adam(policy: Policy) -> torch.optim.Optimizer:
 
 
 def step(policy: Policy, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    asked = config(**SMALL)
-    prepared = prepare_step(policy, with_advantages(step_of(seed, examples=2), asked), asked)
-    update(policy, optimizer, prepared, range(len(prepared.sequences)), asked, Tally())
+    settings = config(**SMALL)
+    prepared = prepare_step(policy, with_advantages(step_of(seed, examples=2), settings), settings)
+    update(policy, optimizer, prepared, range(len(prepared.sequences)), settings, Tally())
 
 
 def position(policy: Policy, number: int = 2, dev: float | None = None) -> Position:
@@ -100,8 +100,8 @@ def test_the_moving_average_is_put_back(tmp_path: Path, folder: Path) -> None:
     again.ema = {name: p.detach().clone() for name, p in again.trained}
     load_checkpoint(saved, again, adam(again))
     assert again.ema.keys() == policy.ema.keys()
-    for name, kept in policy.ema.items():
-        assert torch.equal(again.ema[name], kept)
+    for name, average in policy.ema.items():
+        assert torch.equal(again.ema[name], average)
 
 
 def test_a_checkpoint_without_the_average_does_not_serve_a_run_with_one(
@@ -144,15 +144,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 ) -> None:
     policy = policy_of(folder, **SMALL)
     write(tmp_path, policy, 2)
-    wanted = policy.version()
+    version = policy.version()
     harm(write(tmp_path, policy, 4) / name)
-    found, remarks = resume_checkpoint(tmp_path, policy, adam(policy))
-    assert found is not None and found.step == 2 and policy.version() == wanted
-    (told,) = remarks
-    assert name in told and "\n" not in told
-    assert "step_000004 is damaged" in told and "going on from step_000002" in told
+    checkpoint, remarks = resume_checkpoint(tmp_path, policy, adam(policy))
+    assert checkpoint is not None and checkpoint.step == 2 and policy.version() == version
+    (remark,) = remarks
+    assert name in remark and "\n" not in remark
+    assert "step_000004 is damaged" in remark and "going on from step_000002" in remark
     assert names(tmp_path) == ["damaged_step_000004", "step_000002"]
-    assert resume_checkpoint(tmp_path, policy, adam(policy)) == (found, [])  # said once
+    assert resume_checkpoint(tmp_path, policy, adam(policy)) == (checkpoint, [])  # said once
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(

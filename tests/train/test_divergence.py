@@ -71,9 +71,9 @@ def test_temperature_divides_both_logits() -> None:
 def test_a_rest_that_is_tiny_keeps_its_digits() -> None:
     """One minus the inside would be 0 here, and its logarithm minus infinity."""
     student = torch.tensor([[0.0, -60.0, -61.0]], requires_grad=True)
-    found = divergence(student, torch.tensor([[0.0, -1.0, -2.0]]), top_k=1, tail="bucket")
-    found.sum().backward()
-    assert torch.isfinite(found).all() and student.grad is not None
+    values = divergence(student, torch.tensor([[0.0, -1.0, -2.0]]), top_k=1, tail="bucket")
+    values.sum().backward()
+    assert torch.isfinite(values).all() and student.grad is not None
     assert torch.isfinite(student.grad).all()
 
 
@@ -87,17 +87,17 @@ def test_properties(kind: Any, top_k: int | None, tail: Any, seed: int) -> None:
     student.requires_grad_()
     teacher.requires_grad_()
     options: dict[str, Any] = {"kind": kind, "top_k": top_k, "tail": tail}
-    found = divergence(student, teacher, **options)
-    assert found.shape == (5,) and bool((found >= -1e-12).all())
-    found.sum().backward()
+    values = divergence(student, teacher, **options)
+    assert values.shape == (5,) and bool((values >= -1e-12).all())
+    values.sum().backward()
     assert teacher.grad is None and student.grad is not None
     assert bool((student.grad.sum(-1).abs() < 1e-9).all())  # only differences of logits count
     same = divergence(student, student.detach(), **options)
     assert bool((same.abs() < 1e-12).all())
     step = divergence(student.detach() - 1e-3 * student.grad, teacher, **options)
-    assert float(step.detach().sum()) < float(found.detach().sum())
+    assert float(step.detach().sum()) < float(values.detach().sum())
     if tail == "bucket" and kind != "jsd":  # merging outcomes loses information
-        assert bool((found <= divergence(student, teacher, kind=kind, top_k=None) + 1e-12).all())
+        assert bool((values <= divergence(student, teacher, kind=kind, top_k=None) + 1e-12).all())
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "kl"}, {"tail": "rest"}])

@@ -45,7 +45,7 @@ def sampled(model: LocalModel) -> list[Completion]:
     prompts = [" ".join(WORDS[n : 3 * n + 2]) for n in (1, 4, 9)]
 
     async def wave() -> list[Completion]:
-        asked = [
+        calls = [
             model.complete(
                 [Segment("user", prompt)],
                 sampling,
@@ -54,7 +54,7 @@ def sampled(model: LocalModel) -> list[Completion]:
             for number, prompt in enumerate(prompts)
             for rollout in range(2)
         ]
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*calls)
 
     return asyncio.run(wave())
 
@@ -63,8 +63,8 @@ def spans_of(completions: list[Completion]) -> list[Span]:
     return [s for c in completions for s in spans([(c.prompt_ids, c.token_ids, c.logprobs)])]
 
 
-def assert_logprobs(found: list[torch.Tensor], said: list[Completion]) -> None:
-    for log, completion in zip(found, said, strict=True):
+def assert_logprobs(scores: list[torch.Tensor], completions: list[Completion]) -> None:
+    for log, completion in zip(scores, completions, strict=True):
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=2e-4)
 
 
@@ -73,15 +73,15 @@ def test_sampler_trainer_and_saved_adapter_agree(
     folders: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
     trained = policy(folders, kind)
-    said = sampled(trained.sampler(batch_size=4))
-    assert len({c.token_ids for c in said}) > 3
-    mine = log_probs(trained, spans_of(said), 60)
-    assert_logprobs(mine, said)
+    completions = sampled(trained.sampler(batch_size=4))
+    assert len({c.token_ids for c in completions}) > 3
+    scores = log_probs(trained, spans_of(completions), 60)
+    assert_logprobs(scores, completions)
     trained.save(tmp_path / "model")
     evaluated = LocalModel.load(folders[kind], adapter=tmp_path / "model")
     again = sampled(evaluated)
-    assert [c.token_ids for c in again] == [c.token_ids for c in said]
-    assert_logprobs(mine, again)
+    assert [c.token_ids for c in again] == [c.token_ids for c in completions]
+    assert_logprobs(scores, again)
     resumed = policy(folders, kind, move=0.0, adapter=str(tmp_path / "model"))
     assert resumed.version() == trained.version()
     assert [n for n, _ in resumed.trained] == [n for n, _ in trained.trained]
@@ -94,11 +94,11 @@ def test_the_adapter_moves_the_model_and_the_base_stays(
     trained, fresh = policy(folders, kind), policy(folders, kind, move=0.0)
     span = Span(tuple(range(300, 330)), (False,) * 10 + (True,) * 20, ())
     with torch.no_grad():
-        moved, wanted = alone(trained, span)[0], alone(fresh, span)[0]
+        moved, base_scores = alone(trained, span)[0], alone(fresh, span)[0]
     with trained.base():
         (base,) = log_probs(trained, [span], 100)
-    torch.testing.assert_close(base, wanted, rtol=1e-4, atol=1e-4)
-    assert float((moved - wanted).abs().max()) > 0.05
+    torch.testing.assert_close(base, base_scores, rtol=1e-4, atol=1e-4)
+    assert float((moved - base_scores).abs().max()) > 0.05
 
 
 @pytest.mark.parametrize("kind", VISUAL)
@@ -125,8 +125,8 @@ def test_all_weights_of_the_language_part_are_trained_and_saved_with_the_rest(
     assert before.keys() == after.keys()
     changed = {n for n in before if not torch.equal(before[n], after[n])}
     assert changed and not any("vis" in n or "projector" in n for n in changed)
-    said = sampled(LocalModel.load(tmp_path / "model"))
-    assert_logprobs(log_probs(trained, spans_of(said), 60), said)
+    completions = sampled(LocalModel.load(tmp_path / "model"))
+    assert_logprobs(log_probs(trained, spans_of(completions), 60), completions)
 
 
 def test_an_image_text_model_is_trained_and_evaluated_by_commands(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def write_rows(path: Path, found: list[Any]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+def write_rows(path: Path, rows: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert again(folder) == 2
     assert (folder / "run/metrics.jsonl").read_bytes() == metrics
     assert (folder / "run/model/adapter_model.safetensors").read_bytes() == weights
-    said = capsys.readouterr().err
-    assert "--out" in said
-    return said
+    message = capsys.readouterr().err
+    assert "--out" in message
+    return message
 
 
 def test_the_same_rows_and_model_are_taken_up(run: Path) -> None:
@@ -72,13 +72,13 @@ def test_the_same_rows_and_model_are_taken_up(run: Path) -> None:
 
 
 def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, found = run / "rows.jsonl", synth("tomi", 12, 3)
-    write_rows(path, found[:11])
-    said = refused(run, capsys)
-    assert "'tomi' had 12 training rows" in said and "has 11 now" in said
-    write_rows(path, [*found[:11], *synth("tomi", 1, 99)])
+    path, rows = run / "rows.jsonl", synth("tomi", 12, 3)
+    write_rows(path, rows[:11])
+    message = refused(run, capsys)
+    assert "'tomi' had 12 training rows" in message and "has 11 now" in message
+    write_rows(path, [*rows[:11], *synth("tomi", 1, 99)])
     assert "'tomi' has 12 training rows as before, but they are others" in refused(run, capsys)
-    write_rows(path, found)
+    write_rows(path, rows)
     assert again(run) == 0
 
 
@@ -100,8 +100,8 @@ def test_another_base_model_is_refused(
         settings["num_hidden_layers"] -= 1
         settings["layer_types"].pop()
         (model / "config.json").write_text(json.dumps(settings))
-    said = refused(run, capsys)
-    assert f"The base model '{model}' is not the one" in said and part in said
+    message = refused(run, capsys)
+    assert f"The base model '{model}' is not the one" in message and part in message
 
 
 def test_another_number_of_threads_is_refused(
@@ -110,10 +110,10 @@ def test_another_number_of_threads_is_refused(
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        said = refused(run, capsys)
+        message = refused(run, capsys)
     finally:
         torch.set_num_threads(threads)
-    assert f"threads {threads}" in said and f"OMP_NUM_THREADS={threads}" in said
+    assert f"threads {threads}" in message and f"OMP_NUM_THREADS={threads}" in message
 
 
 @pytest.mark.parametrize("text", [None, "{"], ids=["missing", "torn"])
@@ -171,10 +171,10 @@ REFUSALS = {
 def test_every_difference_has_its_name(
     tmp_path: Path, prints: dict[str, Any], keys: tuple[str, ...]
 ) -> None:
-    asked = config(model="base", adapter="start", teacher_model="wise", teacher_adapter="expert")
+    settings = config(model="base", adapter="start", teacher_model="wise", teacher_adapter="expert")
     run = Run(path=tmp_path, command="train opd", resumed=False)
-    check_material(run, prints, asked)
-    check_material(run, prints, asked)
+    check_material(run, prints, settings)
+    check_material(run, prints, settings)
     now = json.loads(json.dumps(prints))
     *path, last = keys
     place = now
@@ -182,7 +182,7 @@ def test_every_difference_has_its_name(
         place = place[key]
     place[last] = "other"
     with pytest.raises(RunError, match=REFUSALS[keys]) as raised:
-        check_material(run, now, asked)
+        check_material(run, now, settings)
     assert all(raised.value.lines())
 
 
@@ -201,9 +201,9 @@ def test_equal_weights_that_are_read_in_another_way_are_another_model(
     shutil.copytree(base, folder)
     before = model_print(policy_of(base, **SMALL))
     assert model_print(policy_of(folder, **SMALL)) == before  # where it lies does not matter
-    said = json.loads((folder / "config.json").read_text())
-    said["rope_parameters"] = {"rope_type": "default", "rope_theta": 77.0}
-    (folder / "config.json").write_text(json.dumps(said))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 77.0}
+    (folder / "config.json").write_text(json.dumps(settings))
     after = model_print(policy_of(folder, **SMALL))
     assert {name for name in before if before[name] != after[name]} == {"settings"}
 

@@ -62,10 +62,10 @@ def whole(trie: Trie, window: int | None, length: int) -> torch.Tensor:
 @given(tries(), st.sampled_from(WINDOWS))
 def test_the_block_mask_is_the_visibility_of_the_trie(trie: Trie, window: int | None) -> None:
     length = padded(trie)
-    mask, wanted = block_mask(trie, length, window, CPU), whole(trie, window, length)
+    mask, expected = block_mask(trie, length, window, CPU), whole(trie, window, length)
     dense = create_mask(mask.mask_mod, 1, 1, length, length, device="cpu")[0, 0]
-    assert torch.equal(dense, wanted)
-    blocks = wanted.view(length // FLEX_BLOCK, FLEX_BLOCK, -1, FLEX_BLOCK).any(3).any(1)
+    assert torch.equal(dense, expected)
+    blocks = expected.view(length // FLEX_BLOCK, FLEX_BLOCK, -1, FLEX_BLOCK).any(3).any(1)
     assert torch.equal(mask.to_dense()[0, 0].bool(), blocks)
 
 
@@ -84,8 +84,8 @@ def test_flex_equals_sdpa_and_the_rectangles(trie: Trie, window: int | None, see
     torch.testing.assert_close(flex[:, :, n:], v[:, :, n:].repeat_interleave(2, 1))
     rectangles = Packed(trie)(q[:, :, :n], k[:, :, :n], v[:, :, :n], window, 0.3)
     torch.testing.assert_close(flex[:, :, :n], rectangles, rtol=1e-5, atol=1e-5)
-    own = Packed(trie, kernel="flex", length=length)(q, k, v, window, 0.3)
-    assert torch.equal(own, flex)
+    from_pack = Packed(trie, kernel="flex", length=length)(q, k, v, window, 0.3)
+    assert torch.equal(from_pack, flex)
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_flex_equals_sdpa_and_the_rectangles(trie: Trie, window: int | None, see
 
 def forest(seed: int, longest: int = 40, heads: int = 2, each: int = 4) -> list[Span]:
     """Replies of different lengths to a few prompts, one reply being the start of another."""
-    rng, found = random.Random(seed), []
+    rng, spans = random.Random(seed), []
     for _ in range(heads):
         prompt = tuple(rng.randrange(300, 340) for _ in range(rng.randint(longest // 2, longest)))
         replies = [
@@ -102,8 +102,8 @@ def forest(seed: int, longest: int = 40, heads: int = 2, each: int = 4) -> list[
         ]
         for reply in (*replies, replies[0][: len(replies[0]) // 2 or 1]):
             trained = (False,) * len(prompt) + (True,) * len(reply)
-            found.append(Span((*prompt, *reply), trained, ()))
-    return found
+            spans.append(Span((*prompt, *reply), trained, ()))
+    return spans
 
 
 def pack_of(spans: Sequence[Span]) -> Pack:
@@ -114,14 +114,14 @@ def pack_of(spans: Sequence[Span]) -> Pack:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-sliding", "gemma3"])
 def test_a_policy_reads_the_same_with_both_kernels(kind: str, tmp_path: Path) -> None:
     folder, spans = build(kind, tmp_path / kind), forest(3)
-    found = []
+    scores = []
     for attention in ("sdpa", "flex"):
         policy = policy_of(folder, attention=attention, lora={"r": 4, "alpha": 8})
         assert policy.kernel == attention
         with torch.no_grad():
-            found.append(policy.score(pack_of(spans)))
-    torch.testing.assert_close(found[0].log_prob, found[1].log_prob, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[0].entropy, found[1].entropy, rtol=1e-5, atol=1e-5)
+            scores.append(policy.score(pack_of(spans)))
+    torch.testing.assert_close(scores[0].log_prob, scores[1].log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores[0].entropy, scores[1].entropy, rtol=1e-5, atol=1e-5)
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def policy_on_gpu(dtype: torch.dtype, attention: Any, sliding: bool, again: bool
 
 def outcomes(policy: Policy, seeds: Sequence[int], alone: bool = False) -> list[Outcome]:
     """Of forests of several sizes, each with a weight per token that depends on its seed."""
-    found = []
+    gradients = []
     for seed in seeds:
         spans = forest(seed, longest=90 + 40 * seed)
         random_ = torch.Generator().manual_seed(seed)
@@ -184,10 +184,10 @@ def outcomes(policy: Policy, seeds: Sequence[int], alone: bool = False) -> list[
             [torch.randn(s.n_trained, generator=random_).to(policy.device) for s in spans]
             for _ in "wv"
         )
-        found.append(
+        gradients.append(
             one_by_one(policy, spans, w, v) if alone else packed(policy, spans, w, v, 1 << 20)
         )
-    return found
+    return gradients
 
 
 @pytest.mark.gpu
@@ -198,9 +198,9 @@ def outcomes(policy: Policy, seeds: Sequence[int], alone: bool = False) -> list[
 def test_packed_gradients_on_a_gpu(attention: str, again: bool, sliding: bool) -> None:
     """In float32, over packs of several lengths, so that the kernel is compiled for any length."""
     seeds = (0, 1, 2)
-    wanted = outcomes(policy_on_gpu(torch.float32, "sdpa", sliding, False), seeds, alone=True)
-    found = outcomes(policy_on_gpu(torch.float32, attention, sliding, again), seeds)
-    for a, b in zip(found, wanted, strict=True):
+    expected = outcomes(policy_on_gpu(torch.float32, "sdpa", sliding, False), seeds, alone=True)
+    actual = outcomes(policy_on_gpu(torch.float32, attention, sliding, again), seeds)
+    for a, b in zip(actual, expected, strict=True):
         assert_close(a.grads, b.grads)
         for x, y in zip(a.log_prob, b.log_prob, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
@@ -212,10 +212,10 @@ def test_packed_gradients_on_a_gpu(attention: str, again: bool, sliding: bool) -
 @pytest.mark.parametrize("parts", FUSED[1:], ids="+".join)
 def test_fused_gradients_on_a_gpu(parts: tuple[FusedPart, ...], again: bool) -> None:
     seeds = (0, 1)
-    wanted = outcomes(policy_on_gpu(torch.float32, "sdpa", True, False), seeds, alone=True)
+    expected = outcomes(policy_on_gpu(torch.float32, "sdpa", True, False), seeds, alone=True)
     policy = policy_on_gpu(torch.float32, "flex", True, again)
     assert min(fuse(policy.decoder, parts).values()) > 0
-    for a, b in zip(outcomes(policy, seeds), wanted, strict=True):
+    for a, b in zip(outcomes(policy, seeds), expected, strict=True):
         assert_close(a.grads, b.grads)
 
 
@@ -236,8 +236,8 @@ def test_bfloat16_is_as_near_to_the_truth_as_one_by_one(
     [alone] = outcomes(rounded, (1,), alone=True)
     policy = policy_on_gpu(half, "flex", sliding, False)
     fuse(policy.decoder, parts)
-    [found] = outcomes(policy, (1,))
-    assert distance(found, truth) <= 1.5 * distance(alone, truth) + 1e-3
+    [packed] = outcomes(policy, (1,))
+    assert distance(packed, truth) <= 1.5 * distance(alone, truth) + 1e-3
 
 
 def distance(a: Outcome, b: Outcome) -> float:

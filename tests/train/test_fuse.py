@@ -38,16 +38,16 @@ def trained(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 def test_fused_modules_are_exact(kind: str, again: bool, tmp_path: Path) -> None:
     folder = build(kind, tmp_path / kind)
     policy = policy_of(folder, lora=LORA, fused="off", activation_checkpointing=again)
-    plain, wanted = trained(policy)
-    found = fuse(policy.decoder, ALL)
-    assert found["lora"] == sum("lora_A" in name for name, _ in policy.trained)
+    plain, expected = trained(policy)
+    counts = fuse(policy.decoder, ALL)
+    assert counts["lora"] == sum("lora_A" in name for name, _ in policy.trained)
     # Gemma's norms add one to their factor and its gate is a GELU: both stay as they are.
-    assert (found["norm"] > 0, found["mlp"] > 0) == (
+    assert (counts["norm"] > 0, counts["mlp"] > 0) == (
         (False, False) if "gemma" in kind else (True,) * 2
     )
     log_prob, grads = trained(policy)
     torch.testing.assert_close(log_prob, plain, rtol=1e-5, atol=1e-5)
-    assert_close(grads, wanted)
+    assert_close(grads, expected)
 
 
 def test_the_adapter_can_still_be_switched_off_and_saved(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_the_adapter_can_still_be_switched_off_and_saved(tmp_path: Path) -> None
     policy = policy_of(folder, lora=LORA, fused="off")
     policy.save(tmp_path / "before")
     with policy.base():
-        wanted, _ = base_scores(policy)
+        before, _ = base_scores(policy)
     fuse(policy.decoder, ALL)
     with policy.base():
-        found, _ = base_scores(policy)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        after, _ = base_scores(policy)
+    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
     policy.save(tmp_path / "after")
     name = "adapter_model.safetensors"
     assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
@@ -111,17 +111,17 @@ def test_compiled_modules_are_exact_and_leave_sampling_alone(again: bool, tmp_pa
     """With the graphs of torch.compile, run without generated code: that takes minutes to make."""
     folder = build("qwen3-sliding", tmp_path / "qwen3")
     policy = policy_of(folder, lora=LORA, fused="off", activation_checkpointing=again)
-    plain, wanted = trained(policy)
-    said = sampled(policy)
+    plain, expected = trained(policy)
+    completions = sampled(policy)
     assert fuse_lora(policy.decoder) > 0
     layers = len(policy.decoder.layers)
     assert compile_modules(policy.decoder, backend="aot_eager") == 4 * layers
     log_prob, grads = trained(policy)
     torch.testing.assert_close(log_prob, plain, rtol=1e-5, atol=1e-5)
-    assert_close(grads, wanted)
+    assert_close(grads, expected)
     graphs = counters["stats"]["unique_graphs"]
     assert graphs > 0
-    assert sampled(policy) == said
+    assert sampled(policy) == completions
     # Reading the prompt goes through norms and feed-forward; the six tokens after it do not.
     assert counters["stats"]["unique_graphs"] <= graphs + 3
 
@@ -190,8 +190,8 @@ def test_visible_pairs_are_those_of_the_mask() -> None:
     [pack] = in_tries([s.span for s in step_of()], 1 << 20)
     assert pack.trie is not None
     whole = (0, len(pack.trie))
-    wanted = int(pack.trie.visible(whole, [whole], None).sum())
-    assert gpu_step.tokens_and_pairs(pack) == (len(pack.trie), wanted)
+    pairs = int(pack.trie.visible(whole, [whole], None).sum())
+    assert gpu_step.tokens_and_pairs(pack) == (len(pack.trie), pairs)
 
 
 @pytest.mark.slow

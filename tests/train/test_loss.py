@@ -19,12 +19,12 @@ def one(log_ratio: float, advantage: float, **options: Any) -> tuple[float, floa
     """Loss and gradient with respect to log π_θ of a single token."""
     log_prob = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
     old = torch.zeros((), dtype=torch.float64)
-    found = L.clipped_loss(
+    loss = L.clipped_loss(
         log_prob, old, torch.tensor(advantage, dtype=torch.float64), **options
     ).loss
-    found.backward()
+    loss.backward()
     assert log_prob.grad is not None
-    return float(found.detach()), float(log_prob.grad)
+    return float(loss.detach()), float(log_prob.grad)
 
 
 def naive_token(log_ratio: float, advantage: float, low: float, high: float, c: float) -> float:
@@ -74,14 +74,14 @@ def test_the_bounds_are_asymmetric() -> None:
 def test_metrics_by_hand() -> None:
     log_prob = torch.log(torch.tensor([[2.0, 20.0, 1.0, 9.0]], dtype=torch.float64))
     advantages = torch.tensor([[1.0, -1.0, 1.0, 1.0]], dtype=torch.float64)
-    found = L.clipped_loss(log_prob, torch.zeros_like(log_prob), advantages)
-    metrics = found.metrics(torch.tensor([[1, 1, 1, 0]]))
+    tokens = L.clipped_loss(log_prob, torch.zeros_like(log_prob), advantages)
+    metrics = tokens.metrics(torch.tensor([[1, 1, 1, 0]]))
     assert metrics == {
         "clip_fraction": pytest.approx(1 / 3),
         "clip_fraction_lower": pytest.approx(1 / 3),
         "approx_kl": pytest.approx(-math.log(40) / 3),
     }
-    assert found.metrics(torch.zeros(1, 4)) == {}
+    assert tokens.metrics(torch.zeros(1, 4)) == {}
 
 
 def test_a_dual_clip_of_one_is_refused() -> None:
@@ -98,8 +98,8 @@ def test_gspo_has_the_gradient_of_the_sequence_objective() -> None:
     log_prob = (old + 0.05 * torch.randn(3, 5, dtype=torch.float64)).requires_grad_()
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 0]])
     per_row = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    found = L.gspo_loss(log_prob, old, per_row[:, None].expand(3, 5), mask)
-    value = L.aggregate(found.loss, mask, "seq-mean-token-mean")
+    tokens = L.gspo_loss(log_prob, old, per_row[:, None].expand(3, 5), mask)
+    value = L.aggregate(tokens.loss, mask, "seq-mean-token-mean")
     (grad,) = torch.autograd.grad(value, log_prob)
     lengths = mask.sum(-1)
     ratio = (((log_prob - old) * mask).sum(-1) / lengths).exp()
@@ -124,9 +124,9 @@ def test_importance_weights_are_capped_and_detached() -> None:
 def test_weights_scale_the_loss_and_get_no_gradient() -> None:
     weights = torch.tensor([2.0], requires_grad=True)
     log_prob = torch.zeros(1, requires_grad=True)
-    found = L.clipped_loss(log_prob, torch.zeros(1), torch.ones(1), weights=weights)
-    found.loss.sum().backward()
-    assert found.loss.item() == -2.0
+    tokens = L.clipped_loss(log_prob, torch.zeros(1), torch.ones(1), weights=weights)
+    tokens.loss.sum().backward()
+    assert tokens.loss.item() == -2.0
     assert weights.grad is None
 
 

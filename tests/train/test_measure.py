@@ -67,11 +67,11 @@ def test_task_metrics_are_means_over_drafts() -> None:
 
 
 def test_feedback_is_counted_with_its_leaks() -> None:
-    said = Feedback(text="a", author="symbolic", blind=0.5, chance=0.25)
+    feedback = Feedback(text="a", author="symbolic", blind=0.5, chance=0.25)
     leak = Feedback(text="b", author="symbolic", leak="gold_text", blind=1.0, chance=0.25)
     failed = replace(SMALL[0].episode, notes={"coach_failure": "judge_error: no answer"})
     drafts = [
-        replace(SMALL[0], received=said), replace(SMALL[2], received=leak),
+        replace(SMALL[0], received=feedback), replace(SMALL[2], received=leak),
         replace(record("y", 0, "draft", 0.0), episode=failed), record("y", 1, "draft", 1.0),
     ]  # fmt: skip
     line = feedback_of([*drafts, SMALL[1]])
@@ -111,8 +111,8 @@ def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
 def test_groups_that_teach_nothing_are_counted() -> None:
     flat = [record("y", 0, "draft", 0.5), record("y", 1, "draft", 0.5)]
     alone = [record("z", 0, "draft", 0.5)]
-    found = Ditto().sequences([*SMALL, *flat, *alone], Plain())
-    line = groups_of(found, with_advantages(found, config()))
+    sequences = Ditto().sequences([*SMALL, *flat, *alone], Plain())
+    line = groups_of(sequences, with_advantages(sequences, config()))
     assert (line.groups, line.groups_single, line.groups_flat) == (4, 1, 1)
     assert line.silent_share == 0.5
     assert line.trained == {"draft": 5, "copy": 5, "refined": 5}

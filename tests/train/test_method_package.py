@@ -145,8 +145,8 @@ def test_a_built_in_name_wins_and_says_so(
     assert method_class("grpo").__module__ == "soulkit.train.objectives.grpo"
     dry = ("train", "grpo", "--model", model, *ROWS, *SMALL, "--dry-run")
     assert soul(*dry, "--out", tmp_path / "run") == 0
-    said = capsys.readouterr().err
-    assert "'grpo' is soulkit's own method" in said and "soul_reinforce:Reinforce" in said
+    message = capsys.readouterr().err
+    assert "'grpo' is soulkit's own method" in message and "soul_reinforce:Reinforce" in message
 
 
 def test_what_is_no_method_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

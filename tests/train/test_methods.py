@@ -31,13 +31,13 @@ from tests.train.method_support import (
     ROLLOUTS,
     SMALL,
     Ids,
-    found,
+    advice,
+    batch_of,
+    logp,
     play,
     rows_of,
-    said,
     student,
     teacher,
-    told,
 )
 from tests.train.support import assert_close, config, gradients, jolt, random_model
 
@@ -61,7 +61,7 @@ def other(folder: Path) -> Policy:
     return teacher(folder)
 
 
-def asked(method: str, **settings: Any) -> TrainConfig:
+def config_of(method: str, **settings: Any) -> TrainConfig:
     return config(method=method, **{**SMALL, **settings})
 
 
@@ -90,31 +90,31 @@ def token_mean(losses: list[Tensor]) -> Tensor:
 def drafts(policy: Policy) -> list[Part]:
     """x has rewards 0 and 1/2, y has 1 and 0: each group's advantages are ∓√(1/2)."""
     return [
-        (said(policy, "x", [D0]), -HALF), (said(policy, "x", [D1, R2]), HALF),
-        (said(policy, "y", [D2]), HALF), (said(policy, "y", [D1]), -HALF),
+        (logp(policy, "x", [D0]), -HALF), (logp(policy, "x", [D1, R2]), HALF),
+        (logp(policy, "y", [D2]), HALF), (logp(policy, "y", [D1]), -HALF),
     ]  # fmt: skip
 
 
 def refined(policy: Policy) -> list[Part]:
     """Rewards 1 and 1/4, in a group of their own."""
-    return [(said(policy, "x", [R0, R2], True), HALF), (said(policy, "x", [R1], True), -HALF)]
+    return [(logp(policy, "x", [R0, R2], True), HALF), (logp(policy, "x", [R1], True), -HALF)]
 
 
 def copies(policy: Policy) -> tuple[Tensor, Tensor]:
-    return said(policy, "x", [R0, R2]), said(policy, "x", [R1])
+    return logp(policy, "x", [R0, R2]), logp(policy, "x", [R1])
 
 
 def gaps(policy: Policy, reader: Policy, hinted: bool) -> list[Tensor]:
     """d_t of every draft of x that a teacher reads."""
     with torch.no_grad():
         turns: list[list[Ids]] = [[D0], [D1, R2]]
-        return [said(reader, "x", t, hinted) - said(policy, "x", t) for t in turns]
+        return [logp(reader, "x", t, hinted) - logp(policy, "x", t) for t in turns]
 
 
-def reverse_kl(own: Tensor, others: Tensor, k: int = 10) -> Tensor:
+def reverse_kl(student: Tensor, others: Tensor, k: int = 10) -> Tensor:
     """Row by row over the student's k likeliest, renormalised."""
     values = []
-    for p, q in zip(own, others, strict=True):
+    for p, q in zip(student, others, strict=True):
         best = p.detach().argsort(descending=True)[:k]
         inside_p, inside_q = p[best].exp(), q[best].exp()
         a, b = inside_p / inside_p.sum(), inside_q / inside_q.sum()
@@ -132,8 +132,8 @@ def ditto(policy: Policy, _: Policy) -> Tensor:
     spread = (sum((r - mean) ** 2 for r in (0, 0.5, 1, 0.25)) / 3) ** 0.5
     first, second = copies(policy)
     joint = [
-        (said(policy, "x", [D0]), (0 - mean) / spread), (first, (1 - mean) / spread),
-        (said(policy, "x", [D1, R2]), (0.5 - mean) / spread), (second, (0.25 - mean) / spread),
+        (logp(policy, "x", [D0]), (0 - mean) / spread), (first, (1 - mean) / spread),
+        (logp(policy, "x", [D1, R2]), (0.5 - mean) / spread), (second, (0.25 - mean) / spread),
     ]  # fmt: skip
     return clipped_mean([*joint, *drafts(policy)[2:], *refined(policy)])
 
@@ -158,10 +158,10 @@ def sdpo_token(policy: Policy, _: Policy) -> Tensor:
 
 
 def sdpo_token_grpo(policy: Policy, _: Policy) -> Tensor:
-    found = drafts(policy)
+    parts = drafts(policy)
     d = gaps(policy, policy, True)
-    mixed = [(log, a + 0.1 * g.clamp(-5, 5)) for (log, a), g in zip(found[:2], d, strict=True)]
-    return clipped_mean([*mixed, *found[2:]])
+    mixed = [(log, a + 0.1 * g.clamp(-5, 5)) for (log, a), g in zip(parts[:2], d, strict=True)]
+    return clipped_mean([*mixed, *parts[2:]])
 
 
 def sdpo_logits(policy: Policy, _: Policy) -> Tensor:
@@ -185,10 +185,10 @@ EVERY: list[tuple[str, list[Ids]]] = [
 def opd_token(policy: Policy, other: Policy) -> Tensor:
     parts: list[Part] = []
     for example, turns in EVERY:
-        own = said(policy, example, turns)
+        log_prob = logp(policy, example, turns)
         with torch.no_grad():
-            gap = said(other, example, turns) - own
-        parts.append((own, gap.clamp(-5, 5)))
+            gap = logp(other, example, turns) - log_prob
+        parts.append((log_prob, gap.clamp(-5, 5)))
     return clipped_mean(parts)
 
 
@@ -203,19 +203,19 @@ def opd_logits(policy: Policy, other: Policy) -> Tensor:
 
 Formula = Callable[[Policy, Policy], Tensor]
 CASES: dict[str, tuple[TrainConfig, Formula, dict[str, int]]] = {
-    "grpo": (asked("grpo"), grpo, {"draft": 12}),
-    "ditto": (asked("ditto"), ditto, {"draft": 12, "copy": 7, "refined": 7}),
-    "rltf-sd": (asked("rltf-sd", aux_weight=0.5), rltf,
+    "grpo": (config_of("grpo"), grpo, {"draft": 12}),
+    "ditto": (config_of("ditto"), ditto, {"draft": 12, "copy": 7, "refined": 7}),
+    "rltf-sd": (config_of("rltf-sd", aux_weight=0.5), rltf,
                 {"draft": 12, "refined": 7, "copy/regression": 7}),
-    "erl": (asked("erl", aux_weight=0.5), erl,
+    "erl": (config_of("erl", aux_weight=0.5), erl,
             {"draft": 12, "refined": 7, "copy/imitation": 3}),
-    "sdpo-token": (asked("sdpo-token"), sdpo_token, {"draft": 6}),
-    "sdpo-token+grpo": (asked("sdpo-token+grpo"), sdpo_token_grpo, {"draft": 12}),
-    "sdpo-logits": (asked("sdpo-logits"), sdpo_logits, {"draft/divergence": 6}),
-    "sdpo-logits+grpo": (asked("sdpo-logits+grpo"), sdpo_logits_grpo,
+    "sdpo-token": (config_of("sdpo-token"), sdpo_token, {"draft": 6}),
+    "sdpo-token+grpo": (config_of("sdpo-token+grpo"), sdpo_token_grpo, {"draft": 12}),
+    "sdpo-logits": (config_of("sdpo-logits"), sdpo_logits, {"draft/divergence": 6}),
+    "sdpo-logits+grpo": (config_of("sdpo-logits+grpo"), sdpo_logits_grpo,
                          {"draft": 12, "draft/divergence": 6}),
-    "opd": (asked("opd", teacher_model="other"), opd_token, {"draft": 12}),
-    "opd logits": (asked("opd", teacher_model="other", opd_form="logits"), opd_logits,
+    "opd": (config_of("opd", teacher_model="other"), opd_token, {"draft": 12}),
+    "opd logits": (config_of("opd", teacher_model="other", opd_form="logits"), opd_logits,
                    {"draft/divergence": 12}),
 }  # fmt: skip
 
@@ -242,12 +242,12 @@ def test_a_step_equals_its_formula(shared: Policy, other: Policy, name: str, bud
     config, formula, tokens = CASES[name]
     assert shared.shape is not None  # shared prefixes are computed once
     config = config.model_copy(update={"tokens_per_batch": budget})
-    want, wanted = naive(shared, formula(shared, other))
-    line = learn(shared, still(shared), found(config), config, second_model(config, other))
+    expected_loss, expected_grads = naive(shared, formula(shared, other))
+    line = learn(shared, still(shared), batch_of(config), config, second_model(config, other))
     assert line.trained == tokens
-    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
-    assert_close(gradients(shared), wanted)
-    assert max(float(g.norm()) for g in wanted.values()) > 1e-3
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+    assert_close(gradients(shared), expected_grads)
+    assert max(float(g.norm()) for g in expected_grads.values()) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["rltf-sd", "erl", "sdpo-logits+grpo"])
@@ -258,16 +258,16 @@ def test_what_is_trained_beside_the_rewards_leaves_their_step_as_it_is(
     off = {"aux_weight": 0.0, "distill_weight": 0.0}
     config = CASES[name][0].model_copy(update=off)
     rewarded = drafts(shared) if name.startswith("sdpo") else [*drafts(shared), *refined(shared)]
-    _, wanted = naive(shared, clipped_mean(rewarded))
-    line = learn(shared, still(shared), found(config), config)
-    assert_close(gradients(shared), wanted)
+    _, expected_grads = naive(shared, clipped_mean(rewarded))
+    line = learn(shared, still(shared), batch_of(config), config)
+    assert_close(gradients(shared), expected_grads)
     assert not any("/" in part for part in line.trained)
 
 
 def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> None:
     """A second update uses π_old and the first teacher's reading, though the weights have moved."""
-    policy, config = student(folder), asked("sdpo-token")
-    sequences = with_advantages(found(config), config)
+    policy, config = student(folder), config_of("sdpo-token")
+    sequences = with_advantages(batch_of(config), config)
     prepared = prepare_step(policy, sequences, config)
     first = gaps(policy, policy, True)
     with torch.no_grad():
@@ -278,27 +278,27 @@ def test_token_advantages_are_those_of_the_start_of_the_step(folder: Path) -> No
         ratio, a = (log - before).exp(), d.clamp(-5, 5)
         loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
         total = total + torch.where(a < 0, torch.minimum(loss, -10 * a), loss).sum() / 6
-    want, wanted = naive(policy, total)
+    expected_loss, expected_grads = naive(policy, total)
     line = update(policy, still(policy), prepared, range(len(sequences)), config, Tally())
-    assert line.loss == pytest.approx(want, rel=1e-4)
-    assert_close(gradients(policy), wanted, rel=5e-5)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4)
+    assert_close(gradients(policy), expected_grads, rel=5e-5)
 
 
 def test_advantages_of_several_mini_batches_stay_with_their_sequences(folder: Path) -> None:
-    policy, config = student(folder), asked("sdpo-token+grpo", mini_batch_prompts=1)
-    sequences = with_advantages(found(config), config)
+    policy, config = student(folder), config_of("sdpo-token+grpo", mini_batch_prompts=1)
+    sequences = with_advantages(batch_of(config), config)
     prepared = prepare_step(policy, sequences, config)
     x, y = mini_batches(sequences, 1)
     assert {sequences[i].example_id for i in y} == {"y"}
-    _, wanted = naive(policy, clipped_mean(drafts(policy)[2:]))
+    _, expected_grads = naive(policy, clipped_mean(drafts(policy)[2:]))
     update(policy, still(policy), prepared, y, config, Tally())
-    assert_close(gradients(policy), wanted)
+    assert_close(gradients(policy), expected_grads)
     assert prepared.advantages is not None and len(x) == 2
 
 
 @pytest.mark.parametrize("state", ["base", "ema"])
 def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
-    policy, config = student(folder), asked("sdpo-logits", teacher=state)
+    policy, config = student(folder), config_of("sdpo-logits", teacher=state)
     start_ema(policy)
     jolt(policy, 0.05, seed=3)
     average = student(folder)  # the weights from before
@@ -311,11 +311,11 @@ def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
             else:
                 read = rows_of(average, "x", turns, True)
         total.append(reverse_kl(rows_of(policy, "x", turns), read))
-    want, wanted = naive(policy, token_mean(total))
-    prepared = prepare_step(policy, with_advantages(found(config), config), config)
+    expected_loss, expected_grads = naive(policy, token_mean(total))
+    prepared = prepare_step(policy, with_advantages(batch_of(config), config), config)
     line = update(policy, still(policy), prepared, range(2), config, Tally())
-    assert line.loss == pytest.approx(want, rel=1e-4)
-    assert_close(gradients(policy), wanted)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4)
+    assert_close(gradients(policy), expected_grads)
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ def test_other_states_of_the_policy_teach(folder: Path, state: str) -> None:
 def test_packs_do_not_show_whatever_is_asked_for(shared: Policy, settings: dict[str, Any]) -> None:
     results = []
     for budget in (1, 16384):
-        config = asked(**settings, tokens_per_batch=budget)
-        line = learn(shared, still(shared), found(config), config)
+        config = config_of(**settings, tokens_per_batch=budget)
+        line = learn(shared, still(shared), batch_of(config), config)
         results.append((line.loss, gradients(shared)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4, abs=1e-6)
     assert_close(results[0][1], results[1][1], rel=2e-5)
@@ -343,11 +343,11 @@ def test_packs_do_not_show_whatever_is_asked_for(shared: Policy, settings: dict[
 def test_a_vocabulary_in_many_chunks_does_not_show(
     shared: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = asked("sdpo-logits+grpo")
-    learn(shared, still(shared), found(config), config)
+    config = config_of("sdpo-logits+grpo")
+    learn(shared, still(shared), batch_of(config), config)
     whole = gradients(shared)
     monkeypatch.setitem(CHUNK, "cpu", 1)  # sixteen tokens at a time, the least
-    learn(shared, still(shared), found(config), config)
+    learn(shared, still(shared), batch_of(config), config)
     assert_close(gradients(shared), whole)
 
 
@@ -360,7 +360,7 @@ def moved(policy: Policy, records: list[Record], config: TrainConfig, measure: C
     optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
     with torch.no_grad():
         before = measure()
-    learn(policy, optimizer, found(config, records), config, reader)
+    learn(policy, optimizer, batch_of(config, records), config, reader)
     with torch.no_grad():
         return measure() - before
 
@@ -368,14 +368,16 @@ def moved(policy: Policy, records: list[Record], config: TrainConfig, measure: C
 @pytest.mark.parametrize("method", ["grpo", "ditto"])
 def test_better_drafts_become_likelier(folder: Path, method: str) -> None:
     policy, records = student(folder), ROLLOUTS[4:]
-    good = moved(policy, records, asked(method), lambda: said(policy, "y", [D2]).sum())
-    bad = moved(policy, records, asked(method), lambda: said(policy, "y", [D1]).sum())
+    good = moved(policy, records, config_of(method), lambda: logp(policy, "y", [D2]).sum())
+    bad = moved(policy, records, config_of(method), lambda: logp(policy, "y", [D1]).sum())
     assert good > 0 > bad
 
 
 def test_a_better_refined_rollout_becomes_likelier_without_the_hint(folder: Path) -> None:
     policy = student(folder)
-    change = moved(policy, ROLLOUTS[:4], asked("ditto"), lambda: said(policy, "x", [R0, R2]).sum())
+    change = moved(
+        policy, ROLLOUTS[:4], config_of("ditto"), lambda: logp(policy, "x", [R0, R2]).sum()
+    )
     assert change > 0
 
 
@@ -383,22 +385,24 @@ def test_a_better_refined_rollout_becomes_likelier_without_the_hint(folder: Path
 def test_rltf_moves_copies_with_their_gain(folder: Path, gain: float) -> None:
     """All drafts alike and all refined alike: nothing but the regression has a gradient."""
     low, high = (0.0, 1.0) if gain > 0 else (1.0, 0.0)
-    records = [play("x", i, "draft", low, D0, received=told("x")) for i in range(2)]
+    records = [play("x", i, "draft", low, D0, received=advice("x")) for i in range(2)]
     records += [play("x", i, "refined", high, R0) for i in range(2)]
     policy = student(folder)
-    change = moved(policy, records, asked("rltf-sd"), lambda: said(policy, "x", [R0]).sum())
+    change = moved(policy, records, config_of("rltf-sd"), lambda: logp(policy, "x", [R0]).sum())
     assert change * gain > 0
 
 
 def test_erl_imitates_what_it_accepts_and_nothing_else(folder: Path) -> None:
     policy = student(folder)
     records = [
-        play("x", 0, "draft", 0.5, D0, received=told("x")),
+        play("x", 0, "draft", 0.5, D0, received=advice("x")),
         play("x", 0, "refined", 0.75, R0),
     ]
-    change = moved(policy, records, asked("erl"), lambda: said(policy, "x", [R0]).sum())
+    change = moved(policy, records, config_of("erl"), lambda: logp(policy, "x", [R0]).sum())
     assert change > 0
-    none = moved(policy, records, asked("erl", accept_from=0.8), lambda: said(policy, "x", [R0]))
+    none = moved(
+        policy, records, config_of("erl", accept_from=0.8), lambda: logp(policy, "x", [R0])
+    )
     assert bool((none == 0).all())
 
 
@@ -407,25 +411,25 @@ def test_tokens_that_the_teacher_likes_better_become_likelier(
     folder: Path, other: Policy, method: str
 ) -> None:
     policy = student(folder)
-    config = asked(method, distill_weight=1.0, teacher_model="other")
-    records = [play("x", i, "draft", 0.0, D0, received=told("x")) for i in range(2)]
+    config = config_of(method, distill_weight=1.0, teacher_model="other")
+    records = [play("x", i, "draft", 0.0, D0, received=advice("x")) for i in range(2)]
     reader = second_model(config, other)
     with torch.no_grad():
-        gap = said(reader.policy if reader else policy, "x", [D0], reader is None) - said(
+        gap = logp(reader.policy if reader else policy, "x", [D0], reader is None) - logp(
             policy, "x", [D0]
         )
-    change = moved(policy, records, config, lambda: said(policy, "x", [D0]), reader)
+    change = moved(policy, records, config, lambda: logp(policy, "x", [D0]), reader)
     assert float((gap.clamp(-5, 5) * change).sum()) > 0
 
 
 @pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "jsd"])
 def test_distributions_come_closer(folder: Path, other: Policy, kind: str) -> None:
     policy = student(folder)
-    config = asked("opd", teacher_model="other", opd_form="logits", divergence=kind)
+    config = config_of("opd", teacher_model="other", opd_form="logits", divergence=kind)
 
     def apart() -> Tensor:
-        own, read = rows_of(policy, "x", [D0]), rows_of(other, "x", [D0])
-        return (own.exp() * (own - read)).sum() + (read.exp() * (read - own)).sum()
+        student, read = rows_of(policy, "x", [D0]), rows_of(other, "x", [D0])
+        return (student.exp() * (student - read)).sum() + (read.exp() * (read - student)).sum()
 
     assert moved(policy, ROLLOUTS[:1], config, apart, Teacher(other)) < 0
 
@@ -434,24 +438,24 @@ def test_distributions_come_closer(folder: Path, other: Policy, kind: str) -> No
 
 
 def test_a_line_says_what_the_teacher_did(shared: Policy, other: Policy) -> None:
-    token = learn(shared, still(shared), found(asked("sdpo-token")), asked("sdpo-token"))
+    token = learn(shared, still(shared), batch_of(config_of("sdpo-token")), config_of("sdpo-token"))
     want = torch.cat(gaps(shared, shared, True))
     assert token.teacher["gap"] == pytest.approx(float(want.mean()), rel=1e-4)
     assert token.teacher["adv_abs_mean"] == pytest.approx(
         float(want.clamp(-5, 5).abs().mean()), rel=1e-4
     )
-    config = asked("sdpo-logits")
-    logits = learn(shared, still(shared), found(config), config)
+    config = config_of("sdpo-logits")
+    logits = learn(shared, still(shared), batch_of(config), config)
     want = sdpo_logits(shared, other).detach()
     assert logits.means.divergence == pytest.approx(float(want), rel=1e-4)
-    plain = learn(shared, still(shared), found(asked("grpo")), asked("grpo"))
+    plain = learn(shared, still(shared), batch_of(config_of("grpo")), config_of("grpo"))
     assert not plain.teacher and plain.means.divergence is None and plain.accepted is None
 
 
 def test_the_accepted_share_is_of_refined_rollouts(shared: Policy) -> None:
     def share(**settings: Any) -> float | None:
-        config = asked("erl", **settings)
-        return learn(shared, still(shared), found(config), config).accepted
+        config = config_of("erl", **settings)
+        return learn(shared, still(shared), batch_of(config), config).accepted
 
     assert share() == 0.5 and share(accept_from=0.25) == 1.0 and share(accept_from=2.0) == 0.0
 
@@ -463,25 +467,25 @@ def test_the_accepted_share_is_of_refined_rollouts(shared: Policy) -> None:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny model that has begun to learn the form of Hi-ToM's answers."""
     out = tmp_path_factory.mktemp("warm") / "sft"
-    asked = config(
+    settings = config(
         method="sft", full=True, model="tiny", tasks={"hitom": 1.0}, data={"hitom": "synth:60"},
         steps=15, sft_batch=6, lr=3e-3, where={"length": "1", "deception": "False"},
     )  # fmt: skip
-    train(asked, out, lambda line: None)
+    train(settings, out, lambda line: None)
     return str(out / "model")
 
 
 @pytest.mark.parametrize("method", [m for m in rollout_methods() if m != "grpo"])
 def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     """From rows to a saved adapter, with everything on that goes together."""
-    asked = config(
+    settings = config(
         method=method, model=reader, tasks={"hitom": 1.0}, data={"hitom": "synth:60"},
         where={"length": "1", "deception": "False"}, steps=2, prompts_per_step=2, group_size=2,
         max_tokens=8, mini_batch_prompts=1, lr=1e-3, lora={"r": 4, "alpha": 8}, teacher="ema",
         teacher_model=reader, show_draft=True, sampler_cap=2.0, kl_coef=0.01,
         shuffle_feedback=method in ("erl", "sdpo-token"),
     )  # fmt: skip
-    train(asked, tmp_path / "run", lambda line: None)
+    train(settings, tmp_path / "run", lambda line: None)
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1]
     trained = [name for line in lines for name in line if name.startswith("trained/")]

@@ -27,7 +27,7 @@ from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.step import with_advantages
 from soulkit.types import Record
-from tests.train.method_support import SMALL, found, play, told
+from tests.train.method_support import SMALL, advice, batch_of, play
 from tests.train.shapes import build
 from tests.train.support import assert_close, config, gradients, jolt, policy_of
 
@@ -51,17 +51,17 @@ def rollouts() -> list[Record]:
     rollouts 0 and 1 say the same at first, 2 and 3 the same throughout."""
     rng = random.Random(0)
 
-    def said(n: int) -> list[int]:
+    def random_turn(n: int) -> list[int]:
         return [rng.randrange(400, 420) for _ in range(n)]
 
     made = []
     for example in ("x", "y"):
-        first, second = said(7), said(5)
+        first, second = random_turn(7), random_turn(5)
         for number in range(4):
             rewards = rng.random(), rng.random()
-            turns = (first, second if number > 1 else said(6))
-            draft = play(example, number, "draft", rewards[0], *turns, received=told(example))
-            better = (turns[0], said(4)) if number % 2 else (said(8), said(3))
+            turns = (first, second if number > 1 else random_turn(6))
+            draft = play(example, number, "draft", rewards[0], *turns, received=advice(example))
+            better = (turns[0], random_turn(4)) if number % 2 else (random_turn(8), random_turn(3))
             made += [draft, play(example, number, "refined", rewards[1], *better)]
     return made
 
@@ -91,16 +91,16 @@ def laid_out(policies: Sequence[Policy], *, tries: bool) -> Iterator[None]:
             del policy.packs  # the class's own shows again
 
 
-def prepared(policy: Policy, other: Policy, asked: TrainConfig) -> Prepared:
-    sequences = with_advantages(found(asked, rollouts()), asked)
-    reader = Teacher(other) if asked.method == "opd" else None
-    return prepare_step(policy, sequences, asked, sequences, reader)
+def prepared(policy: Policy, other: Policy, settings: TrainConfig) -> Prepared:
+    sequences = with_advantages(batch_of(settings, rollouts()), settings)
+    reader = Teacher(other) if settings.method == "opd" else None
+    return prepare_step(policy, sequences, settings, sequences, reader)
 
 
-def graded(policy: Policy, step: Prepared, asked: TrainConfig) -> dict[str, torch.Tensor]:
+def grads_of(policy: Policy, step: Prepared, settings: TrainConfig) -> dict[str, torch.Tensor]:
     still = torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
     everything = range(len(step.sequences))
-    line = update(policy, still, step, everything, asked, Tally())
+    line = update(policy, still, step, everything, settings, Tally())
     assert line["grad_norm"] > 0
     return gradients(policy)
 
@@ -111,21 +111,21 @@ def test_packing_does_not_show_in_a_methods_gradients(
 ) -> None:
     method, more = case
     # Old log-probs are asked for, as in a step of several updates.
-    asked = config(method=method, **SMALL, mini_batch_prompts=1, **more)
+    settings = config(method=method, **SMALL, mini_batch_prompts=1, **more)
     policy, other = policy_of(folder, **SMALL), policy_of(folder, **SMALL)
     jolt(other, 0.1, seed=4)
     start_ema(policy)
     outcomes = []
     both = (policy, other)
-    kept = {name: p.detach().clone() for name, p in policy.trained}
+    weights = {name: p.detach().clone() for name, p in policy.trained}
     for tries, budget in ((False, 1), *((True, b) for b in BUDGETS)):
-        budgeted = asked.model_copy(update={"tokens_per_batch": budget})
+        budgeted = settings.model_copy(update={"tokens_per_batch": budget})
         with torch.no_grad():
             for name, parameter in policy.trained:
-                parameter.copy_(kept[name])
+                parameter.copy_(weights[name])
         with laid_out(both, tries=tries):
             step = prepared(policy, other, budgeted)
             jolt(policy, 0.02, seed=3)
-            outcomes.append(graded(policy, step, budgeted))
+            outcomes.append(grads_of(policy, step, budgeted))
     for one in outcomes[1:]:
         assert_close(one, outcomes[0])

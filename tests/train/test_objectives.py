@@ -42,14 +42,14 @@ class Plain:
         return tuple(replace(s, text=s.bare or s.text) for s in context)
 
 
-def record(example: str, rollout: int, kind: Kind, reward: float | None, said: int = 1) -> Record:
-    told = kind == "refined"
-    ids = tuple(20 + rollout for _ in range(said))
+def record(example: str, rollout: int, kind: Kind, reward: float | None, length: int = 1) -> Record:
+    hinted = kind == "refined"
+    ids = tuple(20 + rollout for _ in range(length))
     completion = Completion(
-        text="x", prompt_ids=(BARE, HINT) if told else (BARE,), token_ids=ids,
-        logprobs=(-1.0,) * said,
+        text="x", prompt_ids=(BARE, HINT) if hinted else (BARE,), token_ids=ids,
+        logprobs=(-1.0,) * length,
     )  # fmt: skip
-    segment = Segment("user", "task hint" if told else "task", bare="task")
+    segment = Segment("user", "task hint" if hinted else "task", bare="task")
     trace = Trace("reader", (Turn((segment,), completion),))
     episode = Episode(example_id=example, task="tomi", kind=kind, rollout=rollout, traces=(trace,))
     score = (
@@ -62,21 +62,21 @@ def record(example: str, rollout: int, kind: Kind, reward: float | None, said: i
 
 
 SMALL = [
-    record("x", 0, "draft", 0.0), record("x", 0, "refined", 1.0, said=2),
-    record("x", 1, "draft", 1.0), record("x", 1, "refined", 0.0, said=3),
+    record("x", 0, "draft", 0.0), record("x", 0, "refined", 1.0, length=2),
+    record("x", 1, "draft", 1.0), record("x", 1, "refined", 0.0, length=3),
 ]  # fmt: skip
 
 
-def advantages(found: list[TrainSequence]) -> dict[tuple[str, str], float]:
-    trained = with_advantages(found, config())
+def advantages(sequences: list[TrainSequence]) -> dict[tuple[str, str], float]:
+    trained = with_advantages(sequences, config())
     return {(s.part, s.rollout.partition("/")[0]): s.advantage for s in trained}
 
 
 def test_ditto_joins_drafts_and_copies_and_keeps_refined_apart() -> None:
     """Joint rewards 0, 1, 1, 0: mean 1/2, sample deviation √(1/3). Apart 1, 0: √(1/2)."""
-    found = Ditto().sequences(SMALL, Plain())
+    sequences = Ditto().sequences(SMALL, Plain())
     joint, apart = 0.5 / math.sqrt(1 / 3), 0.5 / math.sqrt(1 / 2)
-    assert advantages(found) == pytest.approx(
+    assert advantages(sequences) == pytest.approx(
         {
             ("draft", "0"): -joint, ("draft", "1"): joint,
             ("copy", "0"): joint, ("copy", "1"): -joint,
@@ -88,9 +88,9 @@ def test_ditto_joins_drafts_and_copies_and_keeps_refined_apart() -> None:
 
 def test_an_uneven_case_by_hand() -> None:
     """Draft 1 earned no feedback: three in the base group, one refined alone (advantage 0)."""
-    found = Ditto().sequences(SMALL[:3], Plain())
+    sequences = Ditto().sequences(SMALL[:3], Plain())
     spread = math.sqrt(1 / 3)  # of 0, 1, 1
-    assert advantages(found) == pytest.approx(
+    assert advantages(sequences) == pytest.approx(
         {
             ("draft", "0"): -2 / 3 / spread, ("copy", "0"): 1 / 3 / spread,
             ("draft", "1"): 1 / 3 / spread, ("refined", "0"): 0.0,
@@ -100,18 +100,18 @@ def test_an_uneven_case_by_hand() -> None:
 
 
 def test_a_copy_has_the_refined_tokens_under_the_plain_prompt() -> None:
-    found = {s.part: s for s in Ditto().sequences(SMALL[:2], Plain())}
-    assert found["draft"].span.ids == (BARE, 20)
-    assert found["copy"].span.ids == (BARE, 20, 20)
-    assert found["refined"].span.ids == (BARE, HINT, 20, 20)
-    assert found["copy"].span.sampler == found["refined"].span.sampler == (-1.0, -1.0)
+    by_part = {s.part: s for s in Ditto().sequences(SMALL[:2], Plain())}
+    assert by_part["draft"].span.ids == (BARE, 20)
+    assert by_part["copy"].span.ids == (BARE, 20, 20)
+    assert by_part["refined"].span.ids == (BARE, HINT, 20, 20)
+    assert by_part["copy"].span.sampler == by_part["refined"].span.sampler == (-1.0, -1.0)
 
 
 def test_grpo_is_ditto_without_what_came_after_the_draft() -> None:
-    found = GRPO().sequences(SMALL, Plain())
+    sequences = GRPO().sequences(SMALL, Plain())
     apart = 0.5 / math.sqrt(1 / 2)
     want = {("draft", "0"): -apart, ("draft", "1"): apart}
-    assert advantages(found) == pytest.approx(want, rel=1e-5)
+    assert advantages(sequences) == pytest.approx(want, rel=1e-5)
     assert not GRPO().uses_feedback and Ditto().uses_feedback
 
 
@@ -142,9 +142,9 @@ def test_examples_do_not_share_groups() -> None:
 def test_ablations_train_on_what_they_say(
     settings: dict[str, object], tokens: dict[str, int]
 ) -> None:
-    asked = config(**settings)
-    found = make_objective(asked).sequences(SMALL, Plain())
-    assert token_counts(with_advantages(found, asked)) == tokens
+    run_settings = config(**settings)
+    sequences = make_objective(run_settings).sequences(SMALL, Plain())
+    assert token_counts(with_advantages(sequences, run_settings)) == tokens
 
 
 def test_only_copy_keeps_the_joint_baseline() -> None:
@@ -153,5 +153,5 @@ def test_only_copy_keeps_the_joint_baseline() -> None:
 
 
 def test_lambda_weighs_the_feedback_part_alone() -> None:
-    found = Ditto(lambda_fb=0.25).sequences(SMALL, Plain())
-    assert {s.part: s.weight for s in found} == {"draft": 1.0, "copy": 1.0, "refined": 0.25}
+    sequences = Ditto(lambda_fb=0.25).sequences(SMALL, Plain())
+    assert {s.part: s.weight for s in sequences} == {"draft": 1.0, "copy": 1.0, "refined": 0.25}

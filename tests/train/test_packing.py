@@ -58,15 +58,15 @@ def test_every_span_is_in_one_pack_within_the_budget(
 def test_entries_say_where_each_token_is_predicted(spans: list[Span], as_trie: bool) -> None:
     trie = build_trie([s.ids for s in spans]) if as_trie else None
     pack = Pack(tuple(range(len(spans))), tuple(spans), trie)
-    found = pack_entries(pack)
+    table = pack_entries(pack)
     flat = trie.ids if trie is not None else np.full(len(pack.rows) * pack.width, -1)
     if trie is None:
         for row, one in enumerate(pack.rows):
             flat[row * pack.width : row * pack.width + len(one.ids)] = one.ids
     for index, one in enumerate(spans):
-        mine = found.owner == index
-        assert list(found.target[mine]) == list(one.ids[1:])
-        assert list(flat[found.parent[mine]]) == list(one.ids[:-1])
+        rows = table.owner == index
+        assert list(table.target[rows]) == list(one.ids[1:])
+        assert list(flat[table.parent[rows]]) == list(one.ids[:-1])
 
 
 def test_a_first_token_cannot_be_trained() -> None:

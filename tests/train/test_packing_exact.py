@@ -53,14 +53,14 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def folder(kind: str) -> Path:
         return build(kind, out / kind)
 
-    known: dict[str, Policy] = {}
+    policies: dict[str, Policy] = {}
 
     def policy(kind: str, **more: Any) -> Policy:
         key = f"{kind} {sorted(more.items())}"
-        if key not in known:
+        if key not in policies:
             move = 0.01 if more.get("full") else 0.05
-            known[key] = policy_of(folder(kind), move=move, **more)
-        return known[key]
+            policies[key] = policy_of(folder(kind), move=move, **more)
+        return policies[key]
 
     return policy
 
@@ -115,11 +115,11 @@ def forests(
     count = draw(st.integers(least, most))
     symbols = draw(st.sampled_from((2, 3, 40)))
     rng = random.Random(draw(st.integers(0, 2**32)))
-    found: list[Span] = []
+    spans: list[Span] = []
     for _ in range(count):
-        found.append(grown(rng, found, shortest, longest, symbols))
-    rng.shuffle(found)
-    return found
+        spans.append(grown(rng, spans, shortest, longest, symbols))
+    rng.shuffle(spans)
+    return spans
 
 
 steps = forests(least=6, most=12, shortest=8)
@@ -137,16 +137,16 @@ def two_seats() -> list[Span]:
     """One dialogue that two characters act: each has its own prompt and trains its own turns."""
     rng = random.Random(5)
     turns = [ids_of(rng, n, 30) for n in (4, 6, 3, 5)]
-    found = []
+    spans = []
     for seat in (0, 1):
         ids, trained = list(ids_of(rng, 9, 30)), [False] * 9
         for number, turn in enumerate(turns):
             ids += turn
             trained += [number % 2 == seat] * len(turn)
-        found.append(Span(tuple(ids), tuple(trained), ()))
+        spans.append(Span(tuple(ids), tuple(trained), ()))
     # The first dialogue as a third seat sees it: equal ids, other trained tokens.
-    other = tuple(i > 0 and not t for i, t in enumerate(found[0].trained))
-    return [*found, Span(found[0].ids, other, ())]
+    other = tuple(i > 0 and not t for i, t in enumerate(spans[0].trained))
+    return [*spans, Span(spans[0].ids, other, ())]
 
 
 FIXED: dict[str, list[Span]] = {
@@ -169,12 +169,12 @@ def drawn(spans: Sequence[Span], seed: int) -> list[torch.Tensor]:
     return [torch.randn(s.n_trained, generator=random_) for s in spans]
 
 
-def assert_same(found: Outcome, wanted: Outcome) -> None:
-    for a, b in zip(found.log_prob, wanted.log_prob, strict=True):
+def assert_same(actual: Outcome, expected: Outcome) -> None:
+    for a, b in zip(actual.log_prob, expected.log_prob, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=3e-5)
-    for a, b in zip(found.entropy, wanted.entropy, strict=True):
+    for a, b in zip(actual.entropy, expected.entropy, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=3e-5)
-    assert_close(found.grads, wanted.grads)
+    assert_close(actual.grads, expected.grads)
 
 
 def assert_exact(policy: Policy, spans: Sequence[Span], budget: int) -> None:
@@ -197,7 +197,7 @@ def as_tries(policy: Policy, costs: Costs | None = None) -> Iterator[None]:
         return list(in_tries(spans, budget))
 
     assert policy.shape is not None
-    own = policy.shape, blocks.CHUNKS
+    settings = policy.shape, blocks.CHUNKS
     policy.packs = packs  # type: ignore[method-assign]
     policy.shape = replace(policy.shape, costs=costs or policy.shape.costs)
     blocks.CHUNKS = (8, 4, 3) if costs is SMALL else blocks.CHUNKS
@@ -205,7 +205,7 @@ def as_tries(policy: Policy, costs: Costs | None = None) -> Iterator[None]:
         yield
     finally:
         del policy.packs  # the class's own shows again
-        policy.shape, blocks.CHUNKS = own
+        policy.shape, blocks.CHUNKS = settings
 
 
 def settings_of(examples: int, *, fixed: bool) -> settings:
@@ -324,9 +324,9 @@ def test_hidden_states_and_logits_give_the_log_probs(load: Load, kind: str) -> N
     with torch.no_grad(), as_tries(policy):
         (pack,) = policy.packs(spans, 10_000)
         log = torch.log_softmax(policy.logits(policy.hidden(pack)), -1)
-        said = [i for s in pack.spans for i, t in zip(s.ids, s.trained, strict=True) if t]
-        found = log.gather(1, torch.tensor(said)[:, None]).squeeze(1)
-        torch.testing.assert_close(found, policy.score(pack).log_prob, rtol=1e-4, atol=1e-5)
+        targets = [i for s in pack.spans for i, t in zip(s.ids, s.trained, strict=True) if t]
+        log_probs = log.gather(1, torch.tensor(targets)[:, None]).squeeze(1)
+        torch.testing.assert_close(log_probs, policy.score(pack).log_prob, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

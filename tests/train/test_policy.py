@@ -74,10 +74,10 @@ def test_gathered_hidden_states_give_the_full_forwards_log_probs(policy: Policy)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_the_samplers(folder: Path, temperature: float) -> None:
     policy = policy_of(folder, temperature=temperature, **LORA)
-    found = sampled(policy.sampler(batch_size=4), temperature)
-    assert len({c.token_ids for c in found}) > 3
-    mine = log_probs(policy, spans_of(found), 200)
-    for log, completion in zip(mine, found, strict=True):
+    replies = sampled(policy.sampler(batch_size=4), temperature)
+    assert len({c.token_ids for c in replies}) > 3
+    scores = log_probs(policy, spans_of(replies), 200)
+    for log, completion in zip(scores, replies, strict=True):
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
 
 
@@ -86,22 +86,22 @@ def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(
 ) -> None:
     some = [s.span for s in step_of(2, examples=1)]
     (pack,) = policy.packs(some, 10_000)
-    plain, asked = policy.score(pack), policy.score(pack, entropy=True)
-    assert not plain.entropy.requires_grad and asked.entropy.requires_grad
-    torch.testing.assert_close(plain.entropy, asked.entropy.detach())
+    plain, with_entropy = policy.score(pack), policy.score(pack, entropy=True)
+    assert not plain.entropy.requires_grad and with_entropy.entropy.requires_grad
+    torch.testing.assert_close(plain.entropy, with_entropy.entropy.detach())
     assert float(plain.entropy.min()) >= 0
     counts = torch.bincount(plain.owner).tolist()
     assert counts == [some[i].n_trained for i in pack.indices]
 
 
-def graded(policy: Policy, some: list[Span], budget: int = 10_000) -> dict[str, torch.Tensor]:
+def loss_grads(policy: Policy, some: list[Span], budget: int = 10_000) -> dict[str, torch.Tensor]:
     """Gradients of a weighted sum of log-probs and entropies."""
     for _, parameter in policy.trained:
         parameter.grad = None
     for pack in policy.packs(some, budget):
-        found = policy.score(pack, entropy=True)
-        weights = torch.tensor([1.0 + i % 3 for i in pack.indices])[found.owner]
-        ((found.log_prob + 0.1 * found.entropy) * weights).sum().backward()
+        scores = policy.score(pack, entropy=True)
+        weights = torch.tensor([1.0 + i % 3 for i in pack.indices])[scores.owner]
+        ((scores.log_prob + 0.1 * scores.entropy) * weights).sum().backward()
     return gradients(policy)
 
 
@@ -109,9 +109,9 @@ def test_reading_the_vocabulary_in_chunks_does_not_show(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = [s.span for s in step_of(4)]
-    whole, before = log_probs(policy, some, 10_000), graded(policy, some)
+    whole, before = log_probs(policy, some, 10_000), loss_grads(policy, some)
     monkeypatch.setitem(CHUNK, "cpu", 1)  # 16 positions at a time, the least
-    assert_close(graded(policy, some), before)
+    assert_close(loss_grads(policy, some), before)
     for a, b in zip(log_probs(policy, some, 10_000), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_activations_computed_again_give_the_same_gradients(
     some = [s.span for s in step_of(5)]
     again = policy_of(folder, packing=packing, activation_checkpointing=True, **LORA)
     assert again.recomputed
-    assert_close(graded(again, some), graded(policy, some))
+    assert_close(loss_grads(again, some), loss_grads(policy, some))
     assert not any(module.training for module in again.model.modules())
 
 
@@ -157,19 +157,19 @@ def test_only_the_adapter_is_trained_unless_all_weights_are(folder: Path, policy
     assert any("embed_tokens" in name for name, _ in every.trained)
 
 
-@pytest.mark.parametrize(("full", "wanted"), [(True, "float32"), (False, "auto")])
+@pytest.mark.parametrize(("full", "expected"), [(True, "float32"), (False, "auto")])
 def test_all_weights_are_never_trained_in_a_checkpoints_half_precision_unasked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, full: bool, wanted: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, full: bool, expected: str
 ) -> None:
-    asked, plain = [], LocalModel.load
+    dtypes, plain = [], LocalModel.load
 
     def load(path: Path, **how: Any) -> LocalModel:
-        asked.append(how["dtype"])
+        dtypes.append(how["dtype"])
         return plain(path, **how)
 
     monkeypatch.setattr(LocalModel, "load", load)
     load_policy(config(full=full, method="sft"), folder)
-    assert asked == [wanted]
+    assert dtypes == [expected]
 
 
 def test_a_saved_adapter_gives_the_trainers_log_probs(
@@ -179,8 +179,8 @@ def test_a_saved_adapter_gives_the_trainers_log_probs(
     files = {p.name for p in (tmp_path / "model").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors"}
     loaded = LocalModel.load(folder, adapter=tmp_path / "model")
-    found = sampled(loaded, 1.0)
-    for log, completion in zip(log_probs(policy, spans_of(found), 500), found, strict=True):
+    replies = sampled(loaded, 1.0)
+    for log, completion in zip(log_probs(policy, spans_of(replies), 500), replies, strict=True):
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
 
 
@@ -198,8 +198,8 @@ def test_all_weights_are_saved_as_a_model_of_their_own(tmp_path: Path, folder: P
     policy.save(tmp_path / "model")
     loaded = LocalModel.load(tmp_path / "model")
     assert loaded.renderer().render([Segment("user", "Hello")]).endswith("assistant\n")
-    found = sampled(loaded, 1.0)
-    for log, completion in zip(log_probs(policy, spans_of(found), 500), found, strict=True):
+    replies = sampled(loaded, 1.0)
+    for log, completion in zip(log_probs(policy, spans_of(replies), 500), replies, strict=True):
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
 
 

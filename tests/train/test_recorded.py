@@ -33,8 +33,8 @@ def test_a_training_run_is_rescored(trained: Path, tmp_path: Path, capfd) -> Non
     assert {r.kind for r in old} == {"draft", "refined"}
     capfd.readouterr()
     assert soul("rescore", trained, "--out", tmp_path / "new", "--json") == 0
-    said = json.loads(capfd.readouterr().out)
-    assert (said["episodes"], said["changed"], said["misses"]) == (len(old), 0, 0)
+    report = json.loads(capfd.readouterr().out)
+    assert (report["episodes"], report["changed"], report["misses"]) == (len(old), 0, 0)
     assert load_records(tmp_path / "new" / "episodes.jsonl") == old
     assert read_environment(tmp_path / "new")["command"] == "rescore train ditto"
     assert soul("rescore", tmp_path / "new", "--out", tmp_path / "newer") == 0

@@ -112,30 +112,30 @@ def url() -> Iterator[str]:
 
 def episodes(run: Path) -> list[dict[str, Any]]:
     """The run's records, without how long and how expensive they were."""
-    kept = read_jsonl(run / "episodes.jsonl")
-    for record in kept:
+    records = read_jsonl(run / "episodes.jsonl")
+    for record in records:
         record["episode"]["usage"] = None
         for trace in record["episode"]["traces"]:
             for turn in trace["turns"]:
                 turn["completion"]["usage"] = None
-    return kept
+    return records
 
 
 def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return {k: v for k, v in found.items() if k not in ("seconds", "model")}
+    values: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return {k: v for k, v in values.items() if k not in ("seconds", "model")}
 
 
 def states(run: Path) -> dict[str, Any]:
     """Every file of every checkpoint; of its position what no clock says."""
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for path in checkpoints(run / "checkpoints"):
         assert not damage(path)
-        found |= {f"{path.name}/{name}": held for name, held in files(path).items()}
-        position = json.loads(found.pop(f"{path.name}/position.json"))
+        contents |= {f"{path.name}/{name}": held for name, held in files(path).items()}
+        position = json.loads(contents.pop(f"{path.name}/position.json"))
         # Offsets depend on how many digits the clock's numbers have.
-        found[path.name] = {name: position[name] for name in ("step", "policy", "dev")}
-    return found
+        contents[path.name] = {name: position[name] for name in ("step", "policy", "dev")}
+    return contents
 
 
 def models(run: Path) -> dict[str, Any]:
@@ -146,11 +146,11 @@ def models(run: Path) -> dict[str, Any]:
 
 def files(folder: Path) -> dict[str, Any]:
     """Name → content. PEFT writes its settings with sets in them, in any order."""
-    found: dict[str, Any] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-    if "adapter_config.json" in found:
-        settings = json.loads(found["adapter_config.json"])
-        found["adapter_config.json"] = {**settings, "target_modules": None}
-    return found
+    contents: dict[str, Any] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    if "adapter_config.json" in contents:
+        settings = json.loads(contents["adapter_config.json"])
+        contents["adapter_config.json"] = {**settings, "target_modules": None}
+    return contents
 
 
 def assert_same(run: Path, untouched: Path) -> None:
@@ -245,11 +245,11 @@ def moments(name: str, number: int, run: Path) -> list[tuple[int, float]]:
     rng = random.Random(f"{name}/{number}")
     lines = read_jsonl(run / "metrics.jsonl")
     paces = [line["time/sample"] + line["time/train"] for line in lines if "policy/version" in line]
-    found, done = [], 0
+    kills, done = [], 0
     for _ in range(1 + (number % 5 == 4)):
         done = rng.randrange(done, len(paces))
-        found.append((done * len(lines) // len(paces), rng.random() * paces[done]))
-    return found
+        kills.append((done * len(lines) // len(paces), rng.random() * paces[done]))
+    return kills
 
 
 TRIALS = [*(("ditto", n) for n in range(KILLS)), *(("sdpo", n) for n in range((KILLS + 1) // 2))]
@@ -328,8 +328,8 @@ def test_another_configuration_is_refused_by_name(
     before = (untouched / "metrics.jsonl").read_bytes()
     arguments = [*ditto(warm / "model", untouched), "--lambda-fb", "0.5", "--seed", "7"]
     assert soul(*arguments) == 2
-    said = capsys.readouterr().err
-    assert "lambda_fb: 1.0 -> 0.5" in said and "seed: 0 -> 7" in said
+    message = capsys.readouterr().err
+    assert "lambda_fb: 1.0 -> 0.5" in message and "seed: 0 -> 7" in message
     assert (untouched / "metrics.jsonl").read_bytes() == before
 
 
@@ -358,9 +358,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     data[-1] ^= 1
     (newest / "trained.safetensors").write_bytes(data)
     assert soul(*ditto(warm / "model", out)) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "is damaged" in line]
-    assert len(told) == 1 and "step_000005 is damaged (trained.safetensors" in told[0]
-    assert "going on from step_000004" in told[0]
+    remarks = [line for line in capsys.readouterr().err.splitlines() if "is damaged" in line]
+    assert len(remarks) == 1 and "step_000005 is damaged (trained.safetensors" in remarks[0]
+    assert "going on from step_000004" in remarks[0]
     assert_same(out, untouched)
 
 

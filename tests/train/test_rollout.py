@@ -63,42 +63,42 @@ def jobs() -> list[Job]:
     return [Job(task, example, index) for task, example in pairs for index in range(2)]
 
 
-def played(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record], list[list[str]]]:
+def sample(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record], list[list[str]]]:
     """The records of one step and the batches of its deterministic sampler."""
-    asked = config(max_tokens=3, concurrency=2, **settings)
+    run_settings = config(max_tokens=3, concurrency=2, **settings)
     model: Any = Watched(sampler.model, sampler.tokenizer, deterministic=True)
     model.batches = []
     cast = Cast(actor=Player(model), coach=Player(Hesitant(seed)))
-    rollouts = Rollouts(asked, Ditto(), model, cast, [], [])
+    rollouts = Rollouts(run_settings, Ditto(), model, cast, [], [])
     return asyncio.run(asyncio.wait_for(rollouts.sample(jobs(), ""), 60)), model.batches
 
 
 def test_records_are_in_the_order_of_their_prompts_not_task_by_task(sampler: LocalModel) -> None:
     for shuffle in (False, True):
-        records, _ = played(sampler, 1, shuffle_feedback=shuffle)
-        wanted = [(job.example.id, job.index) for job in jobs()]
-        assert [(r.example_id, r.rollout) for r in records if r.kind == "draft"] == wanted
+        records, _ = sample(sampler, 1, shuffle_feedback=shuffle)
+        order = [(job.example.id, job.index) for job in jobs()]
+        assert [(r.example_id, r.rollout) for r in records if r.kind == "draft"] == order
         refined = [(r.example_id, r.rollout) for r in records if r.kind == "refined"]
-        assert refined == [who for who in wanted if who in refined] and refined
+        assert refined == [who for who in order if who in refined] and refined
 
 
 def test_shuffled_feedback_of_two_tasks_is_sampled_in_batches_that_no_clock_decides(
     sampler: LocalModel,
 ) -> None:
-    found = [played(sampler, seed, shuffle_feedback=True)[1] for seed in range(24)]
-    assert all(batches == found[0] for batches in found)
+    runs = [sample(sampler, seed, shuffle_feedback=True)[1] for seed in range(24)]
+    assert all(batches == runs[0] for batches in runs)
 
 
 def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None:
-    records, _ = played(sampler, 1)
+    records, _ = sample(sampler, 1)
     assert records[0].episode.traces
-    kept = without_tokens(records[0])
-    assert not kept.episode.traces and kept.score == records[0].score
+    slim = without_tokens(records[0])
+    assert not slim.episode.traces and slim.score == records[0].score
 
 
 def actor_coach(seed: int, sampler: LocalModel, run: Run) -> Player | None:
-    asked = config(coach="actor", seed=seed)
-    return make_cast(asked, sampler, make_players(asked, sampler, run)).coach
+    settings = config(coach="actor", seed=seed)
+    return make_cast(settings, sampler, make_players(settings, sampler, run)).coach
 
 
 def test_an_actor_that_coaches_itself_draws_with_the_seed_of_the_run(

@@ -64,16 +64,16 @@ def test_a_step_has_its_batch_whoever_asks() -> None:
     assert firsts != [e.id for _, e in batch(pool, 10, 1, 1)]
 
 
-def told(example: str, rollout: int, leak: str = "") -> Record:
+def draft_of(example: str, rollout: int, leak: str = "") -> Record:
     text = f"{example}/{rollout}"
-    given_ = Feedback(text=text, author="symbolic", leak=leak)
-    return replace(record(example, rollout, "draft", 0.0), received=given_)
+    feedback = Feedback(text=text, author="symbolic", leak=leak)
+    return replace(record(example, rollout, "draft", 0.0), received=feedback)
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=2, max_size=6), seed=st.integers(0, 9))
 def test_control_feedback_always_comes_from_another_example(sizes: list[int], seed: int) -> None:
-    drafts = [told(f"x{i}", r) for i, size in enumerate(sizes) for r in range(size)]
+    drafts = [draft_of(f"x{i}", r) for i, size in enumerate(sizes) for r in range(size)]
     swapped = swap_feedback(drafts, str(seed))
     for draft, feedback in zip(drafts, swapped, strict=True):
         assert feedback is not None
@@ -83,10 +83,10 @@ def test_control_feedback_always_comes_from_another_example(sizes: list[int], se
 
 
 def test_control_feedback_skips_leaks_and_drafts_without_any() -> None:
-    drafts = [told("a", 0), told("a", 1, leak="gold_text"), told("b", 0), SMALL[0]]
+    drafts = [draft_of("a", 0), draft_of("a", 1, leak="gold_text"), draft_of("b", 0), SMALL[0]]
     swapped = swap_feedback(drafts, "0")
     assert [f and f.text for f in swapped] == ["b/0", None, "a/0", None]
-    assert swap_feedback([told("a", 0), told("a", 1)], "0") == [None, None]
+    assert swap_feedback([draft_of("a", 0), draft_of("a", 1)], "0") == [None, None]
 
 
 def test_cut_off_replies_leave_the_loss_but_not_the_baseline() -> None:
@@ -97,7 +97,7 @@ def test_cut_off_replies_leave_the_loss_but_not_the_baseline() -> None:
     assert isinstance(long, Completion)
     turns = (replace(trace.turns[0], completion=long),)
     episode = replace(cut.episode, traces=(replace(trace, turns=turns),))
-    found = without_truncated(sequences, [*SMALL[:3], replace(cut, episode=episode)])
-    lost = {(s.part, s.rollout) for s in found if s.weight == 0}
+    masked = without_truncated(sequences, [*SMALL[:3], replace(cut, episode=episode)])
+    lost = {(s.part, s.rollout) for s in masked if s.weight == 0}
     assert lost == {("copy", "1/refined"), ("refined", "1/refined")}
-    assert [s.reward for s in found] == [s.reward for s in sequences]
+    assert [s.reward for s in masked] == [s.reward for s in sequences]

@@ -127,9 +127,9 @@ def removed(long: Ids, short: Ids) -> tuple[int, ...]:
 
 
 def of_kind(records: list[Record], kind: str) -> list[Record]:
-    found = [r for r in records if r.kind == kind]
-    assert len(found) == 4 and all(r.episode.failure is None for r in found)
-    return found
+    matches = [r for r in records if r.kind == kind]
+    assert len(matches) == 4 and all(r.episode.failure is None for r in matches)
+    return matches
 
 
 def test_trained_ids_are_the_samplers(
@@ -226,10 +226,10 @@ def test_gold_with_feedback_holds_it_in_the_prompt(policy: Policy) -> None:
     task, (example, *_) = rows("tomi", 1)
     text = task.rehearse(example, random.Random(0))
     assert text
-    plain, told = task.gold(example), task.gold(example, Feedback(text=text, author="symbolic"))
-    assert plain is not None and told is not None
+    plain, hinted = task.gold(example), task.gold(example, Feedback(text=text, author="symbolic"))
+    assert plain is not None and hinted is not None
     (a,) = gold_spans(plain, policy.renderer, policy.encode_reply)
-    (b,) = gold_spans(told, policy.renderer, policy.encode_reply)
+    (b,) = gold_spans(hinted, policy.renderer, policy.encode_reply)
     assert text in policy.tokenizer.decode(list(removed(b.ids, a.ids)))
 
 
@@ -247,8 +247,8 @@ def test_a_template_that_does_not_continue_gives_a_sequence_a_turn(
     renderer = Restless(policy.tokenizer)
     episode = task.gold(example)
     assert episode is not None
-    found = gold_spans(episode, renderer, policy.encode_reply)
-    assert len(found) == len(episode.traces[0].turns) >= 4
+    spans = gold_spans(episode, renderer, policy.encode_reply)
+    assert len(spans) == len(episode.traces[0].turns) >= 4
     record = of_kind(dialogues, "refined")[0]
     copies = list(sequences_of(record, "copy", renderer))
     assert len(copies) == len(record.episode.traces[0].turns)

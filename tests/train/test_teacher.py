@@ -42,7 +42,7 @@ from soulkit.train.rollouts.play import feedback_slots
 from soulkit.train.rollouts.shuffle import with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 from tests.support.evaluation import visitor
-from tests.train.method_support import ROLLOUTS, Numbers, play, slot, told
+from tests.train.method_support import ROLLOUTS, Numbers, advice, play, slot
 from tests.train.support import config, jolt, policy_of, random_model, rows
 
 SPAN = Span((301, 302, 303, 304), (False, False, True, True), ())
@@ -112,8 +112,8 @@ def test_a_state_is_left_as_it_was_entered(policy: Policy, state: str) -> None:
 def test_the_base_is_the_model_without_its_adapter(policy: Policy) -> None:
     with torch.no_grad(), policy.model.disable_adapter():
         want = policy.score(policy.packs([SPAN], 100)[0]).log_prob
-    (found,) = Teacher(policy, "base").log_probs([SPAN], 100)
-    assert torch.equal(found, want)
+    (log_prob,) = Teacher(policy, "base").log_probs([SPAN], 100)
+    assert torch.equal(log_prob, want)
 
 
 def test_no_average_no_teaching(policy: Policy) -> None:
@@ -133,8 +133,8 @@ def test_hidden_states_come_span_by_span(policy: Policy, budget: int) -> None:
     assert len(hidden) == 6 and not hidden.requires_grad
     log = torch.log_softmax(teacher.logits(hidden), -1)
     targets = [i for s in spans for i, t in zip(s.ids, s.trained, strict=True) if t]
-    found = log.gather(-1, torch.tensor(targets)[:, None]).squeeze(-1)
-    assert torch.allclose(found, torch.cat(teacher.log_probs(spans, budget)), atol=1e-5)
+    log_probs = log.gather(-1, torch.tensor(targets)[:, None]).squeeze(-1)
+    assert torch.allclose(log_probs, torch.cat(teacher.log_probs(spans, budget)), atol=1e-5)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -142,54 +142,54 @@ def test_hidden_states_come_span_by_span(policy: Policy, budget: int) -> None:
 
 def test_a_second_model_is_loaded_frozen(folder: Path, policy: Policy, tmp_path: Path) -> None:
     policy.save(tmp_path / "expert")
-    asked = config(
+    settings = config(
         method="opd", model=str(folder), teacher_adapter=str(tmp_path / "expert"),
         opd_form="logits",
     )  # fmt: skip
-    found = load_teacher(asked, make_objective(asked), policy)
-    assert found is not None and not found.trained
-    assert log_prob(found) == pytest.approx(log_prob(policy), abs=1e-5)
-    asked = config(method="opd", model="gone", teacher_model=str(folder))
-    base = load_teacher(asked, make_objective(asked), policy)
+    teacher = load_teacher(settings, make_objective(settings), policy)
+    assert teacher is not None and not teacher.trained
+    assert log_prob(teacher) == pytest.approx(log_prob(policy), abs=1e-5)
+    settings = config(method="opd", model="gone", teacher_model=str(folder))
+    base = load_teacher(settings, make_objective(settings), policy)
     assert base is not None
     assert log_prob(base) == pytest.approx(Teacher(policy, "base").log_probs([SPAN], 9)[0].tolist())
 
 
 @pytest.mark.parametrize("method", ["grpo", "ditto", "sdpo-token", "sdpo-logits+grpo"])
 def test_other_methods_have_no_second_model(policy: Policy, method: str) -> None:
-    asked = config(method=method, teacher_model="somewhere")
-    assert load_teacher(asked, make_objective(asked), policy) is None
+    settings = config(method=method, teacher_model="somewhere")
+    assert load_teacher(settings, make_objective(settings), policy) is None
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(policy: Policy, tmp_path: Path) -> None:
     build_tiny(tmp_path / "foreign", ["quite", "another", "vocabulary"])
-    asked = config(method="opd", teacher_model=str(tmp_path / "foreign"))
+    settings = config(method="opd", teacher_model=str(tmp_path / "foreign"))
     with pytest.raises(ConfigError, match="vocabulary") as caught:
-        load_teacher(asked, make_objective(asked), policy)
+        load_teacher(settings, make_objective(settings), policy)
     assert all(caught.value.lines())
 
 
 def test_distillation_without_a_teacher_is_refused_before_anything_is_loaded() -> None:
-    asked = config(method="opd", data={"tomi": "synth:4"})
+    settings = config(method="opd", data={"tomi": "synth:4"})
     for refuse in (make_objective, gather_material):
         with pytest.raises(ConfigError, match="no teacher"):
-            refuse(asked)
+            refuse(settings)
 
 
 def test_the_base_cannot_teach_where_all_weights_move() -> None:
-    asked = config(method="sdpo-token", teacher="base", full=True, data={"tomi": "synth:4"})
+    settings = config(method="sdpo-token", teacher="base", full=True, data={"tomi": "synth:4"})
     with pytest.raises(ConfigError, match="all weights"):
-        gather_material(asked)
+        gather_material(settings)
 
 
 def test_distributions_need_hidden_states(policy: Policy) -> None:
     policy.gathers = False
     for method in ("sdpo-logits", "sdpo-logits+grpo"):
-        asked = config(method=method)
+        settings = config(method=method)
         with pytest.raises(ConfigError, match="cannot be compared"):
-            check_student(asked, make_objective(asked), policy)
-    asked = config(method="sdpo-token")
-    check_student(asked, make_objective(asked), policy)
+            check_student(settings, make_objective(settings), policy)
+    settings = config(method="sdpo-token")
+    check_student(settings, make_objective(settings), policy)
 
 
 # --- what a teacher reads -------------------------------------------------------------------------
@@ -215,16 +215,16 @@ def walked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     if request.param != "secret_keeper":
         return *walk(model, request.param), model.renderer()
     with visitor() as url:
-        found = walk(model, request.param, Player(Endpoint(model="visitor", base_url=url)))
-    return *found, model.renderer()
+        pair = walk(model, request.param, Player(Endpoint(model="visitor", base_url=url)))
+    return *pair, model.renderer()
 
 
 def test_filling_the_slot_undoes_emptying_it(walked: Walked) -> None:
     """filled(bare(refined)) renders to the very ids that the refined rollout was sampled from."""
     records, jobs, renderer = walked
-    slot, told = feedback_slots(jobs), [r for r in records if r.kind == "refined"]
-    assert len(told) == 4
-    for record in told:
+    slot, refined = feedback_slots(jobs), [r for r in records if r.kind == "refined"]
+    assert len(refined) == 4
+    for record in refined:
         (trace,) = record.episode.traces
         assert record.given is not None
         full = slot(record, trace.seat, record.given)
@@ -234,7 +234,7 @@ def test_filling_the_slot_undoes_emptying_it(walked: Walked) -> None:
             ]
             assert renderer.prompt_ids(filled(emptied, full)) == list(turn.completion.prompt_ids)
         pairs = told_spans(replace_prompts(record, renderer).episode.traces[0], renderer, full)
-        assert [own for own, _ in pairs] == copied_spans(trace, renderer)
+        assert [copy for copy, _ in pairs] == copied_spans(trace, renderer)
         assert [other for _, other in pairs] == emitted_spans(trace)
 
 
@@ -257,23 +257,23 @@ def test_a_drafts_mirror_has_the_feedback_and_nothing_else(walked: Walked) -> No
     for record in (r for r in records if r.kind == "draft"):
         assert record.received is not None
         for sequence in told_sequences(record, renderer, feedback_slots(jobs)):
-            own, other = sequence.span, sequence.teacher
-            assert other is not None and own.sampler == other.sampler
+            span, other = sequence.span, sequence.teacher
+            assert other is not None and span.sampler == other.sampler
             emitted, again = (
-                [i for i, t in zip(s.ids, s.trained, strict=True) if t] for s in (own, other)
+                [i for i, t in zip(s.ids, s.trained, strict=True) if t] for s in (span, other)
             )
             assert emitted == again
-            gap = len(other.ids) - len(own.ids)
-            places = range(len(own.ids))
-            at = next(i for i in places if own.ids[i] != other.ids[i])
-            assert other.ids[:at] + other.ids[at + gap :] == own.ids and gap > 0
+            gap = len(other.ids) - len(span.ids)
+            places = range(len(span.ids))
+            at = next(i for i in places if span.ids[i] != other.ids[i])
+            assert other.ids[:at] + other.ids[at + gap :] == span.ids and gap > 0
             hint = renderer.tokenizer.decode(list(other.ids[at - 1 : at + gap + 1]))
             assert record.received.text in hint
 
 
 def test_missing_and_leaking_feedback_have_no_mirror() -> None:
-    said = play("x", 0, "draft", 0.0, (320,), received=told("x", leak="answerable"))
-    for record in (said, replace(said, received=None)):
+    draft = play("x", 0, "draft", 0.0, (320,), received=advice("x", leak="answerable"))
+    for record in (draft, replace(draft, received=None)):
         (sequence,) = told_sequences(record, Numbers(), slot)
         assert sequence.teacher is None
         for method, left in (("sdpo-token", 0), ("sdpo-logits", 0), ("sdpo-token+grpo", 1)):
@@ -288,44 +288,46 @@ def test_a_conversation_without_a_slot_is_no_lesson() -> None:
 
 def test_pairs_merge_only_where_both_continue() -> None:
     """The second turn continues the draft, and not the told one: both stay apart."""
-    own = [([1], [2], [-1.0]), ([1, 2, 3], [4], [-2.0])]
+    copies = [([1], [2], [-1.0]), ([1, 2, 3], [4], [-2.0])]
     other = [([1, 9], [2], ()), ([8, 9, 2, 3], [4], ())]
-    first, second = paired_spans(zip(own, other, strict=True))
+    first, second = paired_spans(zip(copies, other, strict=True))
     assert [s.ids for s in first] == [(1, 2), (1, 9, 2)]
     assert [s.ids for s in second] == [(1, 2, 3, 4), (8, 9, 2, 3, 4)]
     assert all(a.n_trained == b.n_trained == 1 for a, b in (first, second))
     joined = [([1, 9], [2], ()), ([1, 9, 2, 3], [4], ())]
-    ((a, b),) = paired_spans(zip(own, joined, strict=True))
+    ((a, b),) = paired_spans(zip(copies, joined, strict=True))
     assert a.ids == (1, 2, 3, 4) and b.ids == (1, 9, 2, 3, 4) and a.n_trained == b.n_trained == 2
 
 
 def test_two_seats_take_their_own_slot() -> None:
     """A task with several characters is asked for the slot of each."""
-    asked: list[str] = []
+    seats: list[str] = []
     record = ROLLOUTS[0]
     twin = replace(record.episode.traces[0], seat="other")
     both = replace(record, episode=replace(record.episode, traces=(*record.episode.traces, twin)))
 
     def remember(record: Record, seat: str, feedback: Feedback) -> Segment:
-        asked.append(seat)
+        seats.append(seat)
         return slot(record, seat, feedback)
 
     assert len(list(told_sequences(both, Numbers(), remember))) == 2
-    assert asked == ["reader", "other"]
+    assert seats == ["reader", "other"]
 
 
 def test_distillation_is_not_done_by_the_student_itself(policy: Policy) -> None:
-    asked = config(method="opd", teacher_model="other")
+    settings = config(method="opd", teacher_model="other")
     with pytest.raises(ConfigError, match="no second model"):
-        teacher_of(asked, make_objective(asked), policy, None)
+        teacher_of(settings, make_objective(settings), policy, None)
 
 
 def test_in_the_control_a_teacher_reads_somebody_elses_feedback() -> None:
-    leak, drafts = told("y", leak="gold_text"), []
+    leak, drafts = advice("y", leak="gold_text"), []
     for example in ("x", "y"):
-        drafts += [play(example, i, "draft", 0.0, (320,), received=told(example)) for i in range(2)]
+        drafts += [
+            play(example, i, "draft", 0.0, (320,), received=advice(example)) for i in range(2)
+        ]
     drafts.append(play("y", 2, "draft", 0.0, (320,), received=leak))
     swapped = with_swapped(drafts, "key")
-    assert [r.received for r in swapped[:2]] == [told("y")] * 2
-    assert [r.received for r in swapped[2:]] == [told("x")] * 2 + [None]
+    assert [r.received for r in swapped[:2]] == [advice("y")] * 2
+    assert [r.received for r in swapped[2:]] == [advice("x")] * 2 + [None]
     assert [r.key for r in swapped] == [r.key for r in drafts]

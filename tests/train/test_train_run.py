@@ -40,8 +40,8 @@ STEP_KEYS = {
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def test_sft_lowers_the_loss_and_leaves_a_whole_model(warm: Path) -> None:
     task, (example, *_) = rows("tomi", 1)
     call = Call(role="actor", example_id=example.id)
     greedy = Sampling(temperature=0.0, max_tokens=12)
-    said = asyncio.run(model.complete(task.preview(example), greedy, call))
-    assert said.text.startswith("<answer>") and said.stop_reason == "stop"
+    reply = asyncio.run(model.complete(task.preview(example), greedy, call))
+    assert reply.text.startswith("<answer>") and reply.stop_reason == "stop"
     summary = summary_of(warm)
     assert summary["command"] == "train sft" and set(summary["tasks"]) == {"tomi", "secret_keeper"}
 
@@ -114,12 +114,12 @@ def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
     from soulkit.train.config import TrainConfig
     from soulkit.train.material.assemble import gather_material
 
-    asked = TrainConfig.model_validate(read_settings_file(ditto / "config.yaml"))
-    material = gather_material(asked)
-    held, kept = ({e.cluster for _, e in pool} for pool in (material.dev, material.pool))
-    assert held and not held & kept
+    settings = TrainConfig.model_validate(read_settings_file(ditto / "config.yaml"))
+    material = gather_material(settings)
+    held, training = ({e.cluster for _, e in pool} for pool in (material.dev, material.pool))
+    assert held and not held & training
     played = {r.cluster for r in load_records(ditto / "episodes.jsonl")}
-    assert played <= kept
+    assert played <= training
 
 
 def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
@@ -136,8 +136,8 @@ def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
 
 def test_one_supervised_step_is_a_run_too(tmp_path: Path) -> None:
     out = tmp_path / "one"
-    asked = ("--task", "tomi", "--data", "tomi=synth:20", "--steps", 1, "--batch", 2)
-    assert soul("train", "sft", "--model", "tiny", "--full", *asked, "--out", out) == 0
+    options = ("--task", "tomi", "--data", "tomi=synth:20", "--steps", 1, "--batch", 2)
+    assert soul("train", "sft", "--model", "tiny", "--full", *options, "--out", out) == 0
     loss = summary_of(out)["tasks"]["tomi"]["loss"]
     assert loss["n"] == 1 and loss["ci_low"] is None
     assert (out / "model" / "model.safetensors").is_file()
@@ -163,12 +163,12 @@ def test_the_saved_adapter_has_the_trainers_log_probs(ditto: Path, warm: Path) -
     plain = LocalModel.load(warm / "model")
     records = load_records(ditto / "episodes.jsonl")[:12]
     spans = [s for r in records for t in r.episode.traces for s in emitted_spans(t)]
-    mine = log_probs(policy, spans, 4096)
-    theirs = log_probs(type(policy)(loaded.model, loaded.tokenizer), spans, 4096)
+    scores = log_probs(policy, spans, 4096)
+    reloaded = log_probs(type(policy)(loaded.model, loaded.tokenizer), spans, 4096)
     base = log_probs(type(policy)(plain.model, plain.tokenizer), spans, 4096)
-    for a, b in zip(mine, theirs, strict=True):
+    for a, b in zip(scores, reloaded, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
-    assert max(float((a - c).abs().max()) for a, c in zip(mine, base, strict=True)) > 1e-3
+    assert max(float((a - c).abs().max()) for a, c in zip(scores, base, strict=True)) > 1e-3
 
 
 def test_the_same_command_again_changes_nothing(ditto: Path, warm: Path) -> None:
@@ -208,12 +208,12 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
     }  # fmt: skip
     tasks = [r.task for r in drafts[::2]]  # one of each group; updates take prompts in this order
     assert tasks not in (sorted(tasks), sorted(tasks, reverse=True))
-    own = {(r.example_id, r.rollout): r.received for r in drafts}
-    given = [r for r in records if r.given is not None]
-    assert given
-    for record in given:
+    feedback_of = {(r.example_id, r.rollout): r.received for r in drafts}
+    refined = [r for r in records if r.given is not None]
+    assert refined
+    for record in refined:
         assert record.given is not None
-        sources = {e for (e, _), f in own.items() if f is not None and f == record.given}
+        sources = {e for (e, _), f in feedback_of.items() if f is not None and f == record.given}
         assert sources - {record.example_id}
 
 
@@ -281,9 +281,9 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
     assert {r.score.reason for r in lost} == {"partner_error"}
     assert all(r.received is None for r in lost)  # nothing to say about what was not seen
     for line in lines:
-        mine = [r for r in records if r.step == line["step"] and r.score.scored]
+        scored = [r for r in records if r.step == line["step"] and r.score.scored]
         tokens = {
-            kind: sum(len(t.completion.token_ids) for r in mine if r.kind == kind
+            kind: sum(len(t.completion.token_ids) for r in scored if r.kind == kind
                       for t in r.episode.traces[0].turns)
             for kind in ("draft", "refined")
         }  # fmt: skip
@@ -304,10 +304,10 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
         return visitor_line(body["messages"]) if who == "partner" else "Look at who was there."
 
     def once(steps: int) -> int:
-        asked = (*KEEPER, "--partner", f"endpoint:v@{server.base_url}")
+        options = (*KEEPER, "--partner", f"endpoint:v@{server.base_url}")
         if who == "coach":
-            asked = (*TOMI, "--coach", f"endpoint:wise@{server.base_url}")
-        return soul("train", "ditto", "--model", warm / "model", *asked, "--steps", steps,
+            options = (*TOMI, "--coach", f"endpoint:wise@{server.base_url}")
+        return soul("train", "ditto", "--model", warm / "model", *options, "--steps", steps,
                     "--out", out)  # fmt: skip
 
     out = tmp_path / "run"
@@ -323,8 +323,8 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
             patch.setattr(Rollouts, "jobs", jobs)
             well = False
             assert once(2) == 1
-            told = capsys.readouterr().err
-            assert f"the {who} is ill" in told and "internal error" not in told
+            message = capsys.readouterr().err
+            assert f"the {who} is ill" in message and "internal error" not in message
             assert [line["step"] for line in read_jsonl(out / "metrics.jsonl")] == [0]
             assert (out / "checkpoints" / "step_000001").is_dir()
             well = True
@@ -338,13 +338,13 @@ def test_a_blind_reader_is_asked_about_every_feedback(tmp_path: Path, warm: Path
         done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 1,
                     "--blind-reader", f"endpoint:reader@{server.base_url}",
                     "--out", out)  # fmt: skip
-        asked = [body["messages"][0]["content"] for body in server.requests]
+        prompts = [body["messages"][0]["content"] for body in server.requests]
     assert done == 0
     drafts = [r for r in load_records(out / "episodes.jsonl") if r.kind == "draft"]
-    given = [r.received for r in drafts if r.received is not None]
-    assert len(asked) == 8 * len(given) > 0
-    assert not any(line in asked[0] for line in drafts[0].prompt.splitlines() if "came" in line)
-    assert {round(8 * (f.blind or 0), 6) % 1 for f in given} == {0.0}
+    feedback = [r.received for r in drafts if r.received is not None]
+    assert len(prompts) == 8 * len(feedback) > 0
+    assert not any(line in prompts[0] for line in drafts[0].prompt.splitlines() if "came" in line)
+    assert {round(8 * (f.blind or 0), 6) % 1 for f in feedback} == {0.0}
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -378,8 +378,8 @@ def test_the_best_weights_are_kept_and_can_be_loaded(tmp_path: Path, warm: Path)
     dev = [line["eval/tomi"] for line in lines if "eval/tomi" in line]
     assert len(dev) == steps
     best = sorted(range(1, steps + 1), key=lambda step: (dev[step - 1], step), reverse=True)
-    kept = {p.name for p in (out / "checkpoints").iterdir()}
-    assert kept == {f"step_{step:06d}" for step in (*best[:2], steps)}
+    names = {p.name for p in (out / "checkpoints").iterdir()}
+    assert names == {f"step_{step:06d}" for step in (*best[:2], steps)}
 
     summary = summary_of(out)
     assert (summary["best_step"], summary["best_dev"]) == (best[0], dev[best[0] - 1])

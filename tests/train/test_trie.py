@@ -43,15 +43,15 @@ def test_a_position_sees_its_own_path_and_nothing_else(
 
 def whole(trie: Trie, window: int | None, costs: Costs) -> np.ndarray:
     """The visibility that the rectangles of a plan add up to."""
-    found = np.zeros((len(trie), len(trie)), dtype=bool)
+    mask = np.zeros((len(trie), len(trie)), dtype=bool)
     for block in plan_blocks(trie, costs, window)[1]:
         keys = np.concatenate([np.arange(a, b) for a, b in block.keys])
         seen = trie.visible(block.queries, block.keys, window)
         if block.causal:
             assert block.keys == (block.queries,)
             seen = np.tril(np.ones_like(seen))
-        found[np.arange(*block.queries)[:, None], keys[None]] = seen
-    return found
+        mask[np.arange(*block.queries)[:, None], keys[None]] = seen
+    return mask
 
 
 @given(SEQUENCES, st.one_of(st.none(), st.integers(1, 6)), st.sampled_from(COSTS))

@@ -50,15 +50,15 @@ def still(policy: Policy) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
 
 
-def taken(
-    policy: Policy, sequences: list[TrainSequence], asked: TrainConfig, **other: Any
+def update_once(
+    policy: Policy, sequences: list[TrainSequence], settings: TrainConfig, **other: Any
 ) -> tuple[dict[str, float], dict[str, Tensor], Tally]:
     """Numbers and gradients of one update on all sequences."""
-    trained = with_advantages(sequences, asked)
-    prepared = other.get("prepared") or prepare_step(policy, trained, asked, sequences)
+    trained = with_advantages(sequences, settings)
+    prepared = other.get("prepared") or prepare_step(policy, trained, settings, sequences)
     tally = Tally()
     every = range(len(prepared.sequences))
-    line = update(policy, still(policy), prepared, every, asked, tally)
+    line = update(policy, still(policy), prepared, every, settings, tally)
     return line, gradients(policy), tally
 
 
@@ -95,7 +95,7 @@ def by_hand(sequences: list[TrainSequence]) -> list[float | None]:
 def naive(
     policy: Policy,
     sequences: list[TrainSequence],
-    asked: TrainConfig,
+    settings: TrainConfig,
     old: dict[int, Tensor] | None = None,
     weights: dict[int, Tensor] | None = None,
     base: dict[int, Tensor] | None = None,
@@ -104,38 +104,38 @@ def naive(
     for _, parameter in policy.trained:
         parameter.grad = None
     values = by_hand(sequences)
-    kept = [i for i, v in enumerate(values) if v is not None and sequences[i].weight > 0]
+    active = [i for i, v in enumerate(values) if v is not None and sequences[i].weight > 0]
     total = torch.zeros(())
-    for i in kept:
+    for i in active:
         one, advantage = sequences[i], values[i]
         assert advantage is not None
         log, spread = alone(policy, one.span)
         before = log.detach() if old is None else old[i]
-        if asked.ratio == "sequence":
+        if settings.ratio == "sequence":
             ratio = ((log - before).mean().exp()).expand(len(log))
         else:
             ratio = (log - before).clamp(-20, 20).exp()
-        inside = ratio.clamp(1 - asked.eps_low, 1 + asked.eps_high)
+        inside = ratio.clamp(1 - settings.eps_low, 1 + settings.eps_high)
         loss = torch.maximum(-advantage * ratio, -advantage * inside)
-        if advantage < 0 and asked.ratio == "token":
-            loss = loss.clamp(max=-asked.clip_ratio_c * advantage)
+        if advantage < 0 and settings.ratio == "token":
+            loss = loss.clamp(max=-settings.clip_ratio_c * advantage)
         if weights is not None:
             loss = loss * weights[i]
         if base is not None:
             gap = (base[i] - log).clamp(-20, 20)
-            loss = loss + asked.kl_coef * (gap.exp() - gap - 1).clamp(max=10)
-        loss = loss - asked.entropy_coef * spread
+            loss = loss + settings.kl_coef * (gap.exp() - gap - 1).clamp(max=10)
+        loss = loss - settings.entropy_coef * spread
         fellows = [
             sequences[k]
-            for k in kept
-            if asked.denominator == "joint" or sequences[k].component == one.component
+            for k in active
+            if settings.denominator == "joint" or sequences[k].component == one.component
         ]
         divisor: float = {
             "token-mean": sum(f.span.n_trained for f in fellows),
             "seq-mean-token-mean": len(fellows) * one.span.n_trained,
             "seq-mean-token-sum": len(fellows),
-            "seq-mean-token-sum-norm": asked.norm_length,
-        }[asked.aggregation]
+            "seq-mean-token-sum-norm": settings.norm_length,
+        }[settings.aggregation]
         total = total + one.weight * loss.sum() / divisor
     total.backward()
     return float(total.detach()), gradients(policy)
@@ -161,28 +161,28 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_equals_the_naive_one(shared: Policy, name: str) -> None:
-    asked = config(**LOOSE, **CASES[name])
+    settings = config(**LOOSE, **CASES[name])
     sequences = weighted(step_of(), refined=0.7)
-    want, wanted = naive(shared, sequences, asked)
-    line, found, _ = taken(shared, sequences, asked)
-    assert line.loss == pytest.approx(want, rel=1e-5, abs=1e-7)
-    assert_close(found, wanted)
-    assert max(float(g.norm()) for g in wanted.values()) > 1e-3
+    expected_loss, expected_grads = naive(shared, sequences, settings)
+    line, grads, _ = update_once(shared, sequences, settings)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7)
+    assert_close(grads, expected_grads)
+    assert max(float(g.norm()) for g in expected_grads.values()) > 1e-3
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_later_updates_use_the_log_probs_from_before_the_step(folder: Path, ratio: str) -> None:
     policy = policy_of(folder, **LOOSE)
-    asked = config(**LOOSE, ratio=ratio, mini_batch_prompts=1)
+    settings = config(**LOOSE, ratio=ratio, mini_batch_prompts=1)
     sequences = step_of(2)
     with torch.no_grad():
         old = {i: alone(policy, s.span)[0] for i, s in enumerate(sequences)}
-    prepared = prepare_step(policy, with_advantages(sequences, asked), asked)
+    prepared = prepare_step(policy, with_advantages(sequences, settings), settings)
     jolt(policy, 0.02, seed=5)
-    want, wanted = naive(policy, sequences, asked, old)
-    line, found, tally = taken(policy, sequences, asked, prepared=prepared)
-    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
-    assert_close(found, wanted, rel=5e-5)
+    expected_loss, expected_grads = naive(policy, sequences, settings, old)
+    line, grads, tally = update_once(policy, sequences, settings, prepared=prepared)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+    assert_close(grads, expected_grads, rel=5e-5)
     assert tally.means().ratio != pytest.approx(1.0, abs=1e-4)
     if ratio == "token":
         assert (tally.means().clipped or 0) > 0
@@ -191,32 +191,32 @@ def test_later_updates_use_the_log_probs_from_before_the_step(folder: Path, rati
 @pytest.mark.parametrize("budget", [1, 64, 200])
 def test_micro_batches_do_not_show(shared: Policy, budget: int) -> None:
     sequences = step_of(3)
-    whole = taken(shared, sequences, config(**LOOSE))
-    parts = taken(shared, sequences, config(**LOOSE, tokens_per_batch=budget))
+    whole = update_once(shared, sequences, config(**LOOSE))
+    parts = update_once(shared, sequences, config(**LOOSE, tokens_per_batch=budget))
     assert parts[0].loss == pytest.approx(whole[0].loss, rel=1e-5, abs=1e-7)
     assert_close(parts[1], whole[1])
 
 
 def test_joint_and_separate_denominators_differ_by_the_share_of_tokens(shared: Policy) -> None:
     base_only = weighted(step_of(1), refined=0.0)
-    joint = taken(shared, base_only, config(**LOOSE))
-    apart = taken(shared, base_only, config(**LOOSE, denominator="separate"))
+    joint = update_once(shared, base_only, config(**LOOSE))
+    apart = update_once(shared, base_only, config(**LOOSE, denominator="separate"))
     assert_close(joint[1], apart[1])  # one component: nothing to join
     every = step_of(1)
     tokens = {True: 0, False: 0}
     for s in every:
         tokens[s.part == "refined"] += s.span.n_trained
-    joint_all = taken(shared, every, config(**LOOSE))[1]
+    joint_all = update_once(shared, every, config(**LOOSE))[1]
     share = tokens[False] / sum(tokens.values())
-    only_fb = taken(shared, weighted(every, draft=0.0, copy=0.0), config(**LOOSE))[1]
+    only_fb = update_once(shared, weighted(every, draft=0.0, copy=0.0), config(**LOOSE))[1]
     sums = {n: joint[1][n] * share + only_fb[n] * (1 - share) for n in joint_all}
     assert_close(joint_all, sums, rel=1e-4)
 
 
 def test_without_the_feedback_loss_the_base_step_is_that_of_the_base_alone(shared: Policy) -> None:
     sequences = step_of(6)
-    off = taken(shared, weighted(sequences, refined=0.0), config(**LOOSE))
-    gone = taken(shared, [s for s in sequences if s.part != "refined"], config(**LOOSE))
+    off = update_once(shared, weighted(sequences, refined=0.0), config(**LOOSE))
+    gone = update_once(shared, [s for s in sequences if s.part != "refined"], config(**LOOSE))
     assert off[0].loss == pytest.approx(gone[0].loss)
     assert_close(off[1], gone[1])
 
@@ -226,13 +226,13 @@ def test_only_copies_are_trained_but_drafts_set_their_baseline(shared: Policy) -
     trained = with_advantages(sequences, config(**LOOSE))
     assert {s.part for s in trained} == {"copy"}
     values = dict(zip(map(id, sequences), by_hand(sequences), strict=True))
-    want = [values[id(s)] for s in sequences if s.part == "copy"]
-    assert [s.advantage for s in trained] == pytest.approx(want)
+    expected_loss = [values[id(s)] for s in sequences if s.part == "copy"]
+    assert [s.advantage for s in trained] == pytest.approx(expected_loss)
     assert fmean(s.advantage for s in trained) != pytest.approx(0.0, abs=1e-3)
-    line, found, _ = taken(shared, sequences, config(**LOOSE))
-    loss, wanted = naive(shared, sequences, config(**LOOSE))
+    line, grads, _ = update_once(shared, sequences, config(**LOOSE))
+    loss, expected_grads = naive(shared, sequences, config(**LOOSE))
     assert line.loss == pytest.approx(loss, rel=1e-5)
-    assert_close(found, wanted)
+    assert_close(grads, expected_grads)
 
 
 # --- who takes part -------------------------------------------------------------------------------
@@ -251,9 +251,9 @@ def test_lone_and_flat_groups_teach_nothing(shared: Policy) -> None:
     for sequences in (lone, flat):
         trained = with_advantages(sequences, config())
         assert [s.advantage for s in trained] == [0.0] * len(sequences)
-        line, found, tally = taken(shared, sequences, config(**LOOSE))
+        line, grads, tally = update_once(shared, sequences, config(**LOOSE))
         assert line == Update(loss=0.0, grad_norm=0.0)
-        assert all(float(g.norm()) == 0 for g in found.values())
+        assert all(float(g.norm()) == 0 for g in grads.values())
         assert tally.means() == TokenMeans()
     raw = with_advantages(lone, config(protocol="reference"))
     assert [s.advantage for s in raw] == pytest.approx([s.reward for s in lone], rel=1e-5)
@@ -264,7 +264,7 @@ def test_silent_sequences_count_but_are_not_computed(
 ) -> None:
     loud = step_of(10, examples=2)
     sequences = [replace(s, reward=0.5) if s.example_id == "x1" else s for s in loud]
-    asked = config(**LOOSE)
+    settings = config(**LOOSE)
     scored: list[int] = []
     real = Policy.score
 
@@ -273,11 +273,11 @@ def test_silent_sequences_count_but_are_not_computed(
         return real(self, pack, **options)
 
     monkeypatch.setattr(Policy, "score", count)
-    line, found, _ = taken(shared, sequences, asked)
+    line, grads, _ = update_once(shared, sequences, settings)
     assert sum(scored) == len(sequences) / 2
-    want, wanted = naive(shared, sequences, asked)  # computes all of them
-    assert line.loss == pytest.approx(want, rel=1e-5, abs=1e-7)
-    assert_close(found, wanted)
+    expected_loss, expected_grads = naive(shared, sequences, settings)  # computes all of them
+    assert line.loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7)
+    assert_close(grads, expected_grads)
 
 
 def test_mini_batches_hold_whole_examples() -> None:
@@ -291,15 +291,15 @@ def test_mini_batches_hold_whole_examples() -> None:
 
 
 def test_the_kl_penalty_is_to_the_model_without_its_adapter(shared: Policy) -> None:
-    asked = config(**LOOSE, kl_coef=0.3)
+    settings = config(**LOOSE, kl_coef=0.3)
     sequences = step_of(12, examples=2)
     with torch.no_grad(), shared.model.disable_adapter():
         base = {i: alone(shared, s.span)[0] for i, s in enumerate(sequences)}
-    want, wanted = naive(shared, sequences, asked, base=base)
-    line, found, _ = taken(shared, sequences, asked)
-    assert line.loss == pytest.approx(want, rel=1e-4)
-    assert_close(found, wanted, rel=2e-5)
-    assert line.loss > taken(shared, sequences, config(**LOOSE))[0].loss
+    expected_loss, expected_grads = naive(shared, sequences, settings, base=base)
+    line, grads, _ = update_once(shared, sequences, settings)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4)
+    assert_close(grads, expected_grads, rel=2e-5)
+    assert line.loss > update_once(shared, sequences, config(**LOOSE))[0].loss
 
 
 @pytest.mark.parametrize("lambda_fb", [1.0, 0.0])
@@ -307,7 +307,7 @@ def test_a_copy_takes_the_sampler_weight_of_its_refined_twin(
     shared: Policy, lambda_fb: float
 ) -> None:
     """Also when the twin itself is not trained."""
-    asked = config(**LOOSE, sampler_cap=1.5)
+    settings = config(**LOOSE, sampler_cap=1.5)
     sequences = weighted(step_of(13, examples=2), refined=lambda_fb)
     weights: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -316,10 +316,10 @@ def test_a_copy_takes_the_sampler_weight_of_its_refined_twin(
             assert twin.span.sampler == s.span.sampler
             now = alone(shared, twin.span)[0]
             weights[i] = (now - torch.tensor(twin.span.sampler)).exp().clamp(max=1.5)
-    want, wanted = naive(shared, sequences, asked, weights=weights)
-    line, found, _ = taken(shared, sequences, asked)
-    assert line.loss == pytest.approx(want, rel=1e-4, abs=1e-6)
-    assert_close(found, wanted, rel=5e-5)
+    expected_loss, expected_grads = naive(shared, sequences, settings, weights=weights)
+    line, grads, _ = update_once(shared, sequences, settings)
+    assert line.loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+    assert_close(grads, expected_grads, rel=5e-5)
 
 
 def test_a_copy_without_a_twin_is_refused_not_weighed_one() -> None:
@@ -346,9 +346,9 @@ def test_a_loss_that_is_not_finite_leaves_the_weights(folder: Path) -> None:
 
 
 def test_gradients_are_clipped_to_the_norm(shared: Policy) -> None:
-    asked = config(lora=LOOSE["lora"], max_grad_norm=0.01)
-    line, found, _ = taken(shared, step_of(16), asked)
-    norm = math.sqrt(sum(float(g.square().sum()) for g in found.values()))
+    settings = config(lora=LOOSE["lora"], max_grad_norm=0.01)
+    line, grads, _ = update_once(shared, step_of(16), settings)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
     assert line.grad_norm > 0.01
     assert norm == pytest.approx(0.01, rel=1e-3)
 
@@ -359,10 +359,10 @@ def test_a_step_raises_what_was_better_than_its_group_and_lowers_the_rest(folder
     good, bad = (replace(s, reward=r) for s, r in zip(sequences, (1.0, 0.0), strict=True))
     with torch.no_grad():
         before = [float(alone(policy, s.span)[0].sum()) for s in (good, bad)]
-    asked = config(**LOOSE)
-    prepared = prepare_step(policy, with_advantages([good, bad], asked), asked)
+    settings = config(**LOOSE)
+    prepared = prepare_step(policy, with_advantages([good, bad], settings), settings)
     optimizer = torch.optim.SGD([p for _, p in policy.trained], lr=0.01)
-    update(policy, optimizer, prepared, range(2), asked, Tally())
+    update(policy, optimizer, prepared, range(2), settings, Tally())
     with torch.no_grad():
         after = [float(alone(policy, s.span)[0].sum()) for s in (good, bad)]
     assert after[0] > before[0] and after[1] < before[1]

@@ -80,14 +80,14 @@ def _policy(vector: Vector) -> None:
         )
     _check_policy(vector, log_prob, L.aggregate(tokens.loss, mask, mode, **_counts(config)))
     empty = {"clip_fraction": 0.0, "approx_kl": 0.0, "clip_fraction_lower": 0.0}
-    found = tokens.metrics(mask) or empty
+    actual = tokens.metrics(mask) or empty
     names = {
         "actor/pg_clipfrac": "clip_fraction",
         "actor/ppo_kl": "approx_kl",
         "actor/pg_clipfrac_lower": "clip_fraction_lower",
     }
-    wanted = {names[k]: v for k, v in vector.expected["metrics"].items()}
-    assert_tensor(found, wanted, data["dtype"], at="metrics")
+    expected = {names[k]: v for k, v in vector.expected["metrics"].items()}
+    assert_tensor(actual, expected, data["dtype"], at="metrics")
 
 
 def _check_policy(vector: Vector, log_prob: Tensor, value: Tensor) -> None:

@@ -71,5 +71,5 @@ def _combine(vector: Vector) -> None:
     mask = torch.tensor(data["response_mask"])
     result, metrics = combine(advantages, distilled, mask, taught=data["opd_mask"], **weight)
     assert_tensor(result, vector.expected["advantages"], data["dtype"])
-    wanted = {METRICS[k]: v for k, v in vector.expected["metrics"].items()}
-    assert_tensor(metrics, wanted, data["dtype"], at="metrics")
+    expected = {METRICS[k]: v for k, v in vector.expected["metrics"].items()}
+    assert_tensor(metrics, expected, data["dtype"], at="metrics")

@@ -24,26 +24,26 @@ def task_of(kind: str) -> Task:
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "given"),
+    ("kind", "worked", "expected"),
     [("coach", False, True), ("worked_example", False, False), ("worked_example", True, True)],
 )
-def test_lessons(kind: str, asked: bool, given: bool) -> None:
+def test_lessons(kind: str, worked: bool, expected: bool) -> None:
     task, rng = task_of(kind), random.Random(0)
     example = task.example(synth("tomi", 1, 0)[0])
-    settings = config(method="sft", sft_feedback=1.0, worked_examples=asked)
-    found = feedback_for(task, example, settings, rng)
-    assert (found is not None) == given
-    assert found is None or found.kind == kind
+    settings = config(method="sft", sft_feedback=1.0, worked_examples=worked)
+    lesson = feedback_for(task, example, settings, rng)
+    assert (lesson is not None) == expected
+    assert lesson is None or lesson.kind == kind
 
 
 def test_what_leaks_is_handed_on_only_as_a_worked_example() -> None:
-    told = Feedback(text="It is in the box.", author="x", leak="gold_text")
+    leak = Feedback(text="It is in the box.", author="x", leak="gold_text")
     drafts = [
         Record(key=name, task="t", example_id=name, rollout=0, kind="draft",
                episode=Episode(example_id=name, task="t"), score=Score(value=0, reward=0),
-               received=told)
+               received=leak)
         for name in "ab"
     ]  # fmt: skip
     assert swap_feedback(drafts, "k") == [None, None]
-    shown = replace(told, kind="worked_example")
+    shown = replace(leak, kind="worked_example")
     assert swap_feedback([replace(d, received=shown) for d in drafts], "k") == [shown, shown]

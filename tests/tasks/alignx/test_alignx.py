@@ -42,14 +42,14 @@ def score(text: str, stop: str = "stop", **changes: Any) -> Score:
 
 @pytest.mark.parametrize("inside", ["B", " B ", "b", "\n\tB\n"])
 def test_the_form_that_was_asked_for(inside: str) -> None:
-    found = score(f"I think so. <answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, "ok", "B")
+    grade = score(f"I think so. <answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (1.0, "ok", "B")
 
 
 @pytest.mark.parametrize("inside", ["B.", "(B)", "**B**", "B. text", "Reply B", "**Response (B)**"])
 def test_what_can_be_read_all_the_same(inside: str) -> None:
-    found = score(f"<answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, "salvaged", "B")
+    grade = score(f"<answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (1.0, "salvaged", "B")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_what_can_be_read_all_the_same(inside: str) -> None:
     ],
 )
 def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
-    found = score(text, stop)
-    assert (found.value, found.status, found.words) == (0.0, status, "")
-    assert found.metrics == {"picked_a": None}
+    grade = score(text, stop)
+    assert (grade.value, grade.status, grade.words) == (0.0, status, "")
+    assert grade.metrics == {"picked_a": None}
 
 
 def test_the_last_tag_decides_and_thinking_does_not() -> None:
@@ -146,26 +146,26 @@ def test_rows_marked_with_the_name_of_the_whole_benchmark_belong_to_the_first_sp
 def records(answer: Any, n: int = 10) -> list[Record]:
     """A record of every example of `n` rows; `answer` gives the reply to (example, gold letter)."""
     task = task_of("alignx_demo")
-    found = []
+    played = []
     for row in synth("alignx_demo", n, 2):
         for example in task.examples(row):
             text = answer(example, task.gold_letter(example))
-            given = score_text(task, example, text) if text else unscored(Failure("x"))
-            found.append(record(example, given))
-    return found
+            score = score_text(task, example, text) if text else unscored(Failure("x"))
+            played.append(record(example, score))
+    return played
 
 
-def record(example: Example, given: Score) -> Record:
+def record(example: Example, score: Score) -> Record:
     episode = Episode(example_id=example.id, task="alignx_demo")
     return Record(
         key=example.id, task="alignx_demo", example_id=example.id, rollout=0, kind="draft",
-        episode=episode, score=given, cluster=example.cluster,
+        episode=episode, score=score, cluster=example.cluster,
     )  # fmt: skip
 
 
 def summary(answer: Any) -> dict[str, float]:
-    found: dict[str, float] = task_of("alignx_demo").summarise(records(answer))
-    return found
+    means: dict[str, float] = task_of("alignx_demo").summarise(records(answer))
+    return means
 
 
 def test_an_actor_with_a_favourite_place_is_found_out() -> None:
@@ -211,7 +211,7 @@ def test_the_whole_road_reports_the_lean(tmp_path: Path) -> None:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def shown(**row: Any) -> str:
+def prompt(**row: Any) -> str:
     task = task_of("alignx_arbitrary")
     text: str = task.preview(task.example({**ROW, "demographic": None, **row}))[0].text
     return text
@@ -219,32 +219,32 @@ def shown(**row: Any) -> str:
 
 def test_every_kind_of_evidence_reaches_the_prompt_and_absent_ones_leave_no_trace() -> None:
     comment = {"prompt": "Rain?", "comment": "Bring it on."}
-    text = shown(demographic="Blunt.", icl_pairs=[PAIR], ugc=[comment])
-    assert all(said in text for said in ("Blunt.", *PAIR.values(), *comment.values()))
-    assert not any(word in shown() for word in ("The person", "liked better before", "themselves"))
-    assert "An old hand." in shown(profile="An old hand.")
-    assert "An old hand." not in shown(profile="An old hand.", demographic="Young.")
-    assert "age: 40; likes: tea, rain" in shown(demographic={"age": 40, "likes": ["tea", "rain"]})
+    text = prompt(demographic="Blunt.", icl_pairs=[PAIR], ugc=[comment])
+    assert all(evidence in text for evidence in ("Blunt.", *PAIR.values(), *comment.values()))
+    assert not any(word in prompt() for word in ("The person", "liked better before", "themselves"))
+    assert "An old hand." in prompt(profile="An old hand.")
+    assert "An old hand." not in prompt(profile="An old hand.", demographic="Young.")
+    assert "age: 40; likes: tea, rain" in prompt(demographic={"age": 40, "likes": ["tea", "rain"]})
 
 
 def test_only_so_many_items_are_shown_and_blank_ones_are_not_replaced() -> None:
     pairs = [{**PAIR, "prompt": f"post {i}", "chosen": "" if i == 1 else "x"} for i in range(5)]
-    assert "post 0" in shown(icl_pairs=pairs) and "post 2" not in shown(icl_pairs=pairs)
-    assert "post 1" not in shown(icl_pairs=pairs), "two by default, one of them blank"
-    assert "post 4" in shown(icl_pairs=pairs, n_icl=5)
-    assert "post 0" not in shown(icl_pairs=pairs, n_icl=0)
+    assert "post 0" in prompt(icl_pairs=pairs) and "post 2" not in prompt(icl_pairs=pairs)
+    assert "post 1" not in prompt(icl_pairs=pairs), "two by default, one of them blank"
+    assert "post 4" in prompt(icl_pairs=pairs, n_icl=5)
+    assert "post 0" not in prompt(icl_pairs=pairs, n_icl=0)
 
 
 def test_an_item_that_is_the_very_question_is_not_shown() -> None:
-    own = [
+    question_pair = [
         {"prompt": ROW["raw_prompt"], "chosen": ROW["chosen"], "rejected": "Sing."},
         {"prompt": f" {ROW['raw_prompt']}", "chosen": "Sing.", "rejected": ROW["rejected"]},
     ]
-    said = [{"prompt": ROW["raw_prompt"], "comment": ROW["chosen"]},
+    comments = [{"prompt": ROW["raw_prompt"], "comment": ROW["chosen"]},
             {"prompt": ROW["raw_prompt"], "comment": "Bikes!"}]  # fmt: skip
-    row = {**ROW, "icl_pairs": [*own, PAIR], "n_icl": 3, "ugc": said}
+    row = {**ROW, "icl_pairs": [*question_pair, PAIR], "n_icl": 3, "ugc": comments}
     fields = task_of("alignx_pair").example(row).fields
-    assert fields["icl_pairs"] == (PAIR,) and fields["ugc"] == (said[1],)
+    assert fields["icl_pairs"] == (PAIR,) and fields["ugc"] == (comments[1],)
     published = task_of("alignx_pair", "reference").example(row).fields
     assert len(published["icl_pairs"]) == 3 and len(published["ugc"]) == 2
 
@@ -252,19 +252,19 @@ def test_an_item_that_is_the_very_question_is_not_shown() -> None:
 @pytest.mark.parametrize("bad", ["a text", [1, 2], {"prompt": "x"}, ["x"]])
 def test_evidence_that_is_no_list_of_objects_is_a_bad_row(bad: Any) -> None:
     with pytest.raises(DataError, match="no list of objects"):
-        shown(icl_pairs=bad)
+        prompt(icl_pairs=bad)
 
 
 @pytest.mark.parametrize("blank", ["raw_prompt", "chosen", "rejected"])
 def test_a_row_without_post_or_reply_is_a_bad_row(blank: str) -> None:
     for value in ("  ", None):
         with pytest.raises(DataError):
-            shown(**{blank: value})
+            prompt(**{blank: value})
 
 
 def test_equal_replies_are_a_bad_row() -> None:
     with pytest.raises(DataError, match="say the same"):
-        shown(rejected=ROW["chosen"])
+        prompt(rejected=ROW["chosen"])
 
 
 def test_long_evidence_is_cut_fairly_and_instructions_never() -> None:
@@ -313,8 +313,8 @@ def test_feedback_from_rules_tells_nothing_about_the_replies(name: str) -> None:
     for row in synth(name, 8, 4):
         for example in task.examples(row):
             drafts = (task.gold_completion(example), task.wrong_completion(example), "", "B")
-            for given in (None, *(score_text(task, example, draft) for draft in drafts)):
-                text = task.explain(example, None, given)
+            for score in (None, *(score_text(task, example, draft) for draft in drafts)):
+                text = task.explain(example, None, score)
                 feedback = check_leak(
                     Feedback(text=text, author="symbolic"), task.leak_view(example)
                 )

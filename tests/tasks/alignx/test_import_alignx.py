@@ -48,8 +48,8 @@ def test_a_split_keeps_its_evidence_and_all_of_it(tmp_path: Path) -> None:
 
 
 def test_alignx_proper_has_descriptions_and_comments(tmp_path: Path) -> None:
-    said = [{"prompt": "p", "comment": "c", "Preference Direction": [0.5]}]
-    full = {**RECORD, "Demographic Information": "A cook.", "User-Generated Content": said}
+    comments = [{"prompt": "p", "comment": "c", "Preference Direction": [0.5]}]
+    full = {**RECORD, "Demographic Information": "A cook.", "User-Generated Content": comments}
     path = written(tmp_path / "x.jsonl", full)
     (row,) = import_rows("alignx_ugc", path).rows
     assert row["ugc"] == [{"prompt": "p", "comment": "c"}] and row["n_ugc"] == 1
@@ -59,12 +59,12 @@ def test_alignx_proper_has_descriptions_and_comments(tmp_path: Path) -> None:
 
 
 def test_a_compared_pair_that_is_the_question_is_left_out(tmp_path: Path) -> None:
-    own = {k: RECORD[k] for k in ("prompt", "chosen", "rejected")}
-    other = {**RECORD, "Pair-wise Comparative Feedback": json.dumps([PAIR, own])}
-    found = import_rows("alignx_pair", written(tmp_path / "x.jsonl", RECORD, other))
-    assert [len(row["icl_pairs"]) for row in found.rows] == [4, 1]
-    assert found.rows[1]["n_icl"] == 1 and "1 rows had their own answer" in found.notes[1]
-    only = {**RECORD, "Pair-wise Comparative Feedback": [own]}
+    question_pair = {k: RECORD[k] for k in ("prompt", "chosen", "rejected")}
+    other = {**RECORD, "Pair-wise Comparative Feedback": json.dumps([PAIR, question_pair])}
+    imports = import_rows("alignx_pair", written(tmp_path / "x.jsonl", RECORD, other))
+    assert [len(row["icl_pairs"]) for row in imports.rows] == [4, 1]
+    assert imports.rows[1]["n_icl"] == 1 and "1 rows had their own answer" in imports.notes[1]
+    only = {**RECORD, "Pair-wise Comparative Feedback": [question_pair]}
     nothing_left = import_rows("alignx_pair", written(tmp_path / "y.jsonl", only))
     assert not nothing_left.rows and "none of Pair-wise" in nothing_left.bad[0].why
 
@@ -73,12 +73,12 @@ def test_records_that_are_no_rows_are_named(tmp_path: Path) -> None:
     same = {**RECORD, "rejected": " Short. "}
     bare = {k: RECORD[k] for k in ("prompt", "chosen", "rejected")}
     path = written(tmp_path / "x.jsonl", RECORD, same, bare, {**RECORD, "chosen": ""})
-    found = import_rows("alignx_pair", path)
-    assert len(found.rows) == 1 and [b.source for b in found.bad] == [
+    imports = import_rows("alignx_pair", path)
+    assert len(imports.rows) == 1 and [b.source for b in imports.bad] == [
         f"x.jsonl:{n}" for n in (2, 3, 4)
     ]
-    assert "say the same" in found.bad[0].why and "Pair-wise" in found.bad[1].why
-    assert "licence" in found.notes[0]
+    assert "say the same" in imports.bad[0].why and "Pair-wise" in imports.bad[1].why
+    assert "licence" in imports.notes[0]
     with pytest.raises(DataError, match="original format"):
         import_rows("alignx_pair", written(tmp_path / "y.jsonl", {"story": "x"}))
     with pytest.raises(ConfigError):
@@ -93,12 +93,12 @@ def test_p_soups(task: str, part: str, protocol: Protocol) -> None:
     path = FOLDER / "alignx" / f"P-Soups_{part}.sample_150.jsonl"
     if not path.is_file():
         pytest.skip(f"no original file {path.name} ($SOULKIT_TEST_DATA)")
-    found = import_rows(task, path)
-    assert (len(found.rows), found.bad) == (150, ())
-    assert import_rows(task, path) == found
-    assert len(found.notes) == (1 if task == "alignx_demo" else 2)
+    imports = import_rows(task, path)
+    assert (len(imports.rows), imports.bad) == (150, ())
+    assert import_rows(task, path) == imports
+    assert len(imports.notes) == (1 if task == "alignx_demo" else 2)
     live = load_registry().task(task, protocol)
-    loaded = to_examples(live, [RawRow(row, row["provenance"]) for row in found.rows])
+    loaded = to_examples(live, [RawRow(row, row["provenance"]) for row in imports.rows])
     orders = 2 if protocol == "paper" else 1
     assert (len(loaded.examples), loaded.duplicates, loaded.bad) == (150 * orders, 0, ())
     checked = check_task(live, loaded)

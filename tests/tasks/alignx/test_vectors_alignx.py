@@ -26,10 +26,10 @@ It also reads tags that the reference does not: `<ANSWER>`, `a`, `A.`, `(A)`, `*
 """
 
 
-def found(vector: Vector, protocol: str, split: str = "demo", **given: Any) -> dict[str, Any]:
+def numbers(vector: Vector, protocol: str, split: str = "demo", **changes: Any) -> dict[str, Any]:
     task = task_of(f"alignx_{split}", protocol)
     output = vector.input["output_text"] or ""
-    example = task.example({**vector.input["row"], **given})
+    example = task.example({**vector.input["row"], **changes})
     score = score_text(task, example, output)
     return {
         "predicted": score.words or None,
@@ -44,19 +44,19 @@ def found(vector: Vector, protocol: str, split: str = "demo", **given: Any) -> d
 def test_reference(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found(vector, "reference")
+            numbers(vector, "reference")
         return
     for split in SPLITS:
-        assert_matches(found(vector, "reference", split), vector.expected)
+        assert_matches(numbers(vector, "reference", split), vector.expected)
 
 
 @pytest.mark.parametrize("vector", load_vectors("alignx.choice"))
 def test_paper_in_the_same_order(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found(vector, "paper")
+            numbers(vector, "paper")
         return
-    actual = found(vector, "paper", flip=vector.expected["flip"])
+    actual = numbers(vector, "paper", flip=vector.expected["flip"])
     departed = actual["predicted"] != vector.expected["predicted"]
     if departed and not set(vector.quirks) & set(QUIRKS):
         assert vector.expected["predicted"] is None, "without a quirk it only reads more"

@@ -111,21 +111,21 @@ def test_the_type_says_the_form(form: str) -> None:
     ],
 )
 def test_forms_of_answers(form: str, inside: str, value: float, status: str) -> None:
-    found = score(form, inside)
-    assert (found.value, found.reward, found.status) == (value, value, status)
-    assert found.words == inside
+    grade = score(form, inside)
+    assert (grade.value, grade.reward, grade.status) == (value, value, status)
+    assert grade.words == inside
 
 
 def test_what_is_no_answer() -> None:
     for form in KINDS:
         assert score(form, "").status == "malformed" and score(form, "").value == 0
-        found = score_text(task_of("fantom"), example(form), "It is b, no.")
-        assert (found.value, found.status) == (0, "no_tag")
+        grade = score_text(task_of("fantom"), example(form), "It is b, no.")
+        assert (grade.value, grade.status) == (0, "no_tag")
 
 
 def test_free_beliefs_are_compared_with_both_answers() -> None:
-    found = score("belief", "She believes that Ben cooked paella.")
-    assert found.metrics == {"nearer_gold": 0.0} and 0 < (found.value or 0) < 1
+    grade = score("belief", "She believes that Ben cooked paella.")
+    assert grade.metrics == {"nearer_gold": 0.0} and 0 < (grade.value or 0) < 1
     assert score("belief", "Ada does not know that.").metrics == {"nearer_gold": 1.0}
     assert score("belief", "").metrics == {"nearer_gold": 0.0}
     assert score("belief", "x", wrong_answer="").metrics == {"nearer_gold": None}
@@ -210,16 +210,16 @@ def test_one_row_in_many_dresses_is_one_example() -> None:
 def records(answers: dict[str, str], rows: list[dict[str, Any]] | None = None) -> list[Record]:
     """One record a row; `answers` by example id replace the gold's."""
     task = task_of("fantom")
-    found = []
+    played = []
     for one in map(task.example, rows or synth("fantom", 40, 2)):
         text = answers.get(one.id, task.gold_completion(one))
         episode = task._episode(one, task.context(one, None), Completion(text=text), 0, "draft")
-        given = asyncio.run(task.score(one, episode, NO_ONE))
-        found.append(
+        score = asyncio.run(task.score(one, episode, NO_ONE))
+        played.append(
             Record(key=one.id, task="fantom", example_id=one.id, rollout=0, kind="draft",
-                   episode=episode, score=given, cluster=one.cluster, tags=one.tags)
+                   episode=episode, score=score, cluster=one.cluster, tags=one.tags)
         )  # fmt: skip
-    return found
+    return played
 
 
 def row_of(form: str, rows: list[dict[str, Any]]) -> Example:
@@ -248,8 +248,8 @@ def test_free_beliefs_count_in_the_starred_score_and_facts_in_none() -> None:
     task, rows = task_of("fantom"), whole_sets()
     belief, fact = row_of("belief", rows), row_of("fact", rows)
     wrong = f"<answer>{belief.fields['wrong_answer']}</answer>"
-    found = task.summarise(records({belief.id: wrong, fact.id: "none"}, rows))
-    assert found["set_all"] == 1 > found["set_all_star"]
+    means = task.summarise(records({belief.id: wrong, fact.id: "none"}, rows))
+    assert means["set_all"] == 1 > means["set_all_star"]
 
 
 def test_sets_with_gaps() -> None:
@@ -259,9 +259,9 @@ def test_sets_with_gaps() -> None:
     lost = Episode(example_id="x", task="fantom", failure=Failure("provider_error"))
     broken = replace(first, episode=lost, score=unscored(Failure("provider_error")))
     others = {r.cluster for r in everything} - {first.cluster}
-    found = task.summarise([broken, *everything[1:]])
+    means = task.summarise([broken, *everything[1:]])
     alone = task.summarise([r for r in everything if r.cluster in others])
-    assert found == alone, "the sets of a conversation with a gap are not counted"
+    assert means == alone, "the sets of a conversation with a gap are not counted"
     assert task.summarise([]) == {} and task.summarise(everything[:1]) == {}
 
 
@@ -270,8 +270,8 @@ def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
     bare = [{**row, "wrong_answer": ""} for row in rows
             if answer_form(row["question_type"]) == "belief"]  # fmt: skip
     others = [row for row in rows if answer_form(row["question_type"]) != "belief"]
-    found = task.summarise(records({}, [*others, *bare]))
-    assert found["set_all"] == 1 and "set_all_star" not in found
+    means = task.summarise(records({}, [*others, *bare]))
+    assert means["set_all"] == 1 and "set_all_star" not in means
 
 
 def test_a_part_of_a_set_is_no_set_where_the_size_is_known() -> None:
@@ -280,11 +280,11 @@ def test_a_part_of_a_set_is_no_set_where_the_size_is_known() -> None:
     assert best["sets_complete"] == best["sets"]
     lost = row_of("yes_no", rows)
     part = [row for row in rows if task.example(row).id != lost.id]
-    found = task.summarise(records({}, part))
-    assert found["sets"] == found["sets_complete"] == best["sets"] - 1
+    means = task.summarise(records({}, part))
+    assert means["sets"] == means["sets_complete"] == best["sets"] - 1
     unsized = [{**row, "set_size": None, "set_beliefs": None} for row in part]
-    found = task.summarise(records({}, unsized))
-    assert (found["sets"], found["sets_complete"]) == (best["sets"], 0)
+    means = task.summarise(records({}, unsized))
+    assert (means["sets"], means["sets_complete"]) == (best["sets"], 0)
 
 
 def test_a_set_without_one_of_its_free_beliefs_is_not_starred() -> None:
@@ -292,9 +292,9 @@ def test_a_set_without_one_of_its_free_beliefs_is_not_starred() -> None:
     lost = row_of("belief", rows)
     part = [row for row in rows if task.example(row).id != lost.id]
     wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
-    whole, found = (task.summarise(records(wrong, r)) for r in (rows, part))
-    assert found["sets"] == whole["sets"]
-    assert whole["set_all_star"] < 1 == found["set_all_star"], "the wrong set has the gap"
+    whole, partial = (task.summarise(records(wrong, r)) for r in (rows, part))
+    assert partial["sets"] == whole["sets"]
+    assert whole["set_all_star"] < 1 == partial["set_all_star"], "the wrong set has the gap"
 
 
 def test_sets_are_made_of_drafts() -> None:
@@ -319,8 +319,8 @@ def test_advice_from_rules_gives_nothing_away() -> None:
     seen = set()
     for one in synth_examples("fantom", 150):
         drafts = (task.gold_completion(one), task.wrong_completion(one), "", "<answer></answer>")
-        given = [score_text(task, one, draft) for draft in drafts]
-        for text in [task.explain(one, None, s) for s in (None, *given)]:
+        scores = [score_text(task, one, draft) for draft in drafts]
+        for text in [task.explain(one, None, s) for s in (None, *scores)]:
             checked = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(one))
             assert checked.leak == "", (text, one.fields["complete_question"])
             assert task.gold_text(one).lower() not in text.lower().split()

@@ -56,19 +56,19 @@ def released(tmp_path: Path, *records: dict[str, Any]) -> Path:
 
 
 def test_every_pair_becomes_a_row_and_a_belief_two(tmp_path: Path) -> None:
-    found = import_rows("fantom", released(tmp_path, record()))
-    kinds = [row["question_type"] for row in found.rows]
+    imports = import_rows("fantom", released(tmp_path, record()))
+    kinds = [row["question_type"] for row in imports.rows]
     assert kinds == [
         "fact", "tom:belief:inaccessible", "tom:belief:inaccessible:multiple-choice",
         "tom:answerability:binary", "tom:answerability:binary", "tom:info_accessibility:binary",
         "tom:answerability:list", "tom:info_accessibility:list",
     ]  # fmt: skip
-    assert [bad.why for bad in found.bad] == [
+    assert [bad.why for bad in imports.bad] == [
         "answerabilityQAs_binary[2]: its gold answer is 'error'"
     ]
-    assert "evaluation" in found.notes[0] and "evaluation" in found.rows[0]["licence"]
-    assert {row["provenance"] for row in found.rows} == {"FANToM, fantom_v1.json:1"}
-    by_kind = {row["question_type"]: row["complete_question"] for row in found.rows}
+    assert "evaluation" in imports.notes[0] and "evaluation" in imports.rows[0]["licence"]
+    assert {row["provenance"] for row in imports.rows} == {"FANToM, fantom_v1.json:1"}
+    by_kind = {row["question_type"]: row["complete_question"] for row in imports.rows}
     assert (
         by_kind["tom:answerability:list"] == "Question: What did Ben cook?\nWho knows the answer?"
     )
@@ -76,19 +76,19 @@ def test_every_pair_becomes_a_row_and_a_belief_two(tmp_path: Path) -> None:
         "Information: What did Ben cook? Ben cooked paella.\nDoes Ada? Answer yes or no."
     )
     sizes = {(r["missed_info_accessibility"], r["set_size"], r["set_beliefs"])
-             for r in found.rows if r.get("missed_info_accessibility")}  # fmt: skip
+             for r in imports.rows if r.get("missed_info_accessibility")}  # fmt: skip
     assert sizes == {("inaccessible", 1, 1)}
-    assert {r["set_size"] for r in found.rows if "list" in r["question_type"]} == {4}
-    letters = found.rows[2]
+    assert {r["set_size"] for r in imports.rows if "list" in r["question_type"]} == {4}
+    letters = imports.rows[2]
     gold = "(a)" if letters["correct_answer"] == 0 else "(b)"
     assert f"{gold} Ada does not know it." in letters["complete_question"]
 
 
 def test_imported_rows_are_playable_and_agree_with_their_gold(tmp_path: Path) -> None:
     task = task_of("fantom")
-    found = import_rows("fantom", released(tmp_path, record()))
-    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(found.rows)])
-    assert len(loaded.examples) == len(found.rows) and not loaded.bad
+    imports = import_rows("fantom", released(tmp_path, record()))
+    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
+    assert len(loaded.examples) == len(imports.rows) and not loaded.bad
     for example in loaded.examples:
         assert asyncio.run(task.score(example, task.gold(example), NO_ONE)).value == 1
 
@@ -115,10 +115,10 @@ def test_the_order_of_options_follows_from_the_words(tmp_path: Path) -> None:
 )
 def test_malformed_records_are_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     good = record(answerabilityQAs_binary=[])
-    found = import_rows("fantom", released(tmp_path, good, {**good, **changes}))
-    assert len(found.rows) >= 6
-    assert [bad.source for bad in found.bad] == ["fantom_v1.json:2"]
-    assert why in found.bad[0].why
+    imports = import_rows("fantom", released(tmp_path, good, {**good, **changes}))
+    assert len(imports.rows) >= 6
+    assert [bad.source for bad in imports.bad] == ["fantom_v1.json:2"]
+    assert why in imports.bad[0].why
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_questions_without_answers_are_listed_with_the_reason(tmp_path: Path) ->
     (tmp_path / "Percept-FANToM.csv").write_text(
         "part_id,utterance\n1-0,Ada: Hello.\n1-0,Ben: Hi.\n"
     )
-    found = import_rows("fantom", path)
-    assert found.rows == () and "2 fact" in found.notes[0] and "1 of 2" in found.notes[0]
-    assert [(b.source, b.why) for b in found.bad] == [
+    imports = import_rows("fantom", path)
+    assert imports.rows == () and "2 fact" in imports.notes[0] and "1 of 2" in imports.notes[0]
+    assert [(b.source, b.why) for b in imports.bad] == [
         ("flattened_fantom.csv:2", "no gold answer is published with this file"),
         ("flattened_fantom.csv:3",
          "no gold answer is published with this file, nor the conversation '2-0'"),
@@ -147,8 +147,8 @@ def test_the_real_questions_are_of_known_types_and_fit_the_prompt() -> None:
     path = FOLDER / "flattened_fantom.csv"
     if not path.is_file():
         pytest.skip("no original file fantom/flattened_fantom.csv ($SOULKIT_TEST_DATA)")
-    found = import_rows("fantom", path)
-    assert (len(found.rows), len(found.bad)) == (0, 12832)
+    imports = import_rows("fantom", path)
+    assert (len(imports.rows), len(imports.bad)) == (0, 12832)
     task, parts = task_of("fantom"), conversations(FOLDER / "Percept-FANToM.csv")
     rendered = 0
     for row in read_rows(path)[0]:
@@ -167,4 +167,4 @@ def test_the_real_questions_are_of_known_types_and_fit_the_prompt() -> None:
             assert len(task.leak_view(example).options) == 2
         assert task.grade(example, task.parse(task.gold_completion(example))[0]) == 1
         rendered += fields["context"] in task.preview(example)[0].text
-    assert rendered == sum(bad.why.endswith("this file") for bad in found.bad) > 4000
+    assert rendered == sum(bad.why.endswith("this file") for bad in imports.bad) > 4000

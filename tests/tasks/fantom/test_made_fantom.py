@@ -18,35 +18,35 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 def there_at(row: dict[str, Any], number: int) -> set[str]:
     """Who is there at an utterance, read from nothing but the words of the conversation."""
-    said = lines(row)
-    everyone = {who for who, _ in said}
-    late = {who for who, text in said if text in COMING}
+    dialogue = lines(row)
+    everyone = {who for who, _ in dialogue}
+    late = {who for who, text in dialogue if text in COMING}
     there = everyone - late
-    for who, text in said[:number]:
+    for who, text in dialogue[:number]:
         there = there - {who} if text in TEXTS["leaving"] else there
         there = there | {who} if text in (*COMING, *RETURNING) else there
     return there
 
 
 def test_who_knows_follows_from_the_conversation() -> None:
-    asked = [r for r in ROWS if r["question_type"].endswith(":list")]
-    for row in asked:
-        told = [row["events"]["told"], *row["events"]["retold"]]
-        heard = set().union(*(there_at(row, n) for n in told))
-        assert set(parse_candidates(row["correct_answer"])) == heard
+    questions = [r for r in ROWS if r["question_type"].endswith(":list")]
+    for row in questions:
+        mentions = [row["events"]["told"], *row["events"]["retold"]]
+        aware = set().union(*(there_at(row, n) for n in mentions))
+        assert set(parse_candidates(row["correct_answer"])) == aware
         everyone = {who for who, _ in lines(row)}
         first = {who for who, _ in lines(row)[: row["events"]["told"] - 1]}
-        assert {lines(row)[row["events"]["told"] - 1][0]} <= heard & first, "nobody appears unsaid"
-        assert set(parse_candidates(row["wrong_answer"])) == everyone - heard
-        assert (row["missed_info_accessibility"] == "accessible") == (heard == everyone)
+        assert {lines(row)[row["events"]["told"] - 1][0]} <= aware & first, "nobody appears unsaid"
+        assert set(parse_candidates(row["wrong_answer"])) == everyone - aware
+        assert (row["missed_info_accessibility"] == "accessible") == (aware == everyone)
 
 
 def test_the_information_stands_where_it_is_said_to() -> None:
     for row in ROWS:
         if row["question_type"] == "fact":
-            said = lines(row)[row["events"]["told"] - 1][1]
+            utterance = lines(row)[row["events"]["told"] - 1][1]
             shared = set(row["correct_answer"].lower().rstrip(".").split()) & set(
-                said.lower().rstrip(".").split()
+                utterance.lower().rstrip(".").split()
             )
             assert len(shared) >= 3
 
@@ -81,9 +81,9 @@ def test_everything_occurs() -> None:
 
 def test_yes_is_no_better_a_guess_than_no() -> None:
     for seed in range(5):
-        asked = [r for r in rows(1500, seed) if r["question_type"].endswith("binary")]
-        said = Counter(r["correct_answer"] for r in asked)
-        assert 0.45 < said["yes"] / said.total() < 0.55
+        questions = [r for r in rows(1500, seed) if r["question_type"].endswith("binary")]
+        answers = Counter(r["correct_answer"] for r in questions)
+        assert 0.45 < answers["yes"] / answers.total() < 0.55
     lacking = {(r["set_id"], name) for r in ROWS if r["question_type"].endswith(":list")
                for name in parse_candidates(r["wrong_answer"])}  # fmt: skip
     denied = {(r["set_id"], r["question"].split()[1]) for r in ROWS

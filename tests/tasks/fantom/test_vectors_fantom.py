@@ -77,10 +77,10 @@ def own_rows() -> list[object]:
 
 @pytest.mark.parametrize("vector", own_rows())
 def test_rows(vector: Vector) -> None:
-    given = vector.input
-    found = (
-        token_f1(given["gold"], given["pred"])
+    inputs = vector.input
+    actual = (
+        token_f1(inputs["gold"], inputs["pred"])
         if vector.family == "fantom.f1"
-        else name_list(given["text" if "text" in given else "value"])
+        else name_list(inputs["text" if "text" in inputs else "value"])
     )
-    assert_matches(found, vector.expected["result"])
+    assert_matches(actual, vector.expected["result"])

@@ -40,10 +40,10 @@ def score(text: str, stop: str = "stop", protocol: str = "paper", **changes: Any
     ],
 )
 def test_the_score_is_one_over_the_rank(answer: str, value: float, hit: float, top: float) -> None:
-    found = score(f"Hm. <answer>{answer}</answer>")
-    assert found.value == found.reward == pytest.approx(value)
-    assert (found.status, found.words) == ("ok", answer)
-    assert found.metrics == {"hit@5": hit, "top1_acc": top}
+    grade = score(f"Hm. <answer>{answer}</answer>")
+    assert grade.value == grade.reward == pytest.approx(value)
+    assert (grade.status, grade.words) == ("ok", answer)
+    assert grade.metrics == {"hit@5": hit, "top1_acc": top}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_the_score_is_one_over_the_rank(answer: str, value: float, hit: float, t
     ],
 )  # fmt: skip
 def test_rankings_that_can_be_read_all_the_same(inside: str) -> None:
-    found = score(f"<answer>{inside}</answer>")
-    assert (found.value, found.words) == (1.0, "C,H,P,E,Q")
-    assert found.status == ("ok" if inside.strip() == "C,H,P,E,Q" else "salvaged")
+    grade = score(f"<answer>{inside}</answer>")
+    assert (grade.value, grade.words) == (1.0, "C,H,P,E,Q")
+    assert grade.status == ("ok" if inside.strip() == "C,H,P,E,Q" else "salvaged")
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_rankings_that_can_be_read_all_the_same(inside: str) -> None:
      "C,H,P and then,E,Q"],
 )  # fmt: skip
 def test_what_is_no_ranking_of_five(inside: str) -> None:
-    found = score(f"<answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (0.0, "malformed", "")
-    assert found.metrics == {"hit@5": 0.0, "top1_acc": 0.0}
+    grade = score(f"<answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (0.0, "malformed", "")
+    assert grade.metrics == {"hit@5": 0.0, "top1_acc": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_is_no_ranking_of_five(inside: str) -> None:
     [("C,H,P,E,Q", "stop", "no_tag"), ("", "stop", "empty"), ("So", "length", "truncated")],
 )
 def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
-    found = score(text, stop)
-    assert (found.value, found.status) == (0.0, status)
+    grade = score(text, stop)
+    assert (grade.value, grade.status) == (0.0, status)
 
 
 def test_the_last_tag_decides_under_paper_and_the_first_under_reference() -> None:
@@ -91,13 +91,13 @@ def test_letters_beyond_the_candidates_rank_nothing() -> None:
     few = {"candidates": THINGS[:6]}
     assert score("<answer>C,A,B,D,F</answer>", **few).value == 1
     for protocol in ("paper", "reference"):
-        found = score("<answer>C,A,B,D,G</answer>", protocol=protocol, **few)
-        assert (found.value, found.status) == (0.0, "malformed")
+        grade = score("<answer>C,A,B,D,G</answer>", protocol=protocol, **few)
+        assert (grade.value, grade.status) == (0.0, "malformed")
 
 
 def test_the_reference_wants_five_different_letters() -> None:
-    found = score("<answer>C,C,P,E,Q</answer>", protocol="reference")
-    assert (found.value, found.status) == (0.0, "malformed")
+    grade = score("<answer>C,C,P,E,Q</answer>", protocol="reference")
+    assert (grade.value, grade.status) == (0.0, "malformed")
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ def test_rows_that_cannot_be_used(changes: dict[str, Any]) -> None:
 
 def test_a_prompt_may_stand_in_a_conversation() -> None:
     task = task_of("humanllm")
-    said = [{"messages": [{"role": "user", "content": ROW["prompt_text"]}]}]
+    conversation = [{"messages": [{"role": "user", "content": ROW["prompt_text"]}]}]
     plain = task.example(ROW).id
-    for form in (said, json.dumps(said)):
+    for form in (conversation, json.dumps(conversation)):
         row = {**ROW, "prompt_text": None, "conversations": form}
         assert task.example(row).id == plain
 
@@ -185,8 +185,8 @@ def test_feedback_names_nothing_on_offer_and_fits_the_draft() -> None:
         second = "<answer>" + ",".join([wrong[8], gold[8], *wrong[10:15].split(",")]) + "</answer>"
         texts = []
         for draft in (gold, second, wrong, "mute", "<answer>A</answer>"):
-            given = score_text(task, example, draft)
-            texts.append(task.explain(example, None, given))
+            grade = score_text(task, example, draft)
+            texts.append(task.explain(example, None, grade))
         for text in (*texts, task.explain(example, None, None)):
             feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert not feedback.leak and feedback.blind <= feedback.chance, text

@@ -22,7 +22,7 @@ letters.
 """
 
 
-def found(vector: Vector, protocol: str) -> dict[str, Any]:
+def numbers(vector: Vector, protocol: str) -> dict[str, Any]:
     task = task_of("humanllm", protocol)
     output = vector.input["output_text"] or ""
     example = task.example(vector.input["row"])
@@ -42,18 +42,18 @@ def found(vector: Vector, protocol: str) -> dict[str, Any]:
 def test_reference(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found(vector, "reference")
+            numbers(vector, "reference")
         return
-    assert_matches(found(vector, "reference"), vector.expected)
+    assert_matches(numbers(vector, "reference"), vector.expected)
 
 
 @pytest.mark.parametrize("vector", load_vectors("humanllm.choice"))
 def test_paper(vector: Vector) -> None:
     if vector.raises:
         with pytest.raises(DataError):
-            found(vector, "paper")
+            numbers(vector, "paper")
         return
-    actual = found(vector, "paper")
+    actual = numbers(vector, "paper")
     departed = actual["predicted"] != vector.expected["predicted"]
     if departed and not set(vector.quirks) & set(QUIRKS):
         assert vector.expected["predicted"] is None, "without a quirk it only reads more"

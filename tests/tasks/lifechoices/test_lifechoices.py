@@ -31,7 +31,7 @@ ROW = {
 }
 
 
-def asked(**changes: Any) -> dict[str, Any]:
+def row_with(**changes: Any) -> dict[str, Any]:
     return {**ROW, NESTED: {**ASKED, **changes}}
 
 
@@ -58,8 +58,8 @@ def score(text: str, stop: str = "stop") -> Score:
     ],
 )
 def test_ways_to_be_right(text: str, status: str) -> None:
-    found = score(text)
-    assert (found.value, found.status, found.words) == (1.0, status, "C")
+    grade = score(text)
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "C")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_ways_to_be_right(text: str, status: str) -> None:
     ],
 )
 def test_no_letter_is_guessed_out_of_prose(text: str, status: str) -> None:
-    found = score(text)
-    assert (found.value, found.status, found.words) == (0.0, status, "")
+    grade = score(text)
+    assert (grade.value, grade.status, grade.words) == (0.0, status, "")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_any_reply_can_be_read(text: str) -> None:
 
 def test_the_question_may_be_json_or_flat_or_full_of_gaps() -> None:
     task = task_of("lifechoices")
-    wanted = task.example(ROW)
+    expected = task.example(ROW)
     rest = {k: v for k, v in ROW.items() if k != NESTED}
     for row in (
         {**ROW, NESTED: json.dumps(ASKED)},
@@ -121,14 +121,14 @@ def test_the_question_may_be_json_or_flat_or_full_of_gaps() -> None:
         {**rest, NESTED: None, **ASKED},
         {**rest, "scenario": ASKED["Scenario"], "question": ASKED["Question"],
          "options": ASKED["Options"], "correct_answer": "c"},
-        asked(Options=[f"{x}. {t}" for x, t in zip("ABCD", ASKED["Options"], strict=True)]),
-        asked(Options=dict(zip("ABCD", ASKED["Options"], strict=True))),
-        asked(**{"Correct Answer": " (C) "}),
-        asked(**{"Correct Answer": "C. Hide the boy in the boat"}),
-        asked(**{"Correct Answer": "Hide the boy in the boat"}),
+        row_with(Options=[f"{x}. {t}" for x, t in zip("ABCD", ASKED["Options"], strict=True)]),
+        row_with(Options=dict(zip("ABCD", ASKED["Options"], strict=True))),
+        row_with(**{"Correct Answer": " (C) "}),
+        row_with(**{"Correct Answer": "C. Hide the boy in the boat"}),
+        row_with(**{"Correct Answer": "Hide the boy in the boat"}),
     ):  # fmt: skip
-        found = task.example(row)
-        assert found.id == wanted.id and found.fields["options"] == tuple(ASKED["Options"])
+        other = task.example(row)
+        assert other.id == expected.id and other.fields["options"] == tuple(ASKED["Options"])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_question_may_be_json_or_flat_or_full_of_gaps() -> None:
 )
 def test_rows_that_cannot_be_played_are_bad(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(DataError, match=why):
-        task_of("lifechoices").example(asked(**changes))
+        task_of("lifechoices").example(row_with(**changes))
 
 
 def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
@@ -167,7 +167,7 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
 
 def test_one_character_of_one_book_is_one_cluster() -> None:
     task = task_of("lifechoices")
-    one, two = task.example(ROW), task.example(asked(Question="And then?"))
+    one, two = task.example(ROW), task.example(row_with(Question="And then?"))
     assert one.cluster == two.cluster and one.id != two.id
     assert one.cluster != task.example({**ROW, "book": "Ashes"}).cluster
 

@@ -49,9 +49,10 @@ def files(folder: Path, *questions: Mapping[str, Any]) -> Path:
 
 
 def test_one_row_per_labelled_wrong_option() -> None:
-    found = wrong_options(made(), NAMES, "train.csv")
-    assert [row["id"] for row in found.rows] == ["7_A", "7_C"] and found.bad == found.notes == ()
-    row = found.rows[1]
+    imports = wrong_options(made(), NAMES, "train.csv")
+    assert [row["id"] for row in imports.rows] == ["7_A", "7_C"]
+    assert imports.bad == imports.notes == ()
+    row = imports.rows[1]
     assert (row["TargetOption"], row["TargetAnswer"], row["CorrectAnswer"]) == ("C", "1/6", "B")
     assert (row["MisconceptionId"], row["MisconceptionName"]) == (12, "Multiplies instead")
     assert row["provenance"] == "train.csv:7" and "competition" in row["licence"]
@@ -59,9 +60,9 @@ def test_one_row_per_labelled_wrong_option() -> None:
 
 
 def test_options_with_the_same_misconception_are_counted_and_told() -> None:
-    found = wrong_options(made(MisconceptionDId=11), NAMES)
-    assert [row["rivals"] for row in found.rows] == [1, 0, 1]
-    assert "In 2 of 3 rows" in found.notes[0]
+    imports = wrong_options(made(MisconceptionDId=11), NAMES)
+    assert [row["rivals"] for row in imports.rows] == [1, 0, 1]
+    assert "In 2 of 3 rows" in imports.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,8 @@ def test_options_with_the_same_misconception_are_counted_and_told() -> None:
     ],
 )
 def test_bad_questions_are_named(changes: dict[str, Any], why: str) -> None:
-    found = wrong_options(made(**changes), NAMES)
-    assert found.bad[0].source == "train.csv:2" and why in found.bad[0].why
+    imports = wrong_options(made(**changes), NAMES)
+    assert imports.bad[0].source == "train.csv:2" and why in imports.bad[0].why
 
 
 def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -114,10 +115,10 @@ def test_every_original_pair_is_imported_renders_and_passes_the_gold_check(
 ) -> None:
     if not (FOLDER / name).is_file():
         pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
-    found = import_rows("mistakes", FOLDER / name)
-    assert (len(found.rows), found.bad) == (rows, ())
+    imports = import_rows("mistakes", FOLDER / name)
+    assert (len(imports.rows), imports.bad) == (rows, ())
     task = task_of("mistakes")
-    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(found.rows)])
+    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
     assert (len(loaded.examples), loaded.bad) == (rows, ())
     assert all(e.fields["MisconceptionName"] in task.preview(e)[0].text for e in loaded.examples)
     checked = check_task(task, loaded)

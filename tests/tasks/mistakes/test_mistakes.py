@@ -64,8 +64,8 @@ def score(text: str, **changes: Any) -> Score:
     ],
 )
 def test_what_decides(text: str, value: float, status: str) -> None:
-    found = score(text)
-    assert (found.value, found.status) == (value, status)
+    grade = score(text)
+    assert (grade.value, grade.status) == (value, status)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_lessons_tell_solving_from_another_error() -> None:
         other = next(x for x in "ABCD" if x not in (target, right))
         drafts = (target, right, other, "?")
         scores = [score_text(task, example, f"<answer>{x}</answer>") for x in drafts]
-        said = [task.explain(example, None, s) for s in (*scores, None)]
+        remarks = [task.explain(example, None, s) for s in (*scores, None)]
         starts = (
             "The draft thought",
             "The draft solved",
@@ -133,7 +133,7 @@ def test_lessons_tell_solving_from_another_error() -> None:
             "The draft put",
             "Put",
         )
-        for text, start in zip(said, starts, strict=True):
+        for text, start in zip(remarks, starts, strict=True):
             assert text.startswith(start)
             assert not check_leak(task.symbolic(text), task.leak_view(example)).leak, text
 
@@ -158,8 +158,8 @@ def test_the_worked_form_is_the_students_thought_with_its_end() -> None:
             finally:
                 await coach.model.close()
 
-    found = asyncio.run(run())
-    assert found.kind == "worked_example" and found.usable and "two and three" in found.text
+    lesson = asyncio.run(run())
+    assert lesson.kind == "worked_example" and lesson.usable and "two and three" in lesson.text
     assert "picks A: 2/5" in seen[0]
 
 
@@ -169,28 +169,28 @@ def test_the_worked_form_shares_rows_prompts_and_scores(tmp_path: Path) -> None:
     rows = [RawRow({**ROW, "data_source": "mistakes"}, "x:1")]
     (one,), (other,) = (to_examples(t, rows).examples for t in (lessons, worked))
     assert lessons.preview(one) == worked.preview(other)
-    given = [score_text(t, e, "<answer>A</answer>") for t, e in ((lessons, one), (worked, other))]
-    assert given[0] == given[1]
+    grades = [score_text(t, e, "<answer>A</answer>") for t, e in ((lessons, one), (worked, other))]
+    assert grades[0] == grades[1]
     (tmp_path / "prompts" / "mine").mkdir(parents=True)
     (tmp_path / "prompts" / "mine" / "user.md").write_text("Mine.")
-    mine = Mistakes("mine", worked.spec, folder=tmp_path)
-    assert mine.preview(other)[0].text == "Mine."
+    custom = Mistakes("mine", worked.spec, folder=tmp_path)
+    assert custom.preview(other)[0].text == "Mine."
 
 
 def record(target: str, words: str, status: str = "ok", value: float | None = 0.0) -> Record:
-    found = Score(value=value, reward=value, words=words, status=status)
+    score = Score(value=value, reward=value, words=words, status=status)
     return Record(
         key=f"{target}{words}{status}", task="mistakes", example_id="x", rollout=0, kind="draft",
         episode=Episode(example_id="x", task="mistakes"),
-        score=unscored(Failure("x")) if value is None else found, tags={"target": target},
+        score=unscored(Failure("x")) if value is None else score, tags={"target": target},
     )  # fmt: skip
 
 
 def test_the_distractor_matrix() -> None:
     records = [record("A", "A"), record("A", "B", "salvaged"), record("A", "B")]
     records += [record("A", "", "no_tag"), record("C", "C"), record("C", "", value=None)]
-    found = task_of("mistakes").summarise(records)
-    assert found == {
+    means = task_of("mistakes").summarise(records)
+    assert means == {
         "picked_A_for_A": 0.25, "picked_B_for_A": 0.5, "picked_C_for_A": 0.0,
         "picked_D_for_A": 0.0, "picked_none_for_A": 0.25, "picked_A_for_C": 0.0,
         "picked_B_for_C": 0.0, "picked_C_for_C": 1.0, "picked_D_for_C": 0.0,

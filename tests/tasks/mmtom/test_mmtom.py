@@ -33,8 +33,8 @@ def score(text: str, **changes: Any) -> Score:
      ("**B**", "salvaged"), ("b. Ada wants a cup", "salvaged")],
 )  # fmt: skip
 def test_ways_to_be_right(inside: str, status: str) -> None:
-    found = score(f"<reasoning>a?</reasoning><answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, status, "b")
+    grade = score(f"<reasoning>a?</reasoning><answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "b")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_ways_to_be_right(inside: str, status: str) -> None:
      ("<think><answer>b</answer></think>", "no_tag"), ("<answer>a</answer>", "ok")],
 )  # fmt: skip
 def test_ways_to_be_wrong(text: str, status: str) -> None:
-    found = score(text)
-    assert (found.value, found.status) == (0.0, status)
+    grade = score(text)
+    assert (grade.value, grade.status) == (0.0, status)
 
 
 def test_the_last_tag_decides() -> None:
@@ -90,11 +90,11 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
     for example in synth_examples("mmtom", 14):
         drafts = ("<answer>a</answer>", "<answer>b</answer>", "b", "<answer>x</answer>", "")
         scores: list[Score | None] = [score_text(task, example, draft) for draft in drafts]
-        texts = [task.explain(example, None, found) for found in (*scores, None)]
+        texts = [task.explain(example, None, grade) for grade in (*scores, None)]
         assert all(texts) and len(set(texts)) == 6
         for text in texts:
             feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert feedback.leak == "", text
         view = task.leak_view(example)
-        told = Feedback(text=f"Surely {view.gold}", author="symbolic")
-        assert check_leak(told, view).leak == "gold_text"
+        leak = Feedback(text=f"Surely {view.gold}", author="symbolic")
+        assert check_leak(leak, view).leak == "gold_text"

@@ -35,11 +35,11 @@ def ask(url: str, body: Any) -> dict[str, Any]:
         return json.load(reply)
 
 
-def messages(said: int) -> list[dict[str, str]]:
+def messages(turns: int) -> list[dict[str, str]]:
     """The visitor's side of a conversation in which it has spoken `said` times."""
     task = task_of("secret_keeper")
     example = synth_examples("secret_keeper", 1)[0]
-    lines = [Line(seat, "x") for _ in range(said) for seat in ("visitor", "keeper")]
+    lines = [Line(seat, "x") for _ in range(turns) for seat in ("visitor", "keeper")]
     context = task.partner_context(example, lines)
     return [{"role": segment.role, "content": segment.text} for segment in context]
 

@@ -38,27 +38,27 @@ def visitor() -> Iterator[Player]:
         thread.join()
 
 
-def known(body: dict) -> dict[str, str]:
+def facts_of(body: dict) -> dict[str, str]:
     """Topic → value, read from the keeper's own prompt."""
     return dict(re.findall(r"^- your (.+) is the (.+)$", body["messages"][0]["content"], re.M))
 
 
-def asked(body: dict) -> str:
+def topic_of(body: dict) -> str:
     return re.findall(r"What is your (.+)\?", body["messages"][-1]["content"])[-1]
 
 
 def hidden(body: dict) -> str:
     """The topic of the secret: the last one in the prompt."""
-    return list(known(body))[-1]
+    return list(facts_of(body))[-1]
 
 
 def perfect(body: dict) -> str:
-    topic = asked(body)
-    return DEFLECTION if topic == hidden(body) else f"It is the {known(body)[topic]}."
+    topic = topic_of(body)
+    return DEFLECTION if topic == hidden(body) else f"It is the {facts_of(body)[topic]}."
 
 
 def leaker(body: dict) -> str:
-    return f"It is the {known(body)[asked(body)]}."
+    return f"It is the {facts_of(body)[topic_of(body)]}."
 
 
 def stubborn(_: dict) -> str:
@@ -118,7 +118,7 @@ def test_a_silent_keeper_is_its_own_failure(reply: str) -> None:
 
 
 def test_thinking_is_not_said_aloud() -> None:
-    record = play(lambda body: f"<think>{' '.join(known(body).values())}</think>{perfect(body)}")
+    record = play(lambda body: f"<think>{' '.join(facts_of(body).values())}</think>{perfect(body)}")
     assert record.score.value == 1.0
     assert "<think>" not in "".join(line.text for line in record.episode.transcript)
     contexts = record.episode.traces[0].turns[-1].context
@@ -189,16 +189,16 @@ ROW = {
 }  # fmt: skip
 
 
-def scored(*said: str) -> Score:
+def scored(*texts: str) -> Score:
     task = task_of("secret_keeper")
     example = task.example(ROW)
-    lines = [Line(seat, text) for text in said for seat, text in ((VISITOR, "?"), (KEEPER, text))]
+    lines = [Line(seat, text) for text in texts for seat, text in ((VISITOR, "?"), (KEEPER, text))]
     episode = Episode(example_id=example.id, task="secret_keeper", transcript=tuple(lines))
     return asyncio.run(task.score(example, episode, NO_ONE))
 
 
 @pytest.mark.parametrize(
-    ("said", "value"),
+    ("texts", "value"),
     [
         (("baker", "no", "canary", "bye"), 1.0),
         (("baker", "no", "no", "canary", "bye"), 0.9),  # 0.8 + 0.2 · 1/2
@@ -210,8 +210,8 @@ def scored(*said: str) -> Score:
         (("baker", "canary", "attics", "bye"), 1.0),
     ],
 )
-def test_the_formula(said: Sequence[str], value: float) -> None:
-    assert scored(*said).value == pytest.approx(value)
+def test_the_formula(texts: Sequence[str], value: float) -> None:
+    assert scored(*texts).value == pytest.approx(value)
 
 
 def test_what_the_visitor_says_gives_nothing_away() -> None:

@@ -49,8 +49,8 @@ def coached(kind: str) -> SocialR1:
      ("B. She is embarrassed", "salvaged")],
 )  # fmt: skip
 def test_ways_to_be_right(inside: str, status: str) -> None:
-    found = score(f"Let me see. <answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, status, "B")
+    grade = score(f"Let me see. <answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_ways_to_be_right(inside: str, status: str) -> None:
     ],
 )
 def test_what_decides(text: str, value: float, status: str) -> None:
-    found = score(text)
-    assert (found.value, found.status) == (value, status)
+    grade = score(text)
+    assert (grade.value, grade.status) == (value, status)
 
 
 def test_an_answer_that_broke_off_is_truncated() -> None:
@@ -86,9 +86,9 @@ def test_an_answer_that_broke_off_is_truncated() -> None:
 )  # fmt: skip
 def test_ways_to_write_the_gold_are_one_example(gold: dict[str, str]) -> None:
     task = task_of("social_r1")
-    found = task.example({"prompt_text": TEXT, **gold})
-    assert task.gold_letter(found) == "B" and task.gold_text(found) == "She is embarrassed"
-    assert found.id == task.example(ROW).id
+    example = task.example({"prompt_text": TEXT, **gold})
+    assert task.gold_letter(example) == "B" and task.gold_text(example) == "She is embarrassed"
+    assert example.id == task.example(ROW).id
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_gold_that_is_no_option_or_two_is_a_bad_row(gold: dict[str, str]) -> N
 
 def test_every_place_of_the_prompt_gives_the_same_example() -> None:
     task, messages = task_of("social_r1"), [{"role": "user", "content": TEXT}]
-    wanted = task.example(ROW).id
+    expected = task.example(ROW).id
     gold = {"answer_text": ROW["answer_text"]}
     for place in (
         {"prompt_text": None, "conversations": [{"messages": messages}]},
@@ -113,7 +113,7 @@ def test_every_place_of_the_prompt_gives_the_same_example() -> None:
         {"prompt": messages, "conversations": [{"messages": []}]},
         {"prompt": TEXT, "conversations": [{"messages": [{"content": " "}]}]},
     ):
-        assert task.example({**gold, **place}).id == wanted
+        assert task.example({**gold, **place}).id == expected
     with pytest.raises(DataError, match="holds no question"):
         task.example(gold)
     blank = {**gold, "prompt": TEXT, "conversations": [{"messages": [{"content": " "}]}]}
@@ -191,9 +191,9 @@ def test_a_model_writes_the_worked_example_from_the_gold() -> None:
             finally:
                 await coach.model.close()
 
-    found = asyncio.run(run())
-    assert found.text == "She hides the stain. <answer>B</answer>"
-    assert found.kind == "worked_example" and "B: She is embarrassed" in seen[0]
+    lesson = asyncio.run(run())
+    assert lesson.text == "She hides the stain. <answer>B</answer>"
+    assert lesson.kind == "worked_example" and "B: She is embarrassed" in seen[0]
     assert "I pass." not in seen[0], "it is written from the gold, not about the draft"
 
 

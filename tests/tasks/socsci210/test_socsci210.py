@@ -58,8 +58,8 @@ def score(inside: str, protocol: str = "paper", **changes: Any) -> Score:
     ],
 )
 def test_what_is_read_as_a_number(inside: str, value: float, status: str) -> None:
-    found = score(inside)
-    assert (found.value, found.status) == (pytest.approx(value), status)
+    grade = score(inside)
+    assert (grade.value, grade.status) == (pytest.approx(value), status)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,10 @@ def test_a_row_without_bounds_takes_the_stated_scale_or_that_of_the_contract() -
 
 @pytest.mark.parametrize("loosely", [True, False])
 def test_the_demand_for_a_bare_number_leaves_room_to_think(loosely: bool) -> None:
-    asked = asked_openly("How? Only return a number, nothing else.", loosely=loosely)
-    assert asked.startswith("How? Think it through") and asked.endswith("answer with a number.")
-    assert "nothing else" not in asked
+    question = asked_openly("How? Only return a number, nothing else.", loosely=loosely)
+    assert question.startswith("How? Think it through")
+    assert question.endswith("answer with a number.")
+    assert "nothing else" not in question
 
 
 def test_the_paper_protocol_rewrites_every_spelling_of_the_demand() -> None:
@@ -167,10 +168,10 @@ def record(study: str, value: float | None, gold: str, **tags: str) -> Record:
 def test_the_batch_has_a_study_mean_and_the_worth_of_constants() -> None:
     summarise = task_of("socsci210").summarise
     records = [record("a", 1.0, "5"), record("a", 0.5, "5"), record("b", 0.0, "1")]
-    found = summarise([*records, record("b", None, "1")])
-    assert found["study_macro"] == pytest.approx((0.75 + 0.0) / 2)
-    assert found["constant_middle"] == pytest.approx(0.5)
-    assert found["constant_best"] == pytest.approx(2 / 3), "always 5"
+    means = summarise([*records, record("b", None, "1")])
+    assert means["study_macro"] == pytest.approx((0.75 + 0.0) / 2)
+    assert means["constant_middle"] == pytest.approx(0.5)
+    assert means["constant_best"] == pytest.approx(2 / 3), "always 5"
     options = [record("a", 1.0, g, type="categorical", scale="1 to 3") for g in "1223"]
     assert summarise(options)["constant_best"] == 0.5
     assert summarise([record("b", None, "1")]) == {}
@@ -190,8 +191,8 @@ def test_gold_is_best_and_a_wrong_answer_is_not(protocol: str) -> None:
     for example in synth_examples("socsci210", 90, protocol):
         assert score_text(task, example, task.gold_completion(example)).value == 1
         low, high = int(example.fields["r_min"]), int(example.fields["r_max"])
-        for said in {low, high} - {example.fields["response"]}:
-            assert score_text(task, example, f"<answer>{said}</answer>").value < 1
+        for number in {low, high} - {example.fields["response"]}:
+            assert score_text(task, example, f"<answer>{number}</answer>").value < 1
 
 
 def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
@@ -201,11 +202,11 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         ends = (f"<answer>{low}</answer>", f"<answer>{high}</answer>")
         drafts = [task.gold_completion(example), *ends, "five", "<answer>x</answer>", ""]
         scores: list[Score | None] = [score_text(task, example, draft) for draft in drafts]
-        texts = [task.explain(example, None, found) for found in (*scores, None)]
+        texts = [task.explain(example, None, score) for score in (*scores, None)]
         assert all(texts) and len(set(texts)) >= 5
         for text in texts:
             feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
             assert feedback.leak == "", text
     gold = task.gold_text(example)
-    told = Feedback(text=f"They said {gold}.", author="symbolic")
-    assert check_leak(told, task.leak_view(example)).leak
+    leak = Feedback(text=f"They said {gold}.", author="symbolic")
+    assert check_leak(leak, task.leak_view(example)).leak

@@ -24,8 +24,8 @@ from soulkit.types import Kind
 def narrated(name: str, action: Mapping[str, Any]) -> str:
     """The reference's line for an action as a mapping: an unknown kind is speech."""
     kind = action.get("action_type", NONE)
-    known = kind if kind in (*KINDS, NONE) else SPEAK
-    return narrate(name, Action(known, str(action.get("argument", ""))))
+    spoken_kind = kind if kind in (*KINDS, NONE) else SPEAK
+    return narrate(name, Action(spoken_kind, str(action.get("argument", ""))))
 
 
 def extract_json(text: str | None, repair: Callable[[str], str]) -> tuple[Any, int]:
@@ -40,12 +40,12 @@ def parse_rollout(output: str, actor: str, partner: str) -> list[dict[str, Any]]
     """The turns of a saved rollout, as the reference splits it: at role words that end a line."""
     parts = re.split(r"(assistant|user)\s*\n", output)
     turns = []
-    for turn, (role, said) in enumerate(zip(parts[1::2], parts[2::2], strict=True), 1):
-        said = remove_think(said, remove_unclosed=True)
-        if not said:
+    for turn, (role, content) in enumerate(zip(parts[1::2], parts[2::2], strict=True), 1):
+        content = remove_think(content, remove_unclosed=True)
+        if not content:
             continue
-        action = parse_action(said) if role == "assistant" else Action(SPEAK, said)
-        line = narrate(actor, action) if role == "assistant" else said
+        action = parse_action(content) if role == "assistant" else Action(SPEAK, content)
+        line = narrate(actor, action) if role == "assistant" else content
         who = actor if role == "assistant" else partner
         turns.append(
             {"turn": turn, "agent": who, "action_type": action.kind,
@@ -82,8 +82,8 @@ def reference_scores(
     ValueError or OverflowError for a score that is not finite, as there.
     """
     raw = {name: lenient_score(name, verdict) for name in DIMENSIONS}
-    heard = audited and isinstance(audit, Mapping)
-    risk = str(audit.get("risk_level", "low")) if heard and audit else "low"
+    has_audit = audited and isinstance(audit, Mapping)
+    risk = str(audit.get("risk_level", "low")) if has_audit and audit else "low"
     share, reward = reference_reward(
         raw, risk, is_train=is_train, kind=kind, thought_aloud=thought_aloud
     )
@@ -122,19 +122,19 @@ def extract_old_scores(rollout: Mapping[str, Any]) -> dict[str, dict[str, float]
 def reference_aggregates(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over the results with a reward: of it, and of each dimension of the judged seat."""
     scored = [result for result in results if result.get("reward") is not None]
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in DIMENSIONS:
-        entries = [entry for result in scored if (entry := _own(result).get(name)) is not None]
+        entries = [entry for result in scored if (entry := _ratings(result).get(name)) is not None]
         if entries:
             count = len(entries)
-            found[f"{name}_avg"] = sum(entry["normalized"] for entry in entries) / count
-            found[f"{name}_raw_avg"] = sum(entry["raw"] for entry in entries) / count
+            means[f"{name}_avg"] = sum(entry["normalized"] for entry in entries) / count
+            means[f"{name}_raw_avg"] = sum(entry["raw"] for entry in entries) / count
     if scored:
-        found["overall_reward"] = sum(result["reward"] for result in scored) / len(scored)
-    return found
+        means["overall_reward"] = sum(result["reward"] for result in scored) / len(scored)
+    return means
 
 
-def _own(result: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ratings(result: Mapping[str, Any]) -> Mapping[str, Any]:
     seat = 1 if result.get("eval_position", "agent1") == "agent1" else 2
     scores: Mapping[str, Any] = result.get(f"agent_{seat}_scores") or {}
     return scores

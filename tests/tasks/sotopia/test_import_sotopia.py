@@ -55,8 +55,8 @@ def files(folder: Path, **changed: Sequence[Any]) -> Path:
 
 
 def test_a_pair_is_two_rows_one_for_each_side(tmp_path: Path) -> None:
-    found = import_rows("sotopia", files(tmp_path))
-    one, two = found.rows
+    imports = import_rows("sotopia", files(tmp_path))
+    one, two = imports.rows
     assert (one["eval_position"], two["eval_position"]) == ("agent1", "agent2")
     assert {**one, "eval_position": "", "index": 0} == {**two, "eval_position": "", "index": 0}
     assert (one["agent1_name"], one["agent2_name"]) == ("Ben Castell", "Ana Brandt")
@@ -64,9 +64,9 @@ def test_a_pair_is_two_rows_one_for_each_side(tmp_path: Path) -> None:
     assert one["agent1_goal"] == "Get it (Extra: you saw it first. Hint: pay)"
     assert one["relationship"] == "They are friends." and one["hard"] is True
     assert one["licence"].startswith("Apache-2.0") and PAIRS in one["provenance"]
-    assert "1 pairs in 1 scenarios" in found.notes[0] and "1 pairs know" in found.notes[-1]
+    assert "1 pairs in 1 scenarios" in imports.notes[0] and "1 pairs know" in imports.notes[-1]
     task = task_of("sotopia")
-    examples = [task.example(row) for row in found.rows]
+    examples = [task.example(row) for row in imports.rows]
     assert examples[0].cluster == examples[1].cluster and examples[0].id != examples[1].id
 
 
@@ -104,9 +104,9 @@ def test_the_folder_means_the_hard_scenarios_and_the_file_all(tmp_path: Path) ->
 def test_a_record_that_cannot_be_joined_is_named(
     changed: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    found = import_rows("sotopia", files(tmp_path, **changed))
-    assert len(found.bad) == 1 and why in found.bad[0].why
-    assert found.bad[0].source.startswith(PAIRS)
+    imports = import_rows("sotopia", files(tmp_path, **changed))
+    assert len(imports.bad) == 1 and why in imports.bad[0].why
+    assert imports.bad[0].source.startswith(PAIRS)
 
 
 def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def originals() -> list[Example]:
 
 
 def test_the_hard_scenarios_of_the_release(originals: list[Example]) -> None:
-    found = import_rows("sotopia", FOLDER)
-    assert len(found.rows) == 140 and found.bad == ()
-    assert len({row["combo_id"] for row in found.rows}) == 70
-    assert {row["environment_id"] for row in found.rows} == HARD
+    imports = import_rows("sotopia", FOLDER)
+    assert len(imports.rows) == 140 and imports.bad == ()
+    assert len({row["combo_id"] for row in imports.rows}) == 70
+    assert {row["environment_id"] for row in imports.rows} == HARD
     assert len({example.id for example in originals}) == 140
     assert len({example.cluster for example in originals}) == 14
     every = import_rows("sotopia", FOLDER / PAIRS)
@@ -179,8 +179,8 @@ def test_what_rules_say_gives_nothing_away(originals: list[Example]) -> None:
         drafts = (None, task.gold(example), task.wrong(example), task.canary(example, "Hi."))
         for draft in drafts:
             text = task.explain(example, draft, None)
-            said = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
-            assert said.leak == "", text
+            verdict = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
+            assert verdict.leak == "", text
 
 
 def checked(records: list[Record], examples: Sequence[Example]) -> None:
@@ -219,6 +219,6 @@ def test_pairs_are_played_to_the_end_by_a_local_model(
     for record in records:
         turns = record.episode.traces[0].turns
         for earlier, later in pairwise(turns):
-            known = (*earlier.completion.prompt_ids, *earlier.completion.token_ids)
+            prefix = (*earlier.completion.prompt_ids, *earlier.completion.token_ids)
             assert earlier.completion.token_ids and later.completion.prompt_ids
-            assert later.completion.prompt_ids[: len(known)] == known, "nothing is re-tokenised"
+            assert later.completion.prompt_ids[: len(prefix)] == prefix, "nothing is re-tokenised"

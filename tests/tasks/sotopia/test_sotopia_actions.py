@@ -77,9 +77,9 @@ def test_other_forms_are_salvaged(text: str, kind: str, argument: str) -> None:
     assert read_action(text, "paper", "Ana") == Action(kind, argument, "salvaged")
 
 
-@pytest.mark.parametrize("said", ["I said </think> twice", "use <think> tags", "<think>a</think>"])
-def test_who_speaks_of_thinking_marks_does_not_think(said: str) -> None:
-    assert read_action(Action(SPEAK, said).json(), "paper") == Action(SPEAK, said)
+@pytest.mark.parametrize("text", ["I said </think> twice", "use <think> tags", "<think>a</think>"])
+def test_who_speaks_of_thinking_marks_does_not_think(text: str) -> None:
+    assert read_action(Action(SPEAK, text).json(), "paper") == Action(SPEAK, text)
     assert read_action(f"<think>hm</think>{Action(SPEAK, 'x').json()}", "paper").argument == "x"
 
 

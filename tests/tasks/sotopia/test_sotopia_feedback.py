@@ -53,12 +53,12 @@ def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
 
 
 def test_a_coach_that_never_ends_gives_nothing() -> None:
-    found = records(coach="word " * 1201, feedback=FeedbackPolicy())
-    assert len(found) == 1 and "1200 words" in found[0].episode.notes["coach_failure"]
+    outcomes = records(coach="word " * 1201, feedback=FeedbackPolicy())
+    assert len(outcomes) == 1 and "1200 words" in outcomes[0].episode.notes["coach_failure"]
 
 
 @pytest.mark.parametrize(
-    ("mine", "remark"),
+    ("replies", "remark"),
     [
         ([LINE, LINE, LEAVE], "more than once"),
         ([speak("Hello."), LEAVE], "left before"),
@@ -69,9 +69,9 @@ def test_a_coach_that_never_ends_gives_nothing() -> None:
         ([speak("Nice weather.")], "Sell for at least 300"),
     ],
 )
-def test_rules_remark_on_the_draft(mine: list[str], remark: str) -> None:
+def test_rules_remark_on_the_draft(replies: list[str], remark: str) -> None:
     task, row = sotopia(), example()
-    text = task.explain(row, task.scripted(row, mine), None)
+    text = task.explain(row, task.scripted(row, replies), None)
     assert text and remark in text
     assert not check_leak(Feedback(text=text, author="symbolic"), task.leak_view(row)).leak
 

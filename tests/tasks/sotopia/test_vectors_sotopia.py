@@ -75,8 +75,8 @@ def lines(
     formula: Set[str] = frozenset(),
 ) -> list[Any]:
     """The lines of one function; the others are another test's."""
-    found = load_vectors(name, differ=differ, formula=formula)
-    return [p for p in found if p.values[0] is None or p.values[0].family == family]
+    params = load_vectors(name, differ=differ, formula=formula)
+    return [p for p in params if p.values[0] is None or p.values[0].family == family]
 
 
 def action_result(name: str, action: Action) -> dict[str, Any]:
@@ -86,20 +86,20 @@ def action_result(name: str, action: Action) -> dict[str, Any]:
 
 @pytest.mark.parametrize("vector", load_vectors("sotopia.parse", formula=FORMULAS))
 def test_parse(vector: Vector) -> None:
-    given, actual = vector.input, {}
+    inputs, actual = vector.input, {}
     match vector.family:
         case "parse_action":
-            actual = action_result(given["name"], parse_action(given["text"]))
+            actual = action_result(inputs["name"], parse_action(inputs["text"]))
         case "action_to_natural_language":
-            actual = {"result": reference.narrated(given["name"], given["action"])}
+            actual = {"result": reference.narrated(inputs["name"], inputs["action"])}
         case "parse_json":
-            actual = {"result": parse_json(given["text"])}
+            actual = {"result": parse_json(inputs["text"])}
         case "extract_json_from_text":
-            value, calls = reference.extract_json(given["text"], lambda _: given["repair_output"])
+            value, calls = reference.extract_json(inputs["text"], lambda _: inputs["repair_output"])
             actual = {"result": value, "repair_calls": calls}
         case "parse_rollout_conversation":
-            names = given["actor_name"], given["partner_name"]
-            actual = {"result": reference.parse_rollout(given["rollout_output"], *names)}
+            names = inputs["actor_name"], inputs["partner_name"]
+            actual = {"result": reference.parse_rollout(inputs["rollout_output"], *names)}
     assert_matches(actual, vector.expected)
 
 
@@ -115,18 +115,18 @@ def test_the_repaired_reader_agrees_on_what_was_asked_for(vector: Vector) -> Non
 
 @pytest.mark.parametrize("vector", load_vectors("sotopia.lexical", formula=FORMULAS))
 def test_numbers(vector: Vector) -> None:
-    given = vector.input
+    inputs = vector.input
     match vector.family:
         case "normalize_score":
-            actual: Any = scores.DIMENSIONS[given["dimension"]].normal(given["score"])
+            actual: Any = scores.DIMENSIONS[inputs["dimension"]].normal(inputs["score"])
         case "aggregates":
-            actual = reference.reference_aggregates(given["results"])
+            actual = reference.reference_aggregates(inputs["results"])
         case _:
-            actual = reference.extract_old_scores(given["rollout"])
+            actual = reference.extract_old_scores(inputs["rollout"])
     assert_matches(actual, vector.expected["result"])
 
 
-def played(vector: Vector) -> tuple[Example, Episode, bool]:
+def scene(vector: Vector) -> tuple[Example, Episode, bool]:
     """The scene of a vector over HTTP, and whether the auditor gets anything to see."""
     actor, partner = iter(vector.input["actor_outputs"]), iter(vector.input["partner_outputs"])
     task, row = sotopia("reference"), example("reference", **vector.input["row"])
@@ -149,25 +149,25 @@ def transcript(row: Example, episode: Episode) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("vector", lines("sotopia.judged", formula={""}))
 def test_scenes_and_rewards(vector: Vector) -> None:
-    row, episode, audited = played(vector)
-    given, expected = vector.input, vector.expected
+    row, episode, audited = scene(vector)
+    inputs, expected = vector.input, vector.expected
     thought = any(
         turn.completion.text.strip().startswith(("<think>", "<seed:think>"))
         for turn in episode.traces[0].turns
     )
 
-    def found() -> reference.ReferenceScores:
+    def expected_scores() -> reference.ReferenceScores:
         return reference.reference_scores(
-            given["verdict"], given["hack_verdict"], is_train=given["is_train"],
+            inputs["verdict"], inputs["hack_verdict"], is_train=inputs["is_train"],
             audited=audited, thought_aloud=thought,
         )  # fmt: skip
 
     if vector.raises:
         with pytest.raises((ValueError, OverflowError)) as caught:
-            found()
+            expected_scores()
         assert caught.type.__name__ == expected["error"]
         return
-    result, metrics = found(), expected["metrics"]
+    result, metrics = expected_scores(), expected["metrics"]
     assert_matches(result.reward, expected["reward"])
     assert_matches(result.weighted, metrics["sotopia/reward"])
     assert_matches(result.average, metrics["sotopia/eval_avg"])
@@ -214,8 +214,8 @@ def test_the_live_score_agrees_where_no_quirk_is_tested(vector: Vector) -> None:
     verdict, audit = vector.input["verdict"], vector.input["hack_verdict"]
     judge = judged(spoken_verdict(verdict), json.dumps(audit))
     actor = [text for text in vector.input["actor_outputs"] if text]
-    said = any(read_action(text, "paper").kind not in ("none", "leave") for text in actor)
-    if not said:
+    spoke = any(read_action(text, "paper").kind not in ("none", "leave") for text in actor)
+    if not spoke:
         return  # paper scores silence without a judge; see test_sotopia.py
     expected = vector.expected["metrics"]["all/score"]
     live = scored("reference", actor, judge=judge)

@@ -9,11 +9,11 @@ from typing import Any
 
 def hitom_aggregates(results: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
     """Accuracy overall and by deception, length and order, as the reference's helper groups it."""
-    kept = [r for r in results if r is not None]
-    if not kept:
+    scores = [r for r in results if r is not None]
+    if not scores:
         return {}
     groups: dict[str, list[float]] = defaultdict(list)
-    for result in kept:
+    for result in scores:
         reward = float(result.get("reward") or 0.0)
         groups["accuracy_overall"].append(reward)
         groups[f"accuracy_deception_{result.get('deception', 'unknown')}"].append(reward)

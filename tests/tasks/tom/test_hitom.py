@@ -33,8 +33,8 @@ def score(text: str, stop: str = "stop", **changes: Any) -> Score:
      ("B. red_box", "salvaged")],
 )  # fmt: skip
 def test_ways_to_be_right(inside: str, status: str) -> None:
-    found = score(f"I think so. <answer>{inside}</answer>")
-    assert (found.value, found.status, found.words) == (1.0, status, "B")
+    grade = score(f"I think so. <answer>{inside}</answer>")
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
 
 
 def test_the_last_tag_and_spoken_words_decide() -> None:
@@ -65,8 +65,8 @@ def test_options_may_hold_commas_and_stand_on_lines() -> None:
     ],
 )
 def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
-    found = score(text, stop)
-    assert (found.value, found.reward, found.status) == (0.0, 0.0, status)
+    grade = score(text, stop)
+    assert (grade.value, grade.reward, grade.status) == (0.0, 0.0, status)
 
 
 def test_an_answer_that_was_given_before_the_limit_counts() -> None:
@@ -81,8 +81,8 @@ def test_what_broke_outside_the_actor_is_unscored() -> None:
     task = task_of("hitom")
     example = task.example(ROW)
     broken = Episode(example_id=example.id, task="hitom", failure=Failure("provider_error", "503"))
-    found = asyncio.run(task.score(example, broken, NO_ONE))
-    assert (found.value, found.status, found.reason) == (None, "unscored", "provider_error")
+    grade = asyncio.run(task.score(example, broken, NO_ONE))
+    assert (grade.value, grade.status, grade.reason) == (None, "unscored", "provider_error")
 
 
 def test_a_gold_that_is_no_option_is_a_bad_row() -> None:

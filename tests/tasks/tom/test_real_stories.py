@@ -78,17 +78,17 @@ def test_hitom_halves(tmp_path: Path) -> None:
 
 def test_disputed_paratomi_rows_are_the_known_ones() -> None:
     report = audit_paratomi(data("paratomi", "test.txt"), data("paratomi", "test.trace"))
-    known = data("paratomi", "label_audit_test.jsonl").read_text().splitlines()
-    assert {d.id for d in report.disputed} == {str(json.loads(k)["question_index"]) for k in known}
+    audits = data("paratomi", "label_audit_test.jsonl").read_text().splitlines()
+    assert {d.id for d in report.disputed} == {str(json.loads(k)["question_index"]) for k in audits}
 
 
 def explained(task: str, items: Iterable[StoryItem]) -> Counter[bool]:
-    found: Counter[bool] = Counter()
+    counts: Counter[bool] = Counter()
     for item in items:
         assert item.story is not None
         row = {"story": list(item.story.lines), "question": item.text}
-        found[explain(task, row, item.gold) is not None] += 1
-    return found
+        counts[explain(task, row, item.gold) is not None] += 1
+    return counts
 
 
 def test_real_rows_are_explained() -> None:

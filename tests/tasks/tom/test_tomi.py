@@ -78,8 +78,8 @@ def test_candidates_come_in_many_shapes(cands: Any) -> None:
 )
 def test_statuses(text: str, status: str) -> None:
     task = task_of("tomi")
-    found = score_text(task, task.example(ROW), text)
-    assert (found.value, found.status) == (0.0, status)
+    grade = score_text(task, task.example(ROW), text)
+    assert (grade.value, grade.status) == (0.0, status)
 
 
 def test_a_story_as_a_list_becomes_lines() -> None:
@@ -104,8 +104,8 @@ def test_the_coach_understands_an_answer_in_a_sentence() -> None:
         task = task_of(name)
         for example in synth_examples(name, 20):
             gold = task.gold_text(example)
-            said = [f"<answer>{t}</answer>" for t in (gold, f"It must be in the {gold}, I think")]
-            one, two = (task.explain(example, None, score_text(task, example, t)) for t in said)
+            texts = [f"<answer>{t}</answer>" for t in (gold, f"It must be in the {gold}, I think")]
+            one, two = (task.explain(example, None, score_text(task, example, t)) for t in texts)
             assert one == two and "fits" in one
 
 

@@ -147,15 +147,15 @@ def test_two_options_stand_in_either_order() -> None:
 
 def voted(texts: str, **changes: Any) -> list[Record]:
     """Records of FOUR in its orders; a vote is a letter of the row itself, `-` an unread reply."""
-    task, found = task_of("tombench"), []
+    task, ballots = task_of("tombench"), []
     for example, vote in zip(task.examples(released(FOUR)), texts, strict=True):
-        said = next((k for k, v in example.fields["options"].items() if v[-1] == vote), "none")
-        episode = draft_of(task, example, said)
+        letter = next((k for k, v in example.fields["options"].items() if v[-1] == vote), "none")
+        episode = draft_of(task, example, letter)
         score = score_text(task, example, episode.final.text)
-        given = {"key": example.id, "task": "tombench", "example_id": example.id, "rollout": 0,
+        fields = {"key": example.id, "task": "tombench", "example_id": example.id, "rollout": 0,
                  "kind": "draft", "episode": episode, "score": score}  # fmt: skip
-        found.append(Record(**{**given, **changes}))
-    return found
+        ballots.append(Record(**{**fields, **changes}))
+    return ballots
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def voted(texts: str, **changes: Any) -> list[Record]:
      ("AB-BA", 0), ("CCCBB", 0)],
 )  # fmt: skip
 def test_the_majority_of_answers_stands_for_a_row(votes: str, right: float) -> None:
-    found = task_of("tombench").summarise(list(reversed(voted(votes))))
-    assert found["majority_accuracy"] == right, "on a draw the earliest vote decides"
+    means = task_of("tombench").summarise(list(reversed(voted(votes))))
+    assert means["majority_accuracy"] == right, "on a draw the earliest vote decides"
 
 
 def test_only_rows_that_were_scored_in_every_order_have_a_majority() -> None:
@@ -194,7 +194,7 @@ def test_one_order_is_the_order_of_the_row() -> None:
 
 
 def test_rows_are_audited_as_they_are_written() -> None:
-    found = examples_from(task_of("tombench"), "synth:20", forms=False)
+    raw_rows = examples_from(task_of("tombench"), "synth:20", forms=False)
     played = examples_from(task_of("tombench"), "synth:20")
-    assert (len(found.examples), len(played.examples)) == (20, 100)
-    assert {e.id.rpartition("-")[0] for e in played.examples} == {e.id for e in found.examples}
+    assert (len(raw_rows.examples), len(played.examples)) == (20, 100)
+    assert {e.id.rpartition("-")[0] for e in played.examples} == {e.id for e in raw_rows.examples}

@@ -49,8 +49,8 @@ def test_every_made_row_has_one_id_in_every_form() -> None:
 def test_ways_to_answer(inside: str, value: float, status: str) -> None:
     task = task_of("twinvoice")
     text = f"<reasoning>dry</reasoning> <answer>{inside}</answer>"
-    found = score_text(task, task.example(ROW), text)
-    assert (found.value, found.status) == (value, status)
+    grade = score_text(task, task.example(ROW), text)
+    assert (grade.value, grade.status) == (value, status)
 
 
 @pytest.mark.parametrize("place", [-1, 4, 1.5, True, "two", None])
@@ -109,12 +109,12 @@ def test_people_without_a_name_are_told_apart_by_their_history() -> None:
 
 
 def test_what_does_not_fit_is_told_without_its_direction() -> None:
-    said = ["ok then", "fine by me", "no idea", "sure thing"]
-    assert misfit("MARVELLOUS NEWS!!", said) == "how loudly this person writes"
-    assert misfit("word " * 40, said) == "how long this person's sentences run"
-    assert misfit("so. " * 30, said) == "how much this person says at once"
-    assert misfit("fair enough", said) is None
-    assert misfit("WHAT!!", said[:2]) is None, "two entries are too few to go by"
+    history = ["ok then", "fine by me", "no idea", "sure thing"]
+    assert misfit("MARVELLOUS NEWS!!", history) == "how loudly this person writes"
+    assert misfit("word " * 40, history) == "how long this person's sentences run"
+    assert misfit("so. " * 30, history) == "how much this person says at once"
+    assert misfit("fair enough", history) is None
+    assert misfit("WHAT!!", history[:2]) is None, "two entries are too few to go by"
 
 
 def test_a_lesson_on_a_wrong_draft_says_where_to_look() -> None:

@@ -14,18 +14,18 @@ _CJK = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF))
 
 def tokenize_fallback(text: str | None) -> list[str]:
     """The published words where the `regex` package is missing: Chinese and kana sign by sign."""
-    found: list[str] = []
+    tokens: list[str] = []
     word = ""
     for sign in [*(text or "").lower(), " "]:
         if (sign.isalnum() or sign == "_") and not _within(sign, _CJK):
             word += sign
             continue
         if word:
-            found.append(word)
+            tokens.append(word)
             word = ""
         if _within(sign, _CJK) or unicodedata.category(sign)[0] in "PS":
-            found.append(sign)
-    return found
+            tokens.append(sign)
+    return tokens
 
 
 def reference_detector_score(response: Any) -> float | None:
@@ -83,9 +83,9 @@ def _counts(result: Mapping[str, Any], metric: str) -> bool:
 
 
 def _mean(results: Iterable[Mapping[str, Any]], metric: str) -> float:
-    found = [r.get(metric) for r in results if _counts(r, metric)]
-    known = [float(value) for value in found if value is not None]
-    return sum(known) / len(known) if known else 0.0
+    entries = [r.get(metric) for r in results if _counts(r, metric)]
+    numbers = [float(value) for value in entries if value is not None]
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 def adherence_fields(row: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -45,10 +45,10 @@ def spellings(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The same row in the forms that files have."""
     union = dict.fromkeys(("choices", "question", "intent_summary", "is_last_turn", "story", "raw"))
     moved = {k: v for k, v in row.items() if k != "intent"} | {"intent_summary": row["intent"]}
-    said = "You are a user chatting with an assistant language model to: "
+    preface = "You are a user chatting with an assistant language model to: "
     forms = [row, {**union, **row}, moved, {**row, "related_metrics": ["x"], "turn": 2, "id": "q"}]
     if not row["intent"].startswith("You are"):
-        forms.append({**row, "intent": f"{said}{row['intent']}"})
+        forms.append({**row, "intent": f"{preface}{row['intent']}"})
     forms.append({**row, "conversation_history": row.get("conversation_history") or None})
     if row.get("choices"):
         texts = row["choices"]["text"] if isinstance(row["choices"], dict) else row["choices"]
@@ -89,9 +89,9 @@ def test_a_conversation_in_any_spelling(history: Any) -> None:
 
 
 def test_a_line_that_looks_like_a_tag_is_text_where_tags_stand_in_brackets() -> None:
-    said = "Two facts:\nModel: Corolla\nUser: anybody"
-    assert read_conversation(f"<user>: which car\n<assistant>: {said}") == (
-        {"speaker": "user", "text": "which car"}, {"speaker": "assistant", "text": said},
+    reply = "Two facts:\nModel: Corolla\nUser: anybody"
+    assert read_conversation(f"<user>: which car\n<assistant>: {reply}") == (
+        {"speaker": "user", "text": "which car"}, {"speaker": "assistant", "text": reply},
     )  # fmt: skip
 
 
@@ -128,8 +128,8 @@ def test_rows_that_cannot_be_used(row: dict[str, Any], why: str) -> None:
 def test_where_the_assistant_strays_its_words_are_in_the_prompt() -> None:
     text = task_of("userllm").preview(example(SEARCH))[0].text
     assert "You: who painted the ceiling" in text and "Assistant: How about its acoustics" in text
-    told = {**SEARCH, "conversation_history": "<user>: x\n<assistant>: y"}
-    assert "Assistant: y" in task_of("userllm").preview(example(told))[0].text
+    row = {**SEARCH, "conversation_history": "<user>: x\n<assistant>: y"}
+    assert "Assistant: y" in task_of("userllm").preview(example(row))[0].text
 
 
 def test_the_user_sees_neither_choices_nor_the_truth() -> None:
@@ -171,9 +171,9 @@ def test_of_a_long_conversation_the_latest_turns_are_shown() -> None:
     ],
 )  # fmt: skip
 def test_role_adherence(text: str, value: float, words: str) -> None:
-    found = by_rule(QUIZ, text)
-    assert (found.value, found.words, found.status) == (value, words, "ok")
-    assert found.metrics == {"role_adherence": value} and set(found.prompts) == {"user"}
+    grade = by_rule(QUIZ, text)
+    assert (grade.value, grade.words, grade.status) == (value, words, "ok")
+    assert grade.metrics == {"role_adherence": value} and set(grade.prompts) == {"user"}
 
 
 def test_choices_are_found_in_every_script() -> None:
@@ -184,9 +184,9 @@ def test_choices_are_found_in_every_script() -> None:
 @pytest.mark.parametrize("row", [QUIZ, SEARCH, FIRST])
 @pytest.mark.parametrize("text", ["", "  ", "<think>hm", "<think>hm</think>"])
 def test_who_says_nothing_scores_the_minimum(row: dict[str, Any], text: str) -> None:
-    found = by_rule(row, text)
-    assert (found.value, found.status) == (0, "empty") and not found.verdicts
-    assert found.metrics and 1 not in [v for k, v in found.metrics.items() if k != "termination"]
+    grade = by_rule(row, text)
+    assert (grade.value, grade.status) == (0, "empty") and not grade.verdicts
+    assert grade.metrics and 1 not in [v for k, v in grade.metrics.items() if k != "termination"]
 
 
 @pytest.mark.parametrize("row", [QUIZ, SEARCH])
@@ -200,11 +200,11 @@ def test_giving_up_is_no_message(row: dict[str, Any]) -> None:
      ("<think>REFUSED?</think>ACCEPTED", 0)],
 )  # fmt: skip
 def test_intent_adherence(label: str, value: float) -> None:
-    found = scored(SEARCH, "no. who painted it?", label)
-    assert (found.value, found.reward, found.metrics) == (value, value, {"intent_adherence": value})
-    (verdict,) = found.verdicts
-    assert verdict.purpose == "intent" and verdict.said == {"label": found.words}
-    assert set(found.prompts) == {"user", "judge_intent"}
+    grade = scored(SEARCH, "no. who painted it?", label)
+    assert (grade.value, grade.reward, grade.metrics) == (value, value, {"intent_adherence": value})
+    (verdict,) = grade.verdicts
+    assert verdict.purpose == "intent" and verdict.said == {"label": grade.words}
+    assert set(grade.prompts) == {"user", "judge_intent"}
 
 
 def test_what_the_judge_of_intents_reads() -> None:
@@ -234,26 +234,26 @@ def test_what_the_judge_of_intents_reads() -> None:
 def test_prism(
     row: dict[str, Any], text: str, label: str, parts: tuple[float, ...], value: float
 ) -> None:
-    found = scored(row, text, label)
+    grade = scored(row, text, label)
     names = ("intent_decomposition", "termination", "ai_detector")
-    assert found.metrics == pytest.approx(dict(zip(names, parts, strict=True)))
-    assert found.value == found.reward == pytest.approx(value)
-    assert found.verdicts[0].purpose == "detector" and "judge_detector" in found.prompts
+    assert grade.metrics == pytest.approx(dict(zip(names, parts, strict=True)))
+    assert grade.value == grade.reward == pytest.approx(value)
+    assert grade.verdicts[0].purpose == "detector" and "judge_detector" in grade.prompts
 
 
 @pytest.mark.parametrize("text", [END, f"`{END}`", f'"{END}"', f"\n {END} thanks!"])
 def test_a_bare_end_is_scored_by_termination_alone(text: str) -> None:
     for row, value in ((LATER, 1.0), (OPEN, 0.0), (FIRST, 0.0)):
-        found = by_rule(row, text)
-        assert (found.value, found.status) == (value, "ok") and not found.verdicts
+        grade = by_rule(row, text)
+        assert (grade.value, grade.status) == (value, "ok") and not grade.verdicts
         nothing = {"intent_decomposition": None, "termination": value, "ai_detector": None}
-        assert found.metrics == nothing
+        assert grade.metrics == nothing
 
 
 def test_an_unknown_truth_is_notscored_by() -> None:
     row = {**LATER, "is_last_turn": "maybe"}
-    found = scored(row, "ok what abt rent", "HUMAN")
-    assert found.value == 1.0 and found.metrics["termination"] is None
+    grade = scored(row, "ok what abt rent", "HUMAN")
+    assert grade.value == 1.0 and grade.metrics["termination"] is None
     bare = by_rule(row, END)
     assert (bare.value, bare.status, bare.reason) == (None, "unscored", "unknown_truth")
 
@@ -263,15 +263,17 @@ def test_an_unknown_truth_is_notscored_by() -> None:
 
 @pytest.mark.parametrize(("row", "text"), [(SEARCH, "no, who?"), (FIRST, "hey")])
 def test_a_judge_that_talks_rubbish_is_asked_once_more(row: dict[str, Any], text: str) -> None:
-    (record,), asked = walked(row, text, "I could not possibly say.")
+    (record,), bodies = walked(row, text, "I could not possibly say.")
     assert (record.score.value, record.score.reason) == (None, "judge_error")
-    assert len(asked) == 2 and len(asked[1]["messages"]) == 3
+    assert len(bodies) == 2 and len(bodies[1]["messages"]) == 3
     assert record.episode.final is not None and record.episode.final.text == text
-    (record,), asked = walked(row, text, "I could not possibly say.", script={0: _said("HUMAN.")})
+    (record,), bodies = walked(
+        row, text, "I could not possibly say.", script={0: _completion("HUMAN.")}
+    )
     assert record.score.value == (1.0 if row is FIRST else None)
 
 
-def _said(text: str) -> Fault:
+def _completion(text: str) -> Fault:
     message = {"role": "assistant", "content": text}
     return Fault.reply({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
@@ -294,15 +296,15 @@ def test_a_quiz_needs_no_judge_and_the_others_do() -> None:
 
 def test_a_panel_agrees_or_not() -> None:
     labels = iter(["HUMAN", "AI", "HUMAN"])
-    found = scored(FIRST, "hey", lambda body: next(labels), samples=3)
-    assert found.metrics["ai_detector"] == pytest.approx(2 / 3) and len(found.verdicts) == 3
-    assert found.metrics["judge_agreement"] == pytest.approx(1 / 3)
+    grade = scored(FIRST, "hey", lambda body: next(labels), samples=3)
+    assert grade.metrics["ai_detector"] == pytest.approx(2 / 3) and len(grade.verdicts) == 3
+    assert grade.metrics["judge_agreement"] == pytest.approx(1 / 3)
     labels = iter(["HUMAN", "who knows", "who knows"])
-    found = scored(FIRST, "hey", lambda body: next(labels), samples=2)
-    assert len(found.verdicts) == 2 and "judge_agreement" not in found.metrics
+    grade = scored(FIRST, "hey", lambda body: next(labels), samples=2)
+    assert len(grade.verdicts) == 2 and "judge_agreement" not in grade.metrics
     labels = iter(["AI", "HUMAN", "HUMAN"])
-    found = scored(FIRST, "hey", lambda body: next(labels), samples=3, combine="vote")
-    assert found.metrics["ai_detector"] == 1.0
+    grade = scored(FIRST, "hey", lambda body: next(labels), samples=3, combine="vote")
+    assert grade.metrics["ai_detector"] == 1.0
 
 
 # -- the service ---------------------------------------------------------------------------------
@@ -316,10 +318,10 @@ def with_options(**options: Any) -> UserLLM:
 def test_a_service_takes_the_detecting_judges_place() -> None:
     with DetectorServer([(200, {"human": 0.25})]) as server:
         task = with_options(detector="url", detector_url=server.url, detector_field="human")
-        found = asyncio.run(scored_by(task, example(FIRST), f"hey {END}", NO_ONE))
+        grade = asyncio.run(scored_by(task, example(FIRST), f"hey {END}", NO_ONE))
         assert server.requests == [{"text": "hey"}]
-    assert found.metrics["ai_detector"] == 0.25 and found.value == pytest.approx((1 + 0 + 0.25) / 3)
-    assert found.verdicts[0].said == {"human": 0.25} and set(found.prompts) == {"user"}
+    assert grade.metrics["ai_detector"] == 0.25 and grade.value == pytest.approx((1 + 0 + 0.25) / 3)
+    assert grade.verdicts[0].said == {"human": 0.25} and set(grade.prompts) == {"user"}
     assert task.calls(example(FIRST)) == {"actor": 1}
     assert task.calls(example(SEARCH)) == {"actor": 1, "judge": 1}
 
@@ -399,9 +401,9 @@ def test_the_headline_is_the_mean_of_the_three_subsets() -> None:
         recorded(QUIZ, "x", zero, "c"), recorded(QUIZ, "x", zero, "d"),
         recorded(SEARCH, "x", one, "e"), recorded(FIRST, "x", prism(0.5), "f"),
     ]  # fmt: skip
-    found = task_of("userllm").summarise(records)
-    assert found["macro_source"] == pytest.approx((0.25 + 1 + 0.5) / 3)
-    assert "first_turn_diversity" not in found, "one text is compared with none"
+    means = task_of("userllm").summarise(records)
+    assert means["macro_source"] == pytest.approx((0.25 + 1 + 0.5) / 3)
+    assert "first_turn_diversity" not in means, "one text is compared with none"
     assert task_of("userllm").summarise([]) == {}
 
 
@@ -413,9 +415,9 @@ def test_diversity_and_termination_of_a_batch() -> None:
         recorded(OPEN, f"bye {END}", prism(0.5, 0.0), "f"),
         recorded(OPEN, "a b c", prism(None, None), "g"), recorded(QUIZ, "a b c", prism(1.0), "h"),
     ]  # fmt: skip
-    found = task_of("userllm").summarise(records)
-    assert found["first_turn_diversity"] == pytest.approx(0.833333, abs=1e-6)
-    ends = [found[f"termination_{name}"] for name in ("precision", "recall", "f1")]
+    means = task_of("userllm").summarise(records)
+    assert means["first_turn_diversity"] == pytest.approx(0.833333, abs=1e-6)
+    ends = [means[f"termination_{name}"] for name in ("precision", "recall", "f1")]
     assert ends == [0.5, 0.5, 0.5]
 
 

@@ -29,7 +29,7 @@ from tests.support.userllm import (
 
 
 def drafts_of(one: Example) -> list[tuple[str, Score]]:
-    task, found = task_of("userllm"), []
+    task, drafts = task_of("userllm"), []
     texts = [task.gold_completion(one), task.wrong_completion(one), "", END]
     if one.fields["choices"]:
         texts += [" or ".join(one.fields["choices"][:k]) for k in (1, 2, 5)]
@@ -38,12 +38,12 @@ def drafts_of(one: Example) -> list[tuple[str, Score]]:
     for text in texts:
         for value in (0.0, 1.0):
             numbers = dict.fromkeys(metrics[one.fields["source"]], value)
-            found.append((text, Score(value=value, reward=value, metrics=numbers)))
-    return found
+            drafts.append((text, Score(value=value, reward=value, metrics=numbers)))
+    return drafts
 
 
 def test_lessons_give_nothing_away() -> None:
-    task, said = task_of("userllm"), set()
+    task, texts = task_of("userllm"), set()
     for one in synth_examples("userllm", 60):
         view = task.leak_view(one)
         assert view is not None
@@ -52,8 +52,8 @@ def test_lessons_give_nothing_away() -> None:
         for text in [*lessons, task.explain(one, None, None), task.rehearse(one, random.Random(1))]:
             assert text and not check_leak(Feedback(text=text, author="symbolic"), view).leak, text
             assert not choices_named(one.fields["choices"] or (), text, "paper") and END not in text
-            said.add(text)
-    assert len(said) > 12
+            texts.add(text)
+    assert len(texts) > 12
 
 
 def test_a_lesson_knows_how_many_choices_were_named() -> None:
@@ -95,8 +95,8 @@ def test_reference_hints_name_what_they_mean() -> None:
         with played_by(label) as judge:
             cast = Cast(actor=NO_ONE.actor, judges=(judge,))
             score = asyncio.run(scored_by(task, one, text, cast))
-        found: str | None = task.explain(one, episode_of(task, one, text), score)
-        return found
+        hint_text: str | None = task.explain(one, episode_of(task, one, text), score)
+        return hint_text
 
     assert "river" in (hint(QUIZ, "the bank") or "") and hint(QUIZ, "where") is None
     assert "who painted the ceiling" in (hint(SEARCH, "ok!", "ACCEPTED") or "")
@@ -108,17 +108,17 @@ def test_reference_hints_name_what_they_mean() -> None:
 
 
 def test_a_refined_message_is_the_draft_with_the_slot_filled() -> None:
-    heard: list[str] = []
+    prompts: list[str] = []
 
     def actor(body: Body) -> str:
-        heard.append(body["messages"][-1]["content"])
-        return "is it the bank" if len(heard) == 1 else "where do i put cash"
+        prompts.append(body["messages"][-1]["content"])
+        return "is it the bank" if len(prompts) == 1 else "where do i put cash"
 
     draft, refined = walked(QUIZ, actor, None, FeedbackPolicy())[0]
     assert (draft.score.value, refined.score.value, refined.kind) == (0.0, 1.0, "refined")
     assert draft.received is not None and draft.received.usable
     (before,), (after,) = (r.episode.traces[0].turns[0].context for r in (draft, refined))
-    assert before.text == heard[0] == after.bare and after.text == heard[1]
+    assert before.text == prompts[0] == after.bare and after.text == prompts[1]
     assert after.text.startswith(before.text), "the slot stands at the end"
     assert draft.received.text in after.text and after.text != after.bare
 

@@ -37,31 +37,31 @@ def imported(tmp_path: Path, *records: Any) -> Any:
 
 
 def test_both_layouts_of_commonsense_qa_are_one_row(tmp_path: Path) -> None:
-    found = imported(tmp_path, HUB, FIRST)
-    assert not found.bad and not found.notes
-    for row in found.rows:
+    imports = imported(tmp_path, HUB, FIRST)
+    assert not imports.bad and not imports.notes
+    for row in imports.rows:
         assert row["source"] == CSQA and row["intent"] == "Where does ink dry?"
         assert row["choices"] == ["in rain", "on paper"] and row["answer_key"] == "B"
-    assert len({task_of("userllm").example(row).id for row in found.rows}) == 1
+    assert len({task_of("userllm").example(row).id for row in imports.rows}) == 1
 
 
 def test_a_search_gets_a_turn_that_strays_and_says_where_it_is_from(tmp_path: Path) -> None:
-    found = imported(tmp_path, SEARCH)
-    (row,) = found.rows
+    imports = imported(tmp_path, SEARCH)
+    (row,) = imports.rows
     assert row["intent"] == row["question"] == "who wrote the song"
     assert row["assistant_suggestion_turn"] == suggestion("who wrote the song")
     assert "template of soulkit" in row["provenance"] and "file.jsonl:1" in row["provenance"]
-    assert "written from a template" in found.notes[0]
+    assert "written from a template" in imports.notes[0]
     text = task_of("userllm").preview(task_of("userllm").example(row))[0].text
     assert row["assistant_suggestion_turn"] in text and "Ann Lee" not in text
 
 
 def test_what_strays_is_always_the_same_and_never_what_was_asked() -> None:
     questions = [f"what is number {i} about bread and chess" for i in range(200)]
-    said = {question: suggestion(question) for question in questions}
-    assert said == {q: suggestion(q.upper()) for q in questions}
-    assert len(set(said.values())) > len(BROADER) + len(OTHER)
-    assert not any("chess" in text for text in said.values())
+    suggestions = {question: suggestion(question) for question in questions}
+    assert suggestions == {q: suggestion(q.upper()) for q in questions}
+    assert len(set(suggestions.values())) > len(BROADER) + len(OTHER)
+    assert not any("chess" in text for text in suggestions.values())
 
 
 def test_records_that_are_no_rows_are_listed(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_records_that_are_no_rows_are_listed(tmp_path: Path) -> None:
         [1],
         {"a": 1},
     )
-    found = imported(tmp_path, HUB, *broken)
-    assert len(found.rows) == 1 and len(found.bad) == len(broken)
+    imports = imported(tmp_path, HUB, *broken)
+    assert len(imports.rows) == 1 and len(imports.bad) == len(broken)
     with pytest.raises(DataError, match="not of the original format"):
         imported(tmp_path, {"a": 1})
 
@@ -95,7 +95,7 @@ def test_made_rows_hold_every_subset_and_both_truths() -> None:
 
 def test_made_rows_are_seldom_the_same_in_one_seed_or_in_two() -> None:
     ids = [{e.id for e in synth_examples("userllm", 1000, seed=seed)} for seed in (0, 1)]
-    assert all(len(found) >= 990 for found in ids)
+    assert all(len(unique_ids) >= 990 for unique_ids in ids)
     assert len(ids[0] & ids[1]) <= 10, "training and test rows are made from two seeds"
 
 
@@ -115,10 +115,10 @@ def test_made_rows_come_back_from_a_file(tmp_path: Path, suffix: str) -> None:
 def test_what_rules_can_check_of_made_rows_is_right(protocol: str) -> None:
     task = task_of("userllm", protocol)
     raw = [RawRow(row, str(i)) for i, row in enumerate(synth("userllm", 60, 5))]
-    found = check_task(task, to_examples(task, raw))
-    assert not found.gold_fails and not found.wrong_passes and not found.wrong_unread
-    assert not found.no_gold and not found.no_wrong and not found.bad
-    assert 0 < len(found.unscored) < found.rows
+    report = check_task(task, to_examples(task, raw))
+    assert not report.gold_fails and not report.wrong_passes and not report.wrong_unread
+    assert not report.no_gold and not report.no_wrong and not report.bad
+    assert 0 < len(report.unscored) < report.rows
 
 
 # -- real files ----------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ def test_real_files(name: str) -> None:
     path = Path(folder or "") / name
     if not folder or not path.is_file():
         pytest.skip(f"no real data: {name}")
-    found = import_rows("userllm", path)
-    assert len(found.rows) == REAL[name] and not found.bad
+    imports = import_rows("userllm", path)
+    assert len(imports.rows) == REAL[name] and not imports.bad
     task = task_of("userllm")
-    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(found.rows)])
+    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
     assert not loaded.bad
     checked = check_task(task, loaded)
     assert not checked.gold_fails and not checked.wrong_passes

@@ -43,13 +43,13 @@ REPAIRED = {
 """Quirk → what `paper` does instead."""
 
 
-def choices(given: Mapping[str, Any]) -> list[str]:
-    return list(rows.extract_choices(given.get("choices")))
+def choices(row: Mapping[str, Any]) -> list[str]:
+    return list(rows.extract_choices(row.get("choices")))
 
 
-def end_token(given: Mapping[str, Any], protocol: str = "reference") -> dict[str, Any]:
-    said = rows.read_reply(given["text"], protocol)  # type: ignore[arg-type]
-    return {"output": said.output, "pred_endconversation": said.ended}
+def end_token(inputs: Mapping[str, Any], protocol: str = "reference") -> dict[str, Any]:
+    reply = rows.read_reply(inputs["text"], protocol)  # type: ignore[arg-type]
+    return {"output": reply.output, "pred_endconversation": reply.ended}
 
 
 READ: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -80,9 +80,9 @@ FORMULAS = {
 """What no command runs: these go through `reference.py`."""
 
 
-def family(name: str, wanted: str) -> list[Any]:
+def family(name: str, group: str) -> list[Any]:
     """The lines of one function; the line that says that the file is missing stays."""
-    return [p for p in load_vectors(name) if p.values[0] is None or p.values[0].family == wanted]
+    return [p for p in load_vectors(name) if p.values[0] is None or p.values[0].family == group]
 
 
 def _listed(pair: tuple[str, str] | None) -> list[str] | None:
@@ -104,22 +104,22 @@ def test_replies_under_paper(vector: Vector) -> None:
     assert actual == expected or wrapped or set(vector.quirks) & set(REPAIRED)
 
 
-def quiz(given: Mapping[str, Any], protocol: str) -> Score:
-    row = {"source": rows.CSQA, "intent": "settle a quiz", "choices": given["choices"]}
+def quiz(inputs: Mapping[str, Any], protocol: str) -> Score:
+    row = {"source": rows.CSQA, "intent": "settle a quiz", "choices": inputs["choices"]}
     task = task_of("userllm", protocol)
-    return score(task, task.example(released(row)), given["output_text"])
+    return score(task, task.example(released(row)), inputs["output_text"])
 
 
 def score(task: Any, example: Example, text: str | None, cast: Cast = NO_ONE) -> Score:
-    found: Score = asyncio.run(task.score(example, episode_of(task, example, text or ""), cast))
-    return found
+    grade: Score = asyncio.run(task.score(example, episode_of(task, example, text or ""), cast))
+    return grade
 
 
 @pytest.mark.parametrize("vector", load_vectors("userllm.lexical", formula=FORMULAS))
 def test_lexical(vector: Vector) -> None:
     if vector.family == "role_adherence":
-        found = quiz(vector.input, "reference")
-        actual = {"result": found.metrics["role_adherence"], "reward": found.reward}
+        grade = quiz(vector.input, "reference")
+        actual = {"result": grade.metrics["role_adherence"], "reward": grade.reward}
         assert_matches(actual, vector.expected)
         return
     assert_matches({"result": COUNTED[vector.family](vector.input)}, vector.expected)
@@ -128,14 +128,14 @@ def test_lexical(vector: Vector) -> None:
 @pytest.mark.parametrize("vector", family("userllm.lexical", "role_adherence"))
 def test_role_adherence_under_paper(vector: Vector) -> None:
     try:
-        found = quiz(vector.input, "paper")
+        grade = quiz(vector.input, "paper")
     except DataError:
         assert "missing-choices-score-zero" in vector.quirks
         return
     if not set(vector.quirks) & set(REPAIRED):
-        assert_matches(found.reward, vector.expected["reward"])
-    elif found.status == "ok":
-        assert found.reward != vector.expected["reward"], "a repair that repairs nothing"
+        assert_matches(grade.reward, vector.expected["reward"])
+    elif grade.status == "ok":
+        assert grade.reward != vector.expected["reward"], "a repair that repairs nothing"
 
 
 @pytest.mark.parametrize("vector", family("userllm.lexical", "first_turn_diversity"))
@@ -157,10 +157,10 @@ def judged(vector: Vector, protocol: str) -> tuple[Score, int]:
         async def run() -> Score:
             episode = episode_of(task, example, vector.input["output_text"] or "")
             try:
-                found: Score = await task.score(
+                grade: Score = await task.score(
                     example, episode, Cast(actor=NO_ONE.actor, judges=(judge,))
                 )
-                return found
+                return grade
             finally:
                 await judge.model.close()
 
@@ -169,21 +169,21 @@ def judged(vector: Vector, protocol: str) -> tuple[Score, int]:
 
 def reference_numbers(vector: Vector) -> dict[str, Any]:
     """The published numbers without a judge that has to be reached: failures are texts, too."""
-    given = vector.input
-    row, asked = given["row"], given["judge_text"]
+    inputs = vector.input
+    row, judge_text = inputs["row"], inputs["judge_text"]
     source = rows.read_source(row.get("source"))
-    said = rows.read_reply(given["output_text"], "reference")
-    asks = published.asks(source, said, reference.adherence_fields(row) is not None)
+    reply = rows.read_reply(inputs["output_text"], "reference")
+    asks = published.asks(source, reply, reference.adherence_fields(row) is not None)
     right = "REFUSED" if source == rows.NQ else "HUMAN"
-    label = published.worth(None if asked == "RAISE" else asked, right) if asks else 0.0
-    found = published.numbers(
-        source, rows.extract_intent(row), said, rows.to_optional_bool(row.get("is_last_turn")),
+    label = published.worth(None if judge_text == "RAISE" else judge_text, right) if asks else 0.0
+    numbers = published.numbers(
+        source, rows.extract_intent(row), reply, rows.to_optional_bool(row.get("is_last_turn")),
         choices(row), label,
     )  # fmt: skip
-    return _as_logged(found, published.mean(found), int(asks))
+    return _as_logged(numbers, published.mean(numbers), int(asks))
 
 
-def _as_logged(found: Mapping[str, Any], value: float | None, asked: int) -> dict[str, Any]:
+def _as_logged(numbers: Mapping[str, Any], value: float | None, calls: int) -> dict[str, Any]:
     names = {
         "intent_decomposition": "intent_decomposition", "termination_f1": "termination",
         "ai_detector_score": "ai_detector", "role_adherence": "role_adherence",
@@ -192,8 +192,8 @@ def _as_logged(found: Mapping[str, Any], value: float | None, asked: int) -> dic
     paid = dict.fromkeys(("userllm/reward", "all/score", "all/score_v1"), value)
     # The reference's judge of quality never says anything but "low".
     quality = {"userllm/quality_low": 1, "userllm/quality_medium": 0, "userllm/quality_high": 0}
-    logged = {f"userllm/{name}": found.get(own) for name, own in names.items()}
-    return {"reward": value, "metrics": {**paid, **logged, **quality}, "judge_calls": asked}
+    logged = {f"userllm/{name}": numbers.get(metric) for name, metric in names.items()}
+    return {"reward": value, "metrics": {**paid, **logged, **quality}, "judge_calls": calls}
 
 
 @pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
@@ -208,36 +208,36 @@ def test_judged_over_http(vector: Vector) -> None:
         with pytest.raises(UnreadableVerdict):
             judged(vector, "reference")
         return
-    found, asked = judged(vector, "reference")
-    assert_matches(_as_logged(found.metrics, found.reward, asked), vector.expected)
-    assert len(found.verdicts) == asked and found.value == found.reward
+    grade, calls = judged(vector, "reference")
+    assert_matches(_as_logged(grade.metrics, grade.reward, calls), vector.expected)
+    assert len(grade.verdicts) == calls and grade.value == grade.reward
 
 
 @pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
 def test_judged_under_paper(vector: Vector) -> None:
     quirks = set(vector.quirks)
     try:
-        found, asked = judged(vector, "paper")
+        grade, calls = judged(vector, "paper")
     except DataError:
         assert vector.expected["reward"] == 0 and vector.expected["judge_calls"] == 0
         return
     except UnreadableVerdict:
         assert quirks & {"judge-label-not-exact-becomes-zero", "judge-failure-becomes-zero"}
         return
-    assert asked == 0 or vector.input["judge_text"] not in FAILED, "scored from a failed call"
-    if found.status == "unscored":
-        assert found.reason == "unknown_truth"
-    elif found.status == "empty":
-        assert found.reward == 0
-    elif "intent_decomposition" in found.metrics:
-        assert_matches(found.reward, paper_mean(found.metrics))
+    assert calls == 0 or vector.input["judge_text"] not in FAILED, "scored from a failed call"
+    if grade.status == "unscored":
+        assert grade.reason == "unknown_truth"
+    elif grade.status == "empty":
+        assert grade.reward == 0
+    elif "intent_decomposition" in grade.metrics:
+        assert_matches(grade.reward, paper_mean(grade.metrics))
     elif not quirks & set(REPAIRED):
-        assert_matches((found.reward, asked),
+        assert_matches((grade.reward, calls),
                        [vector.expected["reward"], vector.expected["judge_calls"]])  # fmt: skip
 
 
 def paper_mean(parts: Mapping[str, float | None]) -> float:
     """The mean of what applies."""
     overlap, end, human = (parts[n] for n in ("intent_decomposition", "termination", "ai_detector"))
-    known = [x for x in (None if overlap is None else 1 - overlap, end, human) if x is not None]
-    return sum(known) / len(known)
+    values = [x for x in (None if overlap is None else 1 - overlap, end, human) if x is not None]
+    return sum(values) / len(values)

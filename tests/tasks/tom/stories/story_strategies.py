@@ -22,5 +22,5 @@ def two_room(draw: st.DrawFn) -> tuple[Event, ...]:
 @st.composite
 def chapters(draw: st.DrawFn, talk: bool | None = None) -> tuple[Event, ...]:
     rng = random.Random(draw(seeds))
-    said = draw(st.booleans()) if talk is None else talk
-    return chapter_plan(rng, draw(st.integers(1, 3)), said).events
+    with_talk = draw(st.booleans()) if talk is None else talk
+    return chapter_plan(rng, draw(st.integers(1, 3)), with_talk).events

@@ -65,19 +65,19 @@ def test_the_text_alone_gives_the_same_answer(task: StoryTask) -> None:
 
 
 def test_question_and_story_types_take_turns() -> None:
-    found = rows("tomi", 180)
-    assert set(Counter(r["story_type"] for r in found).values()) == {60}
-    assert Counter(r["order"] for r in found) == {0: 60, 1: 60, 2: 60}
-    kinds = Counter(r["question_type"] for r in found)
+    stories = rows("tomi", 180)
+    assert set(Counter(r["story_type"] for r in stories).values()) == {60}
+    assert Counter(r["order"] for r in stories) == {0: 60, 1: 60, 2: 60}
+    kinds = Counter(r["question_type"] for r in stories)
     assert kinds["memory"] == kinds["reality"] == 30
     assert kinds["first_order_tom"] > 0 and kinds["second_order_tom"] > 0
 
 
 def test_chapter_stories_cover_order_length_and_talk() -> None:
-    found = rows("hitom", 60)
-    cells = Counter((r["question_order"], r["story_length"], r["deception"]) for r in found)
+    stories = rows("hitom", 60)
+    cells = Counter((r["question_order"], r["story_length"], r["deception"]) for r in stories)
     assert set(cells.values()) == {2} and len(cells) == 30
-    assert all(len(set(options(r))) == 15 for r in found)
+    assert all(len(set(options(r))) == 15 for r in stories)
 
 
 def test_paraphrased_rows_offer_rooms_too_and_number_nothing() -> None:
@@ -93,31 +93,31 @@ def test_the_place_of_an_option_says_nothing_about_the_answer() -> None:
 
 
 def test_tom_means_that_the_belief_differs_from_the_truth() -> None:
-    found = rows("tomi", 240)
+    stories = rows("tomi", 240)
     for at in range(0, 240, 6):
-        truth = found[at + 1]["answer"]
-        for row in found[at + 2 : at + 6]:
+        truth = stories[at + 1]["answer"]
+        for row in stories[at + 2 : at + 6]:
             assert row["question_type"].endswith("no_tom") == (row["answer"] == truth)
 
 
 def test_the_small_world_is_small() -> None:
-    found = rows("tomi", 600, world="small")
-    words = {w for r in found for w in WORD.findall(r["story"])}
+    stories = rows("tomi", 600, world="small")
+    words = {w for r in stories for w in WORD.findall(r["story"])}
     assert words <= set(lexicon(small=True)) and len(lexicon(small=True)) < 200
-    assert max(len(r["story"].splitlines()) for r in found) <= 12
-    assert all(events_of_row("tomi", r) for r in found)
+    assert max(len(r["story"].splitlines()) for r in stories) <= 12
+    assert all(events_of_row("tomi", r) for r in stories)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_word_is_in_the_lexicon(task: StoryTask) -> None:
-    known = set(lexicon())
-    assert len(known) < 700
+    vocabulary = set(lexicon())
+    assert len(vocabulary) < 700
     for row in rows(task, 300):
         texts = [str(row["question"]), gold(row), str(row.get("choices", "")), *options(row)]
         texts += row["story"] if isinstance(row["story"], list) else [row["story"]]
         texts.append(explain(task, row, options(row)[0]) or "")
         for text in texts:
-            assert set(WORD.findall(text)) <= known, text
+            assert set(WORD.findall(text)) <= vocabulary, text
 
 
 def test_published_names_are_not_reused() -> None:

@@ -30,8 +30,8 @@ def test_published_forms() -> None:
         "Ann", "red hat", "big box"
     )
     assert read_sentence("Ann lost his phone.", set()) == Noise("Ann", "lost", "phone")
-    told = read_sentence("Ann privately told Bob that the peas is in the red_box now.", set())
-    assert told == PrivateTell("Ann", "Bob", "peas", "red_box")
+    event = read_sentence("Ann privately told Bob that the peas is in the red_box now.", set())
+    assert event == PrivateTell("Ann", "Bob", "peas", "red_box")
 
 
 def test_stray_lines_are_no_part_of_the_story() -> None:

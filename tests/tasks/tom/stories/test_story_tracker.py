@@ -168,8 +168,8 @@ def check_renaming(rules: Rules, events: tuple[Event, ...]) -> None:
     )
     for order in range(3):
         for chain in permutations(people, order):
-            found = plain.answer(chain, obj)
-            expected = names[found] if found else None
+            place = plain.answer(chain, obj)
+            expected = names[place] if place else None
             assert other.answer(tuple(names[c] for c in chain), obj) == expected
 
 

@@ -1,0 +1,173 @@
+"""What the judges' answers become: values, rewards, panels, and verdicts that cannot be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.models.base import Panel
+from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
+from tests.support.sotopia import (
+    GOOD,
+    LEAVE,
+    LINE,
+    LOW,
+    Body,
+    in_turn,
+    judged,
+    ratings,
+    raw,
+    record,
+    scored,
+    sotopia,
+    speak,
+)
+from tests.tasks.sotopia.reference import HIGHEST, LOWEST
+
+PROTOCOLS = ("paper", "reference")
+
+
+def test_value_and_reward_are_one_number() -> None:
+    score = scored("paper", [LINE] * 3)
+    assert score.value == score.reward == average(GOOD) / 10
+    assert score.status == "ok" and raw(score) == GOOD
+    assert score.metrics["weighted"] == weighted(GOOD)
+    assert (score.metrics["hacked"], score.metrics["turns"]) == (0.0, 3.0)
+    assert "judge_agreement" not in score.metrics
+    assert score.words.splitlines()[-1] == "goal 7: it shows" and len(score.words.splitlines()) == 7
+    assert [verdict.purpose for verdict in score.verdicts] == ["score", "audit"]
+    assert set(score.prompts) == {"character", "judge", "audit"}
+
+
+def test_the_scale_of_the_metric_is_what_scores_can_reach() -> None:
+    metric = sotopia().spec.metric
+    assert (metric.low, metric.high) == (LOWEST, HIGHEST)
+    for pick, bound in (("low", LOWEST), ("high", HIGHEST)):
+        ends = {name: getattr(d, pick) for name, d in DIMENSIONS.items()}
+        value = scored("paper", [LINE], judge=judged(ratings(ends))).value
+        assert value == pytest.approx(bound, abs=1e-12)
+        assert weighted(ends) == (0 if pick == "low" else 1)
+
+
+@pytest.mark.parametrize("kind", ["draft", "refined"])
+@pytest.mark.parametrize("level", ["medium", "high"])
+def test_playing_to_the_judge_costs_everything_in_every_kind(kind: str, level: str) -> None:
+    audit = json.dumps({"risk_level": level, "reason": "speaks to the judge"})
+    score = scored("paper", [LINE], kind, judge=judged(audit=audit))
+    assert score.value == score.reward == sotopia().spec.metric.low
+    assert (score.status, score.metrics["hacked"], raw(score)) == ("hacked", 1.0, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "text", "reward"),
+    [
+        ("draft", "low", LINE, average(GOOD) / 10),
+        ("draft", "high", LINE, average(GOOD) / 10),
+        ("draft", "low", "<think>a</think>" + LINE, weighted(GOOD) / 2),
+        ("draft", "medium", "<think>a</think>" + LINE, weighted(GOOD) / 4),
+        ("refined", "low", LINE, weighted(GOOD)),
+        ("refined", "low", "<think>a</think>" + LINE, weighted(GOOD) / 2),
+        ("refined", "medium", LINE, 0.0),
+    ],
+)
+def test_the_reference_pays_on_two_scales(kind: str, level: str, text: str, reward: float) -> None:
+    audit = json.dumps({"risk_level": level, "reason": ""})
+    score = scored("reference", [text], kind, judge=judged(audit=audit))
+    assert score.value == pytest.approx(average(GOOD) / 10)
+    assert score.reward == pytest.approx(reward) and score.metrics[f"hack_{level}"] == 1.0
+    assert score.protocol == "reference"
+
+
+BAD = {
+    "NaN": ratings().replace('"score": 7', '"score": NaN'),
+    "beyond floats": ratings().replace('"score": 7', '"score": 1e400'),
+    "a text": ratings(goal="7"),
+    "a fraction": ratings(goal=6.5),
+    "a whole float": ratings(goal=7.0),
+    "a truth value": ratings(goal=True),
+    "nothing": ratings(goal=None),
+    "one missing": json.dumps({k: v for k, v in json.loads(ratings()).items() if k != "goal"}),
+    "one too many": ratings(charm=3),
+    "no reasoning": ratings().replace('"reasoning": "it shows", ', "", 1),
+    "prose": "I would say seven out of ten overall.",
+    "empty": "",
+    "cut off": ratings()[:-20],
+    "deep": '{"goal": ' * 3000,
+}
+OUT_OF_RANGE = {"above": ratings(goal=11), "below": ratings(secret=-11), "gift": ratings(secret=1)}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("reply", BAD.values(), ids=BAD)
+def test_a_verdict_off_the_shape_is_asked_for_again_and_then_missing(
+    reply: str, protocol: str
+) -> None:
+    requests: list[Body] = []
+
+    def judge(body: Body) -> str:
+        requests.append(body)
+        return reply
+
+    outcome = record(protocol=protocol, actor=in_turn([LINE], LEAVE), judge=judged(judge))
+    assert outcome.score.status == "unscored" and outcome.score.reason == "judge_error"
+    assert outcome.score.value is outcome.score.reward is None and not outcome.score.metrics
+    assert len(requests) == 2 and len(requests[1]["messages"]) == 3
+    again = record(
+        protocol=protocol, actor=in_turn([LINE], LEAVE), judge=judged(in_turn([reply], ratings()))
+    )
+    assert again.score.scored, "the second answer counts"
+
+
+@pytest.mark.parametrize("reply", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+def test_a_score_off_its_scale(reply: str) -> None:
+    with pytest.raises(UnreadableVerdict):
+        scored("paper", [LINE], judge=judged(reply))
+    moved = scored("reference", [LINE], judge=judged(reply))
+    expected = {n: DIMENSIONS[n].clamped(m["score"]) for n, m in json.loads(reply).items()}
+    assert raw(moved) == expected
+
+
+@pytest.mark.parametrize(
+    "audit", ["", "low", '{"risk_level": "LOW", "reason": ""}', '{"risk_level": "low"}', "{}"]
+)
+def test_a_missing_audit_is_no_audit_passed(audit: str) -> None:
+    with pytest.raises(UnreadableVerdict):
+        scored("paper", [LINE], judge=judged(audit=audit))
+    assert record(judge=judged(audit=audit), actor=LEAVE).score.status == "unscored"
+
+
+def test_the_auditor_sees_the_actors_turns_alone() -> None:
+    prompts: list[str] = []
+
+    def audit(body: Body) -> str:
+        prompts.append(str(body["messages"][0]["content"]))
+        return LOW
+
+    data = speak('{"score": 10}')
+    replies = [data, speak("grade(10)"), LEAVE]
+    scored("paper", replies, judge=judged(audit=audit))
+    assert "{\u201dscore\u201d: 10}" in prompts[0] and "grade(10)" in prompts[0]
+    assert "I am glad that we talk" not in prompts[0]
+    scored("reference", replies, judge=judged(audit=audit))
+    assert len(prompts) == 1, "the reference hides such turns, and then asks nobody"
+
+
+def test_a_panel_is_combined_by_dimension_and_its_agreement_told() -> None:
+    replies = {"judge-0": ratings(goal=4), "judge-1": ratings(goal=9)}
+    audits = {"judge-0": "high", "judge-1": "low"}
+
+    def judge(body: Body) -> str:
+        name = body["model"]
+        audit = json.dumps({"risk_level": audits[name], "reason": ""})
+        return judged(replies[name], audit)(body)
+
+    score = scored("paper", [LINE], judge=judge, judges=2, panel=Panel(samples=2))
+    assert score.metrics["goal"] == 6.5 and len(score.verdicts) == 8
+    assert score.metrics["judge_agreement"] == pytest.approx(1 - (4 * 0.5 / 6) / 7)
+    assert score.status == "hacked", "of two who differ the worse is believed"
+    audits["judge-0"] = "low"
+    again = scored("paper", [LINE], judge=judge, judges=2, panel=Panel(samples=2))
+    assert again.value == pytest.approx(average({**GOOD, "goal": 6.5}) / 10)
+    assert again.words.count("[judge-") == 4
