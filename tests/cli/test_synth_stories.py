@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.tasks.tom.stories.generate import rows_of
+from soulkit.tasks.tom.stories.generate import rows_for_stories
 from tests.support.evaluation import soul, three_lines
 from tests.support.road import synth
 
@@ -31,7 +31,7 @@ def test_two_hundred_stories_of_every_kind_are_six_thousand_questions() -> None:
 
 @pytest.mark.parametrize("task", ["tomi", "paratomi"])
 def test_story_types_and_questions_come_equally_often(task: str) -> None:
-    rows = synth(task, rows_of(task, 2), 0)
+    rows = synth(task, rows_for_stories(task, 2), 0)
     assert len(rows) == 36 and set(Counter(r["story_type"] for r in rows).values()) == {12}
     assert Counter(row["order"] for row in rows) == {0: 12, 1: 12, 2: 12}
 
@@ -44,7 +44,10 @@ def test_paraphrased_stories_say_the_same_thing_in_many_ways() -> None:
 
 
 def test_fewer_stories_are_the_beginning_of_more() -> None:
-    assert synth("hitom", rows_of("hitom", 1), 4) == synth("hitom", rows_of("hitom", 2), 4)[:30]
+    assert (
+        synth("hitom", rows_for_stories("hitom", 1), 4)
+        == synth("hitom", rows_for_stories("hitom", 2), 4)[:30]
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,4 +65,4 @@ def test_what_has_no_stories_says_so(
 
 def test_only_stories_are_counted_in_kinds() -> None:
     with pytest.raises(ValueError, match="not for 'coser'"):
-        rows_of("coser", 1)  # type: ignore[arg-type]
+        rows_for_stories("coser", 1)  # type: ignore[arg-type]
