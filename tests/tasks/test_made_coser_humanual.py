@@ -107,15 +107,15 @@ def test_scenes_of_a_book_are_one_cluster() -> None:
 def test_the_persona_shows_in_the_words(name: str) -> None:
     rows = synth(name, 200, 5)
     for row in rows:
-        (habit,) = [h for h in HABITS if row["persona"].endswith(h.told)]
+        (habit,) = [h for h in HABITS if row["persona"].endswith(h.description)]
         written = row["completion"]
         seen = " ".join(message["content"] for message in json.loads(row["prompt"]))
         assert "{" not in written + seen + row["persona"]
-        if "small letters" in habit.told:
+        if "small letters" in habit.description:
             assert written == written.lower()
-        assert written.startswith("Sorry to butt in.") == ("butting in" in habit.told)
-        assert written.endswith("...") == ("three dots" in habit.told)
-        assert ("\n" in written) == ("new line" in habit.told)
+        assert written.startswith("Sorry to butt in.") == ("butting in" in habit.description)
+        assert written.endswith("...") == ("three dots" in habit.description)
+        assert ("\n" in written) == ("new line" in habit.description)
     for one, other in zip(rows[::PER_PERSON], rows[1::PER_PERSON], strict=True):
         assert one["persona"] == other["persona"] and one["prompt"] != other["prompt"]
     assert len({row["category"] for row in rows}) == 5
