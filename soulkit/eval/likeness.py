@@ -22,7 +22,7 @@ TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
 """Settings that decide which rows a training plays; the last two where there is a dev split."""
 
 
-def differences(a: Conditions, b: Conditions, task: str) -> list[str]:
+def condition_differences(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Why no difference may be put between two runs on a task, A's first; empty: it may."""
     rows = _trained_rows if a.trained or b.trained else _rows
     parts = (_protocols, _prompts, _players, _opinions, _scorer, rows)

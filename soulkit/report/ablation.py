@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
-from soulkit.eval.likeness import differences, grouped, likeness_remarks
+from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.metrics.statistics import auc, mean_interval
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
@@ -210,7 +210,7 @@ def _differences(
     for seed in sorted(first.keys() & runs.keys()):
         a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
         for task in _tasks(a, b):
-            mixed += [(task, line) for line in differences(a, b, task)]
+            mixed += [(task, line) for line in condition_differences(a, b, task)]
             beside += [
                 (task, line) for line in likeness_remarks(a, b, task, ("the first", "the other"))
             ]
