@@ -200,7 +200,7 @@ def _interrupted() -> int:
 
 def _explain(error: Exception) -> int:
     """Tell on stderr what went wrong, and return the exit code."""
-    soul_error = _known(error)
+    soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines())
         return 2
@@ -216,12 +216,12 @@ def _explain(error: Exception) -> int:
     return 1
 
 
-def _known(error: Exception) -> SoulError | None:
+def _soul_error(error: Exception) -> SoulError | None:
     """The soulkit error in `error`: itself, one in a task group's bundle, a missing extra."""
     if isinstance(error, SoulError):
         return error
     if isinstance(error, ExceptionGroup):
-        inner = [_known(part) for part in error.exceptions if isinstance(part, Exception)]
+        inner = [_soul_error(part) for part in error.exceptions if isinstance(part, Exception)]
         mendable = [part for part in inner if isinstance(part, UserError)]
         return next(iter([*mendable, *(part for part in inner if part)]), None)
     if isinstance(error, OSError) and error.errno in MENDABLE:

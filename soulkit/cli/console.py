@@ -151,17 +151,17 @@ class _LiveBar:
 class _PlainBar:
     def __init__(self, state: _State, description: str) -> None:
         self.state, self.description = state, description
-        self.said_at, self.said = state.start, 0
+        self.printed_at, self.printed = state.start, 0
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.state.add(steps, note)
-        if time.monotonic() - self.said_at >= PLAIN_EVERY:
+        if time.monotonic() - self.printed_at >= PLAIN_EVERY:
             self.say()
 
     def say(self) -> None:
-        if self.said == self.state.done:
+        if self.printed == self.state.done:
             return
-        self.said_at, self.said = time.monotonic(), self.state.done
+        self.printed_at, self.printed = time.monotonic(), self.state.done
         line = f"{self.description}: {self.state.amount()} ({self.state.words()})"
         print(line, file=sys.stderr, flush=True)
 

@@ -130,7 +130,7 @@ def pull(
         downloads, revision = corpus_files(hub, corpus, where, revision)
     else:
         registry = registry_of(tasks, trust=trust)
-        names = _named(registry, task, suite)
+        names = _task_names(registry, task, suite)
         downloads = released({name: registry.spec(name).files for name in names}, splits)
     files = pull_files(
         hub, downloads, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
@@ -252,7 +252,7 @@ def show(
     example = live.example(raw.fields, source=raw.source)
     prompt = live.preview(example)
     if as_json:
-        print_json(_shown(example, prompt))
+        print_json(_row_dict(example, prompt))
     else:
         _print_example(example, prompt)
 
@@ -308,7 +308,7 @@ def _splits(
     return matches
 
 
-def _named(registry: Registry, task: str | None, suite: str | None) -> Sequence[str]:
+def _task_names(registry: Registry, task: str | None, suite: str | None) -> Sequence[str]:
     if suite is not None:
         return registry.suite(suite)
     if task is None:
@@ -408,7 +408,7 @@ def _print_check(path: Path, report: Checked) -> None:
     _say_bad(report.bad)
 
 
-def _shown(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:
+def _row_dict(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:
     fields = {
         name: {"value": value, "audience": list(example.audience.get(name, ()))}
         for name, value in example.fields.items()

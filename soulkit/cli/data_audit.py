@@ -253,8 +253,8 @@ def _print_overlap(overlap: Overlap) -> None:
         touched = len(overlap.touched(kind))
         table.add_row(
             safe(kind),
-            *_counted(touched, overlap.train_rows),
-            *_counted(overlap.reached[kind], overlap.evaluation_rows),
+            *_count_cells(touched, overlap.train_rows),
+            *_count_cells(overlap.reached[kind], overlap.evaluation_rows),
         )
     out.print(table)
     out.print(f"{overlap.train_rows} training rows, {overlap.evaluation_rows} evaluation rows")
@@ -269,7 +269,7 @@ def _print_overlap(overlap: Overlap) -> None:
         out.print(f"… and {more} more; --json lists all")
 
 
-def _counted(rows: int, of: int) -> tuple[str, str]:
+def _count_cells(rows: int, of: int) -> tuple[str, str]:
     return str(rows), f"{100 * rows / of:.1f} %"
 
 

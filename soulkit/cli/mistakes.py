@@ -53,14 +53,14 @@ def _parameter(error: Any, command: str) -> ConfigError:
         return ConfigError(
             f"'{command}' needs {name}.",
             "Without it nothing can be done.",
-            f"Write {command} {_written(error)}; see: {command} --help",
+            f"Write {command} {_parameter_text(error)}; see: {command} --help",
         )
     message = one_line(error.message, 200).removeprefix("Value error, ")
     value = _value(error)
     return ConfigError(
         f"{name}: {message}" if value in message else f"{name} {value}: {message}",
         f"'{command}' cannot take this for another value.",
-        f"Write {_written(error)}; see: {command} --help",
+        f"Write {_parameter_text(error)}; see: {command} --help",
     )
 
 
@@ -90,7 +90,7 @@ def _name(error: Any) -> str:
     if error.param is None:
         return "a value"
     option = error.param.param_type_name == "option"
-    return str(error.param.opts[0]) if option else _written(error).strip("[]")
+    return str(error.param.opts[0]) if option else _parameter_text(error).strip("[]")
 
 
 def _value(error: Any) -> str:
@@ -102,7 +102,7 @@ def _value(error: Any) -> str:
     return ""
 
 
-def _written(error: Any) -> str:
+def _parameter_text(error: Any) -> str:
     """An option or argument as help writes it: `--protocol <paper|reference>`."""
     record = error.param.get_help_record(error.ctx) if error.param and error.ctx else None
     return str(record[0]) if record else "it as --help says"

@@ -82,11 +82,11 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")
     if plan.machine is not None:
         lines.append(f"memory about {size(plan.machine.memory)}: {plan.machine.words}")
-    lines.append(f"time about {duration(plan.seconds)}{_served(plan)}")
+    lines.append(f"time about {duration(plan.seconds)}{_assumed_speed(plan)}")
     return lines
 
 
-def _served(plan: Plan) -> str:
+def _assumed_speed(plan: Plan) -> str:
     from soulkit.play.plan import SECONDS_PER_CALL, SECONDS_PER_TOKEN
 
     if not any(one.seconds for one in plan.asked):

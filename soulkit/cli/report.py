@@ -47,7 +47,7 @@ def command(
     elif out is None and chosen is Format.terminal:
         _print(loaded_runs)
     else:
-        _put(_text(loaded_runs, chosen), out)
+        _write_text(_text(loaded_runs, chosen), out)
 
 
 def _text(runs: list[RunData], chosen: Format) -> str:
@@ -68,7 +68,7 @@ def _print(runs: list[RunData]) -> None:
         out.print(part)
 
 
-def _put(text: str, out: Path | None) -> None:
+def _write_text(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -16,7 +16,7 @@ from typing import Any
 
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.eval.conditions import read_conditions
-from soulkit.eval.likeness import grouped, likeness_remarks, unlike
+from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.summary import cluster_of, metric_values, records_by_task
 from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
 from soulkit.runs.records import drafts, load_records
@@ -87,7 +87,9 @@ def compare_runs(
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
     pairs = {task: (drafts(runs_a[task]), drafts(runs_b[task])) for task in shared}
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
-    mixed = grouped((task, line) for task in shared for line in unlike(one, other, task))
+    mixed = grouped(
+        (task, line) for task in shared for line in condition_differences(one, other, task)
+    )
     if mixed and not allow_mixed:
         raise _refused(mixed)
     _check_metric(metric, pairs.values())

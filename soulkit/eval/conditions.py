@@ -131,7 +131,7 @@ def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Co
         read_config(folder) if (folder / CONFIG).is_file() else {},
         folder,
         record=read_provenance(folder),
-        tasks=_summarised(summary) if records is None else _shown(records),
+        tasks=_summarised(summary) if records is None else _evidence_by_task(records),
         finished=bool(summary),
         material=_read_object(folder / MATERIAL),
     )
@@ -146,7 +146,8 @@ def conditions_of(
     record = record or {}
     return Conditions(
         settings=dict(settings), record=record, material=material or {}, finished=finished,
-        players=_owned(record.get("players", _asked_for(settings)), folder), tasks=tasks or {},
+        players=_owned(record.get("players", _configured_players(settings)), folder),
+        tasks=tasks or {},
     )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def _read_object(path: Path) -> Print:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def _shown(records: Iterable[Record]) -> dict[str, Evidence]:
+def _evidence_by_task(records: Iterable[Record]) -> dict[str, Evidence]:
     tasks: dict[str, Evidence] = {}
     for record in records:
         tasks.setdefault(record.task, Evidence()).add(record)
@@ -178,7 +179,7 @@ def _summarised(summary: Print) -> dict[str, Evidence]:
     }
 
 
-def _asked_for(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
+def _configured_players(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
     """The players that a config.yaml names; None where it is missing or cannot be read."""
     if not settings:
         return None

@@ -272,7 +272,7 @@ def check_judge(
                      *check.config.servers()):  # fmt: skip
             say(line)
     with alone(run), Ledger(run.ledger_path, mends=True) as ledger:
-        report = asyncio.run(_checked(check, run, ledger, bars, say or _silence))
+        report = asyncio.run(_run_check(check, run, ledger, bars, say or _silence))
     run.write_summary(report)
     return run, report
 
@@ -281,7 +281,7 @@ def _silence(remark: str) -> None:
     """Nobody listens."""
 
 
-async def _checked(
+async def _run_check(
     check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
@@ -334,9 +334,9 @@ class Asking:
         """
         turn = asyncio.Semaphore(self.check.config.concurrency)
 
-        async def taken(work: AskOnce) -> None:
+        async def take(work: AskOnce) -> None:
             async with turn:
-                self._heard(await work())
+                self._count_silence(await work())
             if bar is not None:
                 bar.advance(1)
 
@@ -344,9 +344,9 @@ class Asking:
             JsonlWriter(self.run.path / JUDGEMENTS) as rated,
             JsonlWriter(self.run.path / PAIRS) as paired,
         ):
-            await gather(taken(work) for work in (*self._unrated(rated), *self._unpaired(paired)))
+            await gather(take(work) for work in (*self._unrated(rated), *self._unpaired(paired)))
 
-    def _heard(self, answered: bool) -> None:
+    def _count_silence(self, answered: bool) -> None:
         self.silent = 0 if answered else self.silent + 1
         if self.silent >= max(GIVE_UP, 2 * self.check.config.concurrency):
             broken = (j.problem for j in self.judgements.values() if not j.answered)

@@ -51,7 +51,7 @@ class Listener:
 
     model: ChatModel
     sample: int = 0
-    asked: int = 0
+    questions: int = 0
     again: int = 0
     failed: bool = False
     """Whether the model itself broke, so that there was no answer to be read."""
@@ -65,7 +65,7 @@ class Listener:
     ) -> Completion:
         repeated = any(segment.role == "assistant" for segment in context)
         self.again += repeated
-        self.asked += not repeated
+        self.questions += not repeated
         try:
             return await self.model.complete(
                 context, sampling, replace(call, sample=call.sample + self.sample)
@@ -95,14 +95,14 @@ class Seen:
         return replace(self.record.episode, step=self.record.step)
 
     @property
-    def said(self) -> str:
+    def spoken(self) -> str:
         """What the actor said, its seats' lines."""
         return "\n".join(utterances(self.episode))
 
     def subject(self) -> Subject:
         turns = sum(len(trace.turns) for trace in self.episode.traces)
         people = human_labels(self.task, self.example)
-        return Subject(words=len(self.said.split()), turns=turns, people=people)
+        return Subject(words=len(self.spoken.split()), turns=turns, people=people)
 
 
 def human_labels(task: Task, example: Example) -> dict[str, Grade]:
@@ -157,10 +157,10 @@ async def judgement(
         cluster=seen.example.cluster,
         judge=name,
         sample=sample,
-        said={} if problem or not listener.asked else grades_in(score),
+        said={} if problem or not listener.questions else grades_in(score),
         problem=problem,
         answered=not listener.failed,
-        asked=listener.asked,
+        asked=listener.questions,
         again=listener.again,
     )
 
@@ -181,7 +181,7 @@ def pairs_of(seen: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
     couples = (
         pair for same in of_example.values() for pair in zip(same[::2], same[1::2], strict=False)
     )
-    return [(a, b) for a, b in couples if a.said != b.said]
+    return [(a, b) for a, b in couples if a.spoken != b.spoken]
 
 
 def pair_key(a: Seen, b: Seen) -> str:

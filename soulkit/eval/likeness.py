@@ -22,7 +22,7 @@ TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
 """Settings that decide which rows a training plays; the last two where there is a dev split."""
 
 
-def unlike(a: Conditions, b: Conditions, task: str) -> list[str]:
+def condition_differences(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Why no difference may be put between two runs on a task, A's first; empty: it may."""
     rows = _trained_rows if a.trained or b.trained else _rows
     parts = (_protocols, _prompts, _players, _opinions, _scorer, rows)
@@ -267,10 +267,10 @@ def _against(a: Sequence[Print], b: Sequence[Print]) -> str:
 
 
 def _who(players: Sequence[Print], details: Sequence[str] = ()) -> str:
-    return _listed(_shown(one, details) for one in players) or "nobody"
+    return _listed(_player_text(one, details) for one in players) or "nobody"
 
 
-def _shown(player: Print, details: Sequence[str]) -> str:
+def _player_text(player: Print, details: Sequence[str]) -> str:
     where = f"@{player['address']}" if "address" in player else ""
     name = f"{player['kind']}:{player['model']}{where}"
     more = [f"{detail} {_value(player[detail])}" for detail in details if detail in player]

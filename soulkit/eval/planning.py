@@ -29,7 +29,7 @@ def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
     """What `config` will ask for."""
     voices = {w.task.name: _voices(config, w) for w in work}
     whole = plan_work(work, config.repeats, voices, concurrency=config.concurrency)
-    return on_machine(whole, together(_loaded(config, whole)))
+    return on_machine(whole, together(_machines(config, whole)))
 
 
 def _voices(config: EvalConfig, work: Work) -> list[PlayerTerms]:
@@ -75,7 +75,7 @@ def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] 
     return None if price is None else (price.prompt, price.reply)
 
 
-def _loaded(config: EvalConfig, whole: Plan) -> list[Machine]:
+def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
     """What every checkpoint takes that this command loads."""
     others = local_players(config, whole, config.batch_size, config.device, config.dtype)
     if config.kind != "local":

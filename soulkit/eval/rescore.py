@@ -168,7 +168,7 @@ async def _scored_again(
             else:
                 misses.append(miss)
                 score = unscored(Failure(MISS, miss.what), record.score.protocol)
-        records.append(_renewed(recorded, record, score))
+        records.append(_with_score(recorded, record, score))
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
     return records, misses
@@ -182,7 +182,7 @@ async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
     return await task.judged(example, replace(record.episode, step=record.step), players)
 
 
-def _renewed(recorded: Recorded, record: Record, score: Score) -> Record:
+def _with_score(recorded: Recorded, record: Record, score: Score) -> Record:
     """The record with what follows from the task's code: score, break-downs, gold."""
     task, example = recorded.rows[record.example_id]
     return replace(

@@ -93,7 +93,7 @@ def run_eval(
     with alone(run), open_ledger(run, config) as ledger:
         players = eval_players(config, ledger, model)
         keep_provenance(run, _provenance(config, players, work))
-        return run, asyncio.run(_evaluated(run, work, players, config, bars, ledger))
+        return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger))
 
 
 def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
@@ -129,7 +129,7 @@ def _silent(remark: str) -> None:
     """The default of `say`."""
 
 
-async def _evaluated(
+async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
     ledger: Ledger,
 ) -> Summary:  # fmt: skip
@@ -282,7 +282,7 @@ async def run_evaluation(
         streak.add(record)
 
     try:
-        await gather(_played(part, jobs, players, config, sink) for part in work)
+        await gather(_play_part(part, jobs, players, config, sink) for part in work)
     finally:
         try:
             await writer.close()
@@ -296,7 +296,7 @@ async def run_evaluation(
     return summary
 
 
-async def _played(
+async def _play_part(
     part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
 ) -> None:
     sampling = config.sampling(part.task.spec)

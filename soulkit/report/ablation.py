@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
-from soulkit.eval.likeness import grouped, likeness_remarks, unlike
+from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.metrics.statistics import auc, mean_interval
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
@@ -173,7 +173,7 @@ def _row(
     arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
     forced: bool,
 ) -> MethodRow:  # fmt: skip
-    mixed, beside = ((), ()) if runs is first else _unlike(first, runs)
+    mixed, beside = ((), ()) if runs is first else _differences(first, runs)
     if mixed and not forced:
         first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
@@ -200,7 +200,7 @@ def _row(
     )
 
 
-def _unlike(
+def _differences(
     first: Mapping[int, RunData], runs: Mapping[int, RunData]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(why no difference, what is said beside it) of a method against the first, over the seeds
@@ -210,7 +210,7 @@ def _unlike(
     for seed in sorted(first.keys() & runs.keys()):
         a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
         for task in _tasks(a, b):
-            mixed += [(task, line) for line in unlike(a, b, task)]
+            mixed += [(task, line) for line in condition_differences(a, b, task)]
             beside += [
                 (task, line) for line in likeness_remarks(a, b, task, ("the first", "the other"))
             ]

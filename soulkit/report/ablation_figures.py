@@ -82,7 +82,9 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
 def _curves(
     rows: Sequence[MethodRow], name: str, title: str, caption: str
 ) -> list[tuple[str, str, str, tuple[float, float], DrawFigure]]:
-    drawable = [(i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _known(r.curves[name])]
+    drawable = [
+        (i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _has_values(r.curves[name])
+    ]
     if not drawable:
         return []
     together = (name, title, caption, (WIDTH, 3.8),
@@ -99,7 +101,7 @@ def _curves(
     return [together, panels] if name == "reward/draft" else [panels]
 
 
-def _known(band: Band) -> bool:
+def _has_values(band: Band) -> bool:
     return any(v is not None for v in band.mean)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soulkit.eval.conditions import read_conditions
-from soulkit.eval.likeness import grouped, likeness_remarks, unlike
+from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.report.load import RunData
 
 NOT_ALIKE = "not measured the same way"
@@ -58,7 +58,9 @@ def unlike_pairs(runs: Sequence[RunData]) -> list[UnlikePair]:
         names, sides = (runs[i].name, runs[j].name), (conditions[i], conditions[j])
         pair = UnlikePair(
             a=names[0], b=names[1],
-            mixed=grouped((task, line) for task in shared for line in unlike(*sides, task)),
+            mixed=grouped(
+                (task, line) for task in shared for line in condition_differences(*sides, task)
+            ),
             remarks=grouped(
                 (task, line) for task in shared for line in likeness_remarks(*sides, task, names)
             ),

@@ -198,8 +198,8 @@ class Registry:
         if declared is None:
             declared = self.specs[name] = self._installed(name)
         elif not declared.home.distribution:
-            builtin = declared.home.builtin_task
-            say_shadowed(name, "that comes with soulkit" if builtin else "of your tasks file")
+            built_in = declared.home.builtin_task
+            say_shadowed(name, "that comes with soulkit" if built_in else "of your tasks file")
         return declared
 
     def _installed(self, name: str) -> TaskSpec:

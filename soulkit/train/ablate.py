@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
-from soulkit.eval.likeness import grouped, unlike
+from soulkit.eval.likeness import condition_differences, grouped
 from soulkit.keys import printable
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
@@ -237,7 +237,9 @@ def refuse_unlike(runs: Sequence[Planned]) -> None:
     for run in others:
         a, b = _conditions(first), _conditions(run)
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
-        lines = grouped((task, line) for task in tasks for line in unlike(a, b, task))
+        lines = grouped(
+            (task, line) for task in tasks for line in condition_differences(a, b, task)
+        )
         reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
     if reasons:
         raise ConfigError(

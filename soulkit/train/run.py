@@ -223,7 +223,7 @@ async def _reinforce(
     try:
         if loop.step == config.steps:
             stop_in_vain(loop, newest(run.metrics))
-        await loop.run_all(step, watched(loop, show))
+        await loop.run_all(step, with_vain_stop(loop, show))
     finally:
         await sampler.close()
         await players.close()
@@ -244,14 +244,14 @@ def _provenance(config: TrainConfig, players: Players, material: Material) -> di
     return provenance(config, players, work_of(material), actor, sampling)
 
 
-def watched(loop: Loop, show: Show) -> Show:
+def with_vain_stop(loop: Loop, show: Show) -> Show:
     """`show`, and the end of a run whose feedback is of no use; what it learned is kept."""
 
-    def shown(line: StepLine) -> None:
+    def report(line: StepLine) -> None:
         show(line)
         stop_in_vain(loop, line)
 
-    return shown
+    return report
 
 
 def stop_in_vain(loop: Loop, line: StepLine) -> None:

@@ -178,11 +178,11 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_errors_know_their_family() -> None:
-    assert cli._known(DataError("a", "b", "c")) is not None
-    assert cli._known(ValueError("x")) is None
+    assert cli._soul_error(DataError("a", "b", "c")) is not None
+    assert cli._soul_error(ValueError("x")) is None
     nested = ExceptionGroup("o", [ExceptionGroup("i", [ConfigError("a", "b", "c")])])
-    assert isinstance(cli._known(nested), ConfigError)
-    assert isinstance(cli._known(ExceptionGroup("o", [ProviderError("p")])), ProviderError)
+    assert isinstance(cli._soul_error(nested), ConfigError)
+    assert isinstance(cli._soul_error(ExceptionGroup("o", [ProviderError("p")])), ProviderError)
 
 
 # --- console --------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from soulkit.train.objectives.sequences import (
     Span,
     copied_spans,
     emitted_spans,
-    filled,
+    filled_context,
     paired_spans,
     told_sequences,
     told_spans,
@@ -232,7 +232,9 @@ def test_filling_the_slot_undoes_emptying_it(walked: Walked) -> None:
             emptied = [
                 s if s.bare is None else Segment(s.role, s.bare, s.bare) for s in turn.context
             ]
-            assert renderer.prompt_ids(filled(emptied, full)) == list(turn.completion.prompt_ids)
+            assert renderer.prompt_ids(filled_context(emptied, full)) == list(
+                turn.completion.prompt_ids
+            )
         pairs = told_spans(replace_prompts(record, renderer).episode.traces[0], renderer, full)
         assert [copy for copy, _ in pairs] == copied_spans(trace, renderer)
         assert [other for _, other in pairs] == emitted_spans(trace)
@@ -283,7 +285,7 @@ def test_missing_and_leaking_feedback_have_no_mirror() -> None:
 
 def test_a_conversation_without_a_slot_is_no_lesson() -> None:
     with pytest.raises(ValueError, match="no message"):
-        filled([Segment("user", "hello")], Segment("user", "hello hint", "hello"))
+        filled_context([Segment("user", "hello")], Segment("user", "hello hint", "hello"))
 
 
 def test_pairs_merge_only_where_both_continue() -> None:

@@ -218,7 +218,7 @@ class RolesConfig(CallSettings):
     def _look_up(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        return looked_up(raw, cls.roles())
+        return players_by_name(raw, cls.roles())
 
     @model_validator(mode="after")
     def _different_judges(self) -> Self:
@@ -292,13 +292,13 @@ class RolesConfig(CallSettings):
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run folder stores and compares."""
-        return self._lasting(self.resolved())
+        return self._of_identity(self.resolved())
 
     @classmethod
     def identity_defaults(cls) -> dict[str, Any]:
         """What a folder of an earlier version is taken to say of settings that it does not name."""
-        player = {UNSAID: OPENAI_URL, **cls._lasting(RoleSettings.defaults())}
-        return cls._lasting(cls.defaults()) | {
+        player = {UNSAID: OPENAI_URL, **cls._of_identity(RoleSettings.defaults())}
+        return cls._of_identity(cls.defaults()) | {
             f"{role}.{name}": value
             for role in cls.roles()
             for name, value in player.items()
@@ -306,7 +306,7 @@ class RolesConfig(CallSettings):
         }
 
     @classmethod
-    def _lasting(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_identity(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {
             k: _without_pricing(v) for k, v in settings.items() if k not in cls.OUTSIDE_IDENTITY
         }
@@ -318,7 +318,7 @@ class RolesConfig(CallSettings):
             "max_attempts": self.max_attempts,
             "backoff_s": self.backoff_s,
             "down_after_s": self.down_after_s,
-            **paying(self, ledger),
+            **cost_arguments(self, ledger),
         }
 
 
@@ -338,7 +338,7 @@ KEPT_WORDS = ("symbolic", "terse")
 """What a coach may be beside a player."""
 
 
-def looked_up(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def players_by_name(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Settings in which the roles `names` are players, not names of players."""
     book, filled = _book(raw.get("endpoints"), names)
     settings = {**filled, **{key: value for key, value in raw.items() if value is not None}}
@@ -475,7 +475,7 @@ def cast_of(config: RolesConfig, players: Players, actor: Player, seed: int | No
     )
 
 
-def paying(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
+def cost_arguments(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
     """What every Endpoint of a run is told about money."""
     arguments: dict[str, Any] = {"prices": load_prices(config.prices)}
     if config.max_cost is not None:

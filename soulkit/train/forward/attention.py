@@ -141,13 +141,15 @@ def block_mask(trie: Trie, length: int, window: int | None, device: torch.device
     # A tensor: a captured number that changes from call to call cannot be compiled.
     out_of_reach = None if window is None else depth - window
 
-    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         visible = (k <= q) & (q < end[k])
         if out_of_reach is not None:
             visible = visible & (depth[k] > out_of_reach[q])
         return visible
 
-    return create_block_mask(seen, None, None, length, length, device=device, BLOCK_SIZE=FLEX_BLOCK)
+    return create_block_mask(
+        is_visible, None, None, length, length, device=device, BLOCK_SIZE=FLEX_BLOCK
+    )
 
 
 @cache

@@ -94,6 +94,6 @@ def no_slot(record: Record, seat: str, feedback: Feedback) -> Segment:
     raise LookupError(f"no task to fill the feedback slot of {record.key} with")
 
 
-def scored(records: Sequence[Record], kind: str) -> list[Record]:
+def scored_records(records: Sequence[Record], kind: str) -> list[Record]:
     """The scored records of one kind."""
     return [r for r in records if r.kind == kind and r.score.scored]

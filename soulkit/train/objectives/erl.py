@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from soulkit.config import setting
-from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.rltf import AuxSettings, aux_remark
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
@@ -62,7 +62,7 @@ class ERL(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        drafts, refined = scored(records, "draft"), scored(records, "refined")
+        drafts, refined = scored_records(records, "draft"), scored_records(records, "refined")
         before = {(d.example_id, d.rollout): d.score.reward for d in drafts}
         sequences = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
         for record in refined:

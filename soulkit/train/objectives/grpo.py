@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from soulkit.train.objectives.base import Objective, no_slot, scored
+from soulkit.train.objectives.base import Objective, no_slot, scored_records
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
@@ -20,4 +20,6 @@ class GRPO(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        return [s for r in scored(records, "draft") for s in sequences_of(r, "draft", renderer)]
+        return [
+            s for r in scored_records(records, "draft") for s in sequences_of(r, "draft", renderer)
+        ]

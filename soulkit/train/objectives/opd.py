@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError
-from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
@@ -68,7 +68,7 @@ class OPD(Objective):
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
         sequences: list[TrainSequence] = []
-        for record in scored(records, "draft"):
+        for record in scored_records(records, "draft"):
             for sequence in sequences_of(record, "draft", renderer):
                 self_taught = replace(sequence, teacher=sequence.span)
                 sequences += taught(self_taught, self.logits, rewarded=False, weight=self.weight)

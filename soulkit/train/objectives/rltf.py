@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from soulkit.config import Settings, setting
-from soulkit.train.objectives.base import Objective, no_slot, scored
+from soulkit.train.objectives.base import Objective, no_slot, scored_records
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
@@ -59,7 +59,7 @@ class RLTF(Objective):
     def sequences(
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
-        drafts, refined = scored(records, "draft"), scored(records, "refined")
+        drafts, refined = scored_records(records, "draft"), scored_records(records, "refined")
         baseline = mean_rewards(drafts)
         sequences = [s for r in drafts for s in sequences_of(r, "draft", renderer)]
         for record in refined:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from soulkit.config import Settings, setting
-from soulkit.train.objectives.base import Lines, Objective, no_slot, scored
+from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, told_sequences
 from soulkit.types import Record
 
@@ -177,7 +177,7 @@ class SDPO(Objective):
         self, records: Sequence[Record], renderer: Renders, slot: Slot = no_slot
     ) -> list[TrainSequence]:
         sequences: list[TrainSequence] = []
-        for record in scored(records, "draft"):
+        for record in scored_records(records, "draft"):
             for sequence in told_sequences(record, renderer, slot):
                 sequences += taught(sequence, self.logits, self.rewarded, self.weight)
         return sequences

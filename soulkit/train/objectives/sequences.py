@@ -140,7 +140,7 @@ def copied_spans(trace: Trace, renderer: Renders) -> list[Span]:
     return spans((prompt, c.token_ids, c.logprobs) for prompt, c in turns)
 
 
-def filled(context: Sequence[Segment], slot: Segment) -> tuple[Segment, ...]:
+def filled_context(context: Sequence[Segment], slot: Segment) -> tuple[Segment, ...]:
     """The same conversation with `slot` for the message that holds the feedback slot.
 
     Raises ValueError when no message has that slot: the feedback would reach nobody.
@@ -156,7 +156,7 @@ def told_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Spa
     prompts with the slot filled."""
 
     def both(turn: Turn) -> tuple[TurnIds, TurnIds]:
-        c, prompt = turn.completion, renderer.prompt_ids(filled(turn.context, slot))
+        c, prompt = turn.completion, renderer.prompt_ids(filled_context(turn.context, slot))
         return (c.prompt_ids, c.token_ids, c.logprobs), (prompt, c.token_ids, c.logprobs)
 
     return paired_spans(both(turn) for turn in trace.turns)

@@ -19,8 +19,8 @@ from soulkit.train.state.named import (
     counts,
     finite,
     members,
-    named,
-    spread,
+    named_field,
+    spread_fields,
     text,
     whole,
 )
@@ -108,22 +108,22 @@ def _new_name(name: str) -> str:
 class Rewards(Named):
     """Of a step's rollouts."""
 
-    draft: float | None = named("reward/draft")
-    refined: float | None = named("reward/refined")
-    loo: float | None = named("gap/loo")
+    draft: float | None = named_field("reward/draft")
+    refined: float | None = named_field("reward/refined")
+    loo: float | None = named_field("gap/loo")
     """Refined against the other drafts of its prompt, with its interval."""
-    loo_low: float | None = named("gap/loo_low")
-    loo_high: float | None = named("gap/loo_high")
-    pair: float | None = named("gap/pair")
+    loo_low: float | None = named_field("gap/loo_low")
+    loo_high: float | None = named_field("gap/loo_high")
+    pair: float | None = named_field("gap/pair")
     """Refined against its own draft."""
-    n_draft: int = named("rollouts/draft", read=whole)
-    n_refined: int = named("rollouts/refined", read=whole)
-    n_unscored: int = named("rollouts/unscored", read=whole)
-    unscored: Mapping[str, int] = spread("unscored/")
+    n_draft: int = named_field("rollouts/draft", read=whole)
+    n_refined: int = named_field("rollouts/refined", read=whole)
+    n_unscored: int = named_field("rollouts/unscored", read=whole)
+    unscored: Mapping[str, int] = spread_fields("unscored/")
     """Reason → rollouts."""
-    tokens_per_turn: float | None = named("tokens/per_turn")
-    tokens: int = named("tokens/sampled", read=whole)
-    tasks: Mapping[str, float] = spread("task/")
+    tokens_per_turn: float | None = named_field("tokens/per_turn")
+    tokens: int = named_field("tokens/sampled", read=whole)
+    tasks: Mapping[str, float] = spread_fields("task/")
     """`TASK/NAME` → mean of the drafts' task metric."""
 
 
@@ -155,18 +155,18 @@ def text_members(value: object) -> dict[str, str]:
 class FeedbackCounts(Named):
     """Who got feedback in a step, and what became of it."""
 
-    share: float | None = named("feedback/share")
-    leak_share: float | None = named("feedback/leak_share")
-    leaks: Mapping[str, int] = spread("leak/")
+    share: float | None = named_field("feedback/share")
+    leak_share: float | None = named_field("feedback/leak_share")
+    leaks: Mapping[str, int] = spread_fields("leak/")
     """`AUTHOR/KIND` → texts."""
-    coaches: Mapping[str, CoachCounts] = named("feedback/coaches", read=coaches)
-    blind_reader: float | None = named("feedback/blind_reader")
-    blind_chance: float | None = named("feedback/blind_chance")
-    coach_failures: int = named("feedback/coach_failures", read=whole)
-    gated: int = named("feedback/gated", read=whole, sparse=True)
-    missing: Mapping[str, str] = named("feedback/missing", read=text_members, sparse=True)
+    coaches: Mapping[str, CoachCounts] = named_field("feedback/coaches", read=coaches)
+    blind_reader: float | None = named_field("feedback/blind_reader")
+    blind_chance: float | None = named_field("feedback/blind_chance")
+    coach_failures: int = named_field("feedback/coach_failures", read=whole)
+    gated: int = named_field("feedback/gated", read=whole, sparse=True)
+    missing: Mapping[str, str] = named_field("feedback/missing", read=text_members, sparse=True)
     """Task → why none of its drafts' feedback was used."""
-    in_vain: int = named("feedback/in_vain", read=whole, sparse=True)
+    in_vain: int = named_field("feedback/in_vain", read=whole, sparse=True)
     """Steps in a row, so far, without any use of feedback."""
 
 
@@ -174,36 +174,36 @@ class FeedbackCounts(Named):
 class TokenMeans(Named):
     """Means over the tokens that a step computed, each of its own kind of loss."""
 
-    clipped: float | None = named("clip/share")
-    clipped_dual: float | None = named("clip/share_dual")
-    ratio: float | None = named("ratio/mean")
-    kl_old: float | None = named("kl/old")
-    entropy: float | None = named("policy/entropy")
-    regression_nll: float | None = named("nll/regression")
-    imitation_nll: float | None = named("nll/imitation")
-    divergence: float | None = named("divergence/teacher")
+    clipped: float | None = named_field("clip/share")
+    clipped_dual: float | None = named_field("clip/share_dual")
+    ratio: float | None = named_field("ratio/mean")
+    kl_old: float | None = named_field("kl/old")
+    entropy: float | None = named_field("policy/entropy")
+    regression_nll: float | None = named_field("nll/regression")
+    imitation_nll: float | None = named_field("nll/imitation")
+    divergence: float | None = named_field("divergence/teacher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(Named):
     """What a step's updates did."""
 
-    groups: int | None = named("groups/all")
-    groups_single: int | None = named("groups/single")
-    groups_flat: int | None = named("groups/flat")
-    silent_share: float | None = named("groups/silent_share")
-    trained: Mapping[str, int] = spread("trained/")
+    groups: int | None = named_field("groups/all")
+    groups_single: int | None = named_field("groups/single")
+    groups_flat: int | None = named_field("groups/flat")
+    silent_share: float | None = named_field("groups/silent_share")
+    trained: Mapping[str, int] = spread_fields("trained/")
     """Part of the loss → tokens."""
-    accepted: float | None = named("imitation/accepted")
-    teacher: Mapping[str, float] = spread("teacher/")
+    accepted: float | None = named_field("imitation/accepted")
+    teacher: Mapping[str, float] = spread_fields("teacher/")
     """What a teacher's token advantages look like."""
     means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
-    loss: float | None = named("loss/total")
-    grad_norm: float | None = named("grad/norm")
-    updates: int | None = named("optimizer/updates")
-    kl_base: float | None = named("kl/base")
-    tokens: int | None = named("tokens/trained")
-    sequences: int | None = named("sequences/trained")
+    loss: float | None = named_field("loss/total")
+    grad_norm: float | None = named_field("grad/norm")
+    updates: int | None = named_field("optimizer/updates")
+    kl_base: float | None = named_field("kl/base")
+    tokens: int | None = named_field("tokens/trained")
+    sequences: int | None = named_field("sequences/trained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,26 +240,26 @@ def alarms(value: object, step: int = 0) -> tuple[Alarm, ...]:
 class CanaryScores(Named):
     """What the canaries scored in a step; empty between turns."""
 
-    means: Mapping[str, float | None] = spread("canary/")
-    unscored: int = named("canaries/unscored", read=whole, sparse=True)
-    alarms: tuple[Alarm, ...] = named("canaries/alarms", read=alarms, sparse=True)
+    means: Mapping[str, float | None] = spread_fields("canary/")
+    unscored: int = named_field("canaries/unscored", read=whole, sparse=True)
+    alarms: tuple[Alarm, ...] = named_field("canaries/alarms", read=alarms, sparse=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine(Named):
     """One step of a training run."""
 
-    step: int = named("step", read=whole)
-    lr: float | None = named("optimizer/lr")
+    step: int = named_field("step", read=whole)
+    lr: float | None = named_field("optimizer/lr")
     rewards: Rewards = field(default_factory=Rewards, metadata=SECTION)
     feedback: FeedbackCounts = field(default_factory=FeedbackCounts, metadata=SECTION)
     learned: Learned = field(default_factory=Learned, metadata=SECTION)
     canaries: CanaryScores = field(default_factory=CanaryScores, metadata=SECTION)
-    version: str = named("policy/version", read=text, sparse=True)
+    version: str = named_field("policy/version", read=text, sparse=True)
     """Hash of the weights that sampled."""
-    sample_seconds: float | None = named("time/sample")
-    train_seconds: float | None = named("time/train")
-    dev: Mapping[str, float | None] = spread("eval/")
+    sample_seconds: float | None = named_field("time/sample")
+    train_seconds: float | None = named_field("time/train")
+    dev: Mapping[str, float | None] = spread_fields("eval/")
     """Task → dev score of the moved weights, in steps that evaluate."""
 
     @property
@@ -285,7 +285,7 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
     return [read_line(line) for line in lines if isinstance(line.get("step"), int)]
 
 
-def written(line: StepLine) -> list[dict[str, Any]]:
+def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """What is appended for a step: its line, and one with its dev scores."""
     dev = StepLine(step=line.step, dev=line.dev).to_json()
     return [replace(line, dev={}).to_json(), *([dev] if line.dev else [])]

@@ -31,7 +31,7 @@ from soulkit.train.state.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.state.lines import StepLine, written
+from soulkit.train.state.lines import StepLine, lines_of_step
 from soulkit.train.state.tracking import MetricsTracker
 
 Show = Callable[[StepLine], None]
@@ -97,7 +97,7 @@ class Loop:
                 group["lr"] = rate
             line = replace(await take_step(self.step), lr=rate)
             self.seconds += time.monotonic() - start
-            self.metrics.write_all(written(line))
+            self.metrics.write_all(lines_of_step(line))
             self.tracker.log(line)
             self.step += 1
             if self._due(score := dev_score(line.dev)):

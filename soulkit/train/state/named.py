@@ -37,7 +37,7 @@ def counts(value: object) -> dict[str, int]:
     return {name: whole(number) for name, number in members(value).items()}
 
 
-def named(name: str, *, read: Callable[[Any], Any] = finite, sparse: bool = False) -> Any:
+def named_field(name: str, *, read: Callable[[Any], Any] = finite, sparse: bool = False) -> Any:
     """A field that is written as `name`; a sparse one only where it is not empty or 0."""
     empty = read(None)
     metadata = {"name": name, "read": read, "sparse": sparse}
@@ -46,7 +46,7 @@ def named(name: str, *, read: Callable[[Any], Any] = finite, sparse: bool = Fals
     return field(default=empty, metadata=metadata)
 
 
-def spread(prefix: str) -> Any:
+def spread_fields(prefix: str) -> Any:
     """A field whose members are written under names of their own."""
     return field(default_factory=dict, metadata={"prefix": prefix})
 
