@@ -139,5 +139,5 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
     lines = []
     for line in read_jsonl(run / "metrics.jsonl"):
-        lines.append({k: v for k, v in line.items() if not k.startswith("seconds")})
+        lines.append({k: v for k, v in line.items() if not k.startswith("time/")})
     return lines

@@ -23,7 +23,7 @@ PLUGIN = '''
     from typing import ClassVar
 
     from soulkit.config import Settings, setting
-    from soulkit.train.objectives.base import Objective, no_slot, scored, sequences_of
+    from soulkit.train.objectives.base import Objective, no_slot, scored_records, sequences_of
     from soulkit.train.objectives.sdpo import SdpoSettings
 
 
@@ -47,7 +47,7 @@ PLUGIN = '''
 
         def sequences(self, records, renderer, slot=no_slot):
             found = []
-            for record in scored(records, "draft"):
+            for record in scored_records(records, "draft"):
                 gain = record.score.reward - self.baseline
                 for one in sequences_of(record, "draft", renderer):
                     found.append(replace(one, loss="regression", compared=False, advantage=gain))

@@ -101,7 +101,7 @@ def grads_of(policy: Policy, step: Prepared, settings: TrainConfig) -> dict[str,
     still = torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
     everything = range(len(step.sequences))
     line = update(policy, still, step, everything, settings, Tally())
-    assert line["grad_norm"] > 0
+    assert line.grad_norm > 0
     return gradients(policy)
 
 

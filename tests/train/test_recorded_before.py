@@ -41,8 +41,6 @@ DITTO = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the recorded runs, as they stood where they were made."""
     shutil.copytree(RECORDED, tmp_path / "home")
-    for folder in ("shade_task", "judged_task"):
-        shutil.copytree(TESTS / "support" / folder, tmp_path / "home" / folder)
     monkeypatch.chdir(tmp_path / "home")
     return tmp_path / "home"
 

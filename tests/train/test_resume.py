@@ -3,7 +3,7 @@
 Kills come at drawn moments, between a run's first file and its last. Five of them for the run with
 everything on, unless the environment variable SOULKIT_KILLS asks for more (20 take minutes).
 Compared are the metrics, episodes, weights, checkpoints and summary, without what a clock says:
-`seconds_sample` and `seconds_train` of a step, `seconds` of positions and of the summary, and the
+`time/sample` and `time/train` of a step, `seconds` of positions and of the summary, and the
 `usage` of completions, which holds latencies.
 """
 

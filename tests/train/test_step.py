@@ -12,14 +12,13 @@ def test_a_step_is_a_page() -> None:
 
 
 def test_the_method_is_made_with_the_material_and_handed_on() -> None:
-    """`ablate` asks the method of an arm what it plays, before there is any material."""
     calls = [
         path.relative_to(TRAIN).as_posix()
         for path in TRAIN.rglob("*.py")
         if "make_objective(" in path.read_text(encoding="utf-8")
         and path.parent.name != "objectives"
     ]
-    assert sorted(calls) == ["ablate.py", "material/assemble.py"]
+    assert calls == ["material/assemble.py"]
 
 
 def test_only_one_file_knows_the_names_of_earlier_lines() -> None:
