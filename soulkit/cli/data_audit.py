@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from soulkit.tasks.labels import LabelAudit
     from soulkit.tasks.registry import Registry
 
+RowsTask = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="The task of rows that do not say so themselves.",
+        autocompletion=COMPLETERS["tasks"],
+    ),
+]
+CleanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--exclude", metavar="OUT", help="Write the training rows that are clean.", readable=False
+    ),
+]
+
 SHOWN = 20
 """Findings printed one by one; --json and -o have all of them."""
 
@@ -77,23 +92,8 @@ def contamination(
     evaluation: Annotated[
         Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL", readable=False)
     ],
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            help="The task of rows that do not say so themselves.",
-            autocompletion=COMPLETERS["tasks"],
-        ),
-    ] = None,
-    exclude: Annotated[
-        Path | None,
-        typer.Option(
-            "--exclude",
-            metavar="OUT",
-            help="Write the training rows that are clean.",
-            readable=False,
-        ),
-    ] = None,
+    task: RowsTask = None,
+    exclude: CleanFile = None,
     drop: Annotated[
         str, typer.Option("--drop", help="Kinds that --exclude leaves out: exact,near,persona")
     ] = "exact,near",

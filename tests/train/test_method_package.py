@@ -110,7 +110,7 @@ def test_a_step_is_trained_and_taken_up_again(
     command = ("train", "reinforce", "--model", model, *ROWS, *SMALL, "--baseline", "0.25")
     assert soul(*command, "--out", out, "--json") == 0, capsys.readouterr().err
     (line,) = (json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines())
-    assert line["step"] == 0 and line["grad_norm"] > 0
+    assert line["step"] == 0 and line["grad/norm"] > 0
     assert (out / "model" / "adapter_model.safetensors").is_file()
     noted = yaml.safe_load((out / "config.yaml").read_text())
     assert noted["method"] == "reinforce" and noted["baseline"] == 0.25
