@@ -14,6 +14,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[1] / "examples" / "minimal_ditto.py"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_example_runs() -> None:
     options = ["--steps", "2", "--warm-up", "12", "--rows", "240", "--prompts", "4"]

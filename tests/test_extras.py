@@ -214,6 +214,7 @@ def pip(*words: object) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 
+@pytest.mark.slow
 def test_pip_takes_the_line_that_an_installed_wheel_prints(tmp_path: Path) -> None:
     wheel, site = wheel_of_this_tree(tmp_path / "two words"), tmp_path / "site"
     pip("--target", site, wheel)

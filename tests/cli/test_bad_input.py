@@ -260,6 +260,7 @@ def errors(capsys, *words: object) -> tuple[str, str, str]:
     return three_lines("\n".join(line for line in lines if not line.startswith("bad row ")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_files_that_no_command_can_use(words: tuple[str, ...], here: Path, capsys) -> None:
     files = ["nothing.jsonl", "folder", "rows.jsonl/x.jsonl", "empty.jsonl", "empty.json",
@@ -347,6 +348,7 @@ def test_data_is_named_once_for_a_task(here: Path, capsys) -> None:
     assert "No kind" in errors(capsys, *overlap)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["| head -c 1", ">&-", ">&- 2>&-"])
 @pytest.mark.parametrize(
     "words", ["tasks list --json", "tasks list", "data show rows.jsonl", "data synth tomi -n 3"]

@@ -176,6 +176,7 @@ def test_a_judge_sampled_in_another_way_is_another_judge(
     refused(plain, b, capfd, "(temperature 0.0) against", "(temperature 0.7)")
 
 
+@pytest.mark.slow
 def test_other_words_for_the_judge_are_refused(
     server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
 ) -> None:
@@ -189,6 +190,7 @@ def test_other_words_for_the_judge_are_refused(
     refused(a, b, capfd, "bargain: prompt 'judge' differs")
 
 
+@pytest.mark.slow
 def test_a_script_is_what_it_says_and_not_its_path(
     server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_script_is_what_it_says_and_not_its_path(
     assert "another content of the partner" in three_lines("\n".join(error))[0]
 
 
+@pytest.mark.slow
 def test_judges_in_another_order_are_the_same_panel(
     server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
 ) -> None:
@@ -219,6 +222,7 @@ def test_judges_in_another_order_are_the_same_panel(
     refused(a, vote, capfd, "judge combination mean against vote")
 
 
+@pytest.mark.slow
 def test_what_is_the_actors_own_is_named_beside_the_number(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
@@ -322,6 +326,7 @@ def older_copy(run: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:

@@ -133,6 +133,7 @@ def test_training_asks_judge_coach_and_blind_reader_there(
     assert settings["coach"]["base_url"] == settings["blind_reader"]["base_url"] == gateway.base_url
 
 
+@pytest.mark.slow
 def test_a_comparison_says_it_once(gateway: ScriptedServer, tmp_path: Path, capfd: Any) -> None:
     model = random_model(tmp_path / "model")
     small = ("--prompts", 1, "--group-size", 2, "--max-tokens", 8, "--lora-r", 4, "--steps", 1)

@@ -188,6 +188,7 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
     assert json.loads((out / "environment.json").read_text())["resumed"]
 
 
+@pytest.mark.slow
 def test_interrupting_keeps_what_is_finished_and_the_same_command_resumes(tmp_path: Path) -> None:
     with ScriptedServer(answer=oracle("tomi", 8), delay_s=0.15) as server:
         command = (
@@ -368,6 +369,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
+@pytest.mark.slow
 def test_api_works_without_torch_and_local_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}

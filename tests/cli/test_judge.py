@@ -31,6 +31,7 @@ def checked(run: Path, out: Path, *arguments: object, code: int = 0) -> dict[str
     return summary
 
 
+@pytest.mark.slow
 def test_a_steady_judge_is_reliable_and_a_guessing_one_is_not(run: Path, tmp_path: Path) -> None:
     retests = {}
     for width in (0, 1, 10):
@@ -52,6 +53,7 @@ def test_a_steady_judge_is_reliable_and_a_guessing_one_is_not(run: Path, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_samples_are_different_questions_and_are_paid_for_once(run: Path, tmp_path: Path) -> None:
     with ScriptedServer(answer=judge()) as server:
         command = ("--judge", f"endpoint:j@{server.base_url}", "--samples", 2, "--limit", 10)
@@ -67,6 +69,7 @@ def test_samples_are_different_questions_and_are_paid_for_once(run: Path, tmp_pa
         assert len(server.requests) == calls
 
 
+@pytest.mark.slow
 def test_two_judges_and_people(run: Path, tmp_path: Path) -> None:
     with (
         ScriptedServer(answer=judge()) as steady,
@@ -183,6 +186,7 @@ def test_episodes_whose_rows_are_gone_are_left_out_and_counted(
     assert "essay, j: no verdict 40 times: j: it holds no complete JSON object" in message
 
 
+@pytest.mark.slow
 def test_a_server_that_breaks_is_no_finding_and_is_asked_again(run: Path, tmp_path: Path) -> None:
     broken = True
 
@@ -210,6 +214,7 @@ def test_a_dead_server_ends_the_check(run: Path, tmp_path: Path, capfd: Any) -> 
     assert "20 judgements in a row failed" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_runs_own_judge_at_temperature_zero_is_remarked_on(
     run: Path, tmp_path: Path, capfd: Any
 ) -> None:

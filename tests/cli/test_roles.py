@@ -40,6 +40,7 @@ def test_a_scripted_partner(tmp_path: Path, model: Path) -> None:
         assert questions == ["Hello."] + ["What is your job?"] * (len(questions) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["actor", "local"])
 def test_the_actor_and_another_checkpoint_as_partners(
     tmp_path: Path, model: Path, who: str

@@ -207,6 +207,7 @@ def test_training_goes_on_from_a_runs_adapter(tmp_path: Path, model: Path) -> No
     assert (second / "model" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_key_is_never_written(tmp_path: Path, model: Path) -> None:
     """The run folder of a dialogue names the key's variable, and no file holds the key."""
     secret = "sk-" + "0123456789abcdef" * 2

@@ -56,6 +56,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), json_values))
 def test_the_hash_ignores_key_order_absence_and_the_kind_of_sequence(fields: dict[str, Any]):
     again = {k: tuple(v) if isinstance(v, list) else v for k, v in reversed(fields.items())}

@@ -167,6 +167,7 @@ def test_a_changed_scorer_is_applied_without_a_call(old: Path, home: Path) -> No
     assert summary(home / "new")["cost"] == summary(old)["cost"]
 
 
+@pytest.mark.slow
 def test_the_new_folder_is_a_run_like_any_other(old: Path, home: Path, capfd) -> None:
     (home / "plea.py").write_text(CHANGED)
     assert rescore(old, "--out", home / "new")[0] == 0
@@ -203,6 +204,7 @@ def test_a_changed_question_is_a_miss(old: Path, home: Path) -> None:
     assert "10 of 10 episodes have another score now, 10 of them for want" in out
 
 
+@pytest.mark.slow
 def test_one_lost_reply_is_one_miss(old: Path, home: Path) -> None:
     db = sqlite3.connect(old / "ledger.sqlite", isolation_level=None)
     lost = records(old)[3]
@@ -218,6 +220,7 @@ def test_one_lost_reply_is_one_miss(old: Path, home: Path) -> None:
     assert [r.key for r in records(home / "new") if not r.score.scored] == [lost.key]
 
 
+@pytest.mark.slow
 def test_what_a_dead_judge_left_unscored_stays_so(home: Path) -> None:
     judged: list[int] = []
 
@@ -260,6 +263,7 @@ def test_a_repaired_reader_scores_what_was_unreadable(home: Path) -> None:
     assert "0 -> 5/5" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["changed", "missing"])
 def test_rows_that_are_gone(old: Path, home: Path, gone: str) -> None:
     rows = home / "rows.jsonl"

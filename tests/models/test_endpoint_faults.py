@@ -134,6 +134,7 @@ def test_without_faults() -> None:
     assert set(server.outcomes) == {"fine"}
 
 
+@pytest.mark.slow
 def test_with_faults() -> None:
     """A tenth breaks, a twentieth hangs, verdicts are torn, replies are empty, a storm passes."""
     faults = FaultPlan(

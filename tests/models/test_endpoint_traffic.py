@@ -58,6 +58,7 @@ def texts(outcomes: list[Outcome]) -> list[str]:
 # -- connections -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     # Beside other work a wave takes longer than an idle connection is kept.
     monkeypatch.setattr(http, "IDLE_S", 600.0)

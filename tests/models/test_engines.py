@@ -114,6 +114,7 @@ def test_a_server_that_is_busy_is_asked_before_anything_is_sent(status: int) -> 
     assert all(beside(body) == NEUTRAL for body in server.requests)
 
 
+@pytest.mark.slow
 def test_a_silent_list_does_not_hold_up_a_patient_endpoint() -> None:
     with ScriptedServer(models=Fault(delay_s=30.0, raw=b"{}")) as server:
         started = time.monotonic()

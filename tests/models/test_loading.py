@@ -155,6 +155,7 @@ class _Echo(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--debug",)])
 def test_a_token_that_the_hub_repeats_is_not_told(flags: tuple[str, ...], tmp_path: Path) -> None:
     token = "token-0123456789abcdef-of-mine"

@@ -98,6 +98,7 @@ def kill_after_lines(process: subprocess.Popen[str], journal: Path, lines: int) 
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_process_killed_in_mid_step_replays_to_the_bit(
     folder: Path, tmp_path: Path, deterministic: bool

@@ -155,6 +155,7 @@ class _Open(HTMLParser):
         assert self.stack.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
     table = ablation.load_ablation(made(tmp_path))
     page = ablation.write_ablation(table, tmp_path / "report").read_text()

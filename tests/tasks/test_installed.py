@@ -117,6 +117,7 @@ def test_it_brings_all_that_a_built_in_task_brings(game: Site) -> None:
     assert (row["speaker"], row["meant"]) == ("Lien", "Shut the window.")
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
     suites = game.runs / "own.yaml"
     suites.write_text("suites: {both: [game, tomi]}\n")
@@ -204,6 +205,7 @@ BREAKS: dict[Any, str] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("break_it", BREAKS)
 def test_a_broken_package_is_refused_by_its_distribution(break_it: Any, site: Site) -> None:
     break_it(site)

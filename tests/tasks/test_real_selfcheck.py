@@ -22,6 +22,7 @@ def original(name: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 @pytest.mark.parametrize(
     ("task", "name", "rows"),

@@ -109,6 +109,7 @@ def state(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(line["arm"], line["seed"]): line for line in runs}
 
 
+@pytest.mark.slow
 def test_a_comparison_from_end_to_end(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_comparison_from_end_to_end(
     assert "steps: 1 -> 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def scene(tmp_path: Path, methods: str, *more: Any) -> int:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -68,12 +69,14 @@ def test_a_partner_that_every_method_trains_is_another_one_in_each(
     assert "grpo against ditto: sotopia: partner actor:m" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_method_may_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = "grpo,ditto:coach=k,ditto:temperature=0.5,grpo:max_tokens=9,grpo:group_size=3"
     assert scene(tmp_path, f"{arms},grpo:judge=j", "--dry-run") == 0
     assert scene(tmp_path, "grpo,grpo:judge=k", "--dry-run", "--force-mixed") == 0
 
 
+@pytest.mark.slow
 def test_a_mixture_is_told_as_one(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +118,7 @@ def test_a_mixture_is_told_as_one(
     assert json.loads(capsys.readouterr().out)["remarks"] == list(cold.remarks)
 
 
+@pytest.mark.slow
 def test_recorded_methods_with_other_judges_have_no_difference(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

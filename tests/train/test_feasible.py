@@ -216,6 +216,7 @@ def test_an_ablation_says_so_on_the_way(tmp_path: Path, model: Path, capfd: Any)
 # --- every way in ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_comparison_is_refused_before_its_first_run(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:

@@ -62,6 +62,7 @@ def test_three_steps_in_vain_stop_a_run(
     assert (out / "checkpoints" / "step_000003").is_dir() and not (out / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_once_the_coach_is_mended(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_was_stopped_goes_on_once_the_coach_is_mended(
     assert "feedback/in_vain" not in lines[-1] and lines[-1]["rollouts/refined"] == 16
 
 
+@pytest.mark.slow
 def test_a_run_in_vain_to_its_last_step_has_no_result(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_run_in_vain_to_its_last_step_has_no_result(
     assert len(steps_of(out)) == 3 and not (out / "summary.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 50])
 def test_the_count_survives_an_interruption(
     tmp_path: Path, model: Path, capfd: Any, every: int
@@ -133,6 +136,7 @@ def test_one_step_of_use_begins_the_count_anew(tmp_path: Path, model: Path, capf
     assert counts == [1, 2, 0, 1, 2, 0]
 
 
+@pytest.mark.slow
 def test_reasons_are_counted_apart(tmp_path: Path, model: Path, capfd: Any) -> None:
     def answer(body: Any) -> str:
         number = len(server.requests) % 2
@@ -147,6 +151,7 @@ def test_reasons_are_counted_apart(tmp_path: Path, model: Path, capfd: Any) -> N
     assert "the coach failed on 4 of 8 drafts" in error
 
 
+@pytest.mark.slow
 def test_of_a_mixture_the_task_is_named_and_the_others_carry_on(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
@@ -191,6 +196,7 @@ def test_refined_rollouts_without_a_score_are_of_no_use(
 # --- nothing to mend ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "more"),
     [
@@ -218,6 +224,7 @@ def test_full_marks_need_no_feedback_whatever_was_said(tmp_path: Path, model: Pa
     assert [line["feedback/gated"] for line in steps_of(out)] == [16] * 4
 
 
+@pytest.mark.slow
 def test_gated_steps_leave_the_count_as_it_is(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", [*scripted(tmp_path, "kind"), "--feedback-for", "task"]
     with pytest.MonkeyPatch.context() as patch:

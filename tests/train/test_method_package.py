@@ -103,6 +103,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
 
 
+@pytest.mark.slow
 def test_a_step_is_trained_and_taken_up_again(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

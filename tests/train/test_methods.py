@@ -475,6 +475,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out / "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in rollout_methods() if m != "grpo"])
 def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
     """From rows to a saved adapter, with everything on that goes together."""

@@ -297,6 +297,7 @@ def untouched(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_run_without_its_last_step_goes_on_to_the_bit(
     tmp_path: Path, warm: Path, untouched: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_a_run_killed_after_its_last_checkpoint_is_tidied_up(
     assert not [*points.glob(".*"), *out.glob(".*.part")]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     tmp_path: Path, warm: Path, untouched: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_records_are_in_the_order_of_their_prompts_not_task_by_task(sampler: Loc
         assert refined == [who for who in order if who in refined] and refined
 
 
+@pytest.mark.slow
 def test_shuffled_feedback_of_two_tasks_is_sampled_in_batches_that_no_clock_decides(
     sampler: LocalModel,
 ) -> None:

@@ -59,6 +59,7 @@ def ditto(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- sft ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sft_lowers_the_loss_and_leaves_a_whole_model(warm: Path) -> None:
     lines = lines_of(warm)
     assert [line["step"] for line in lines] == list(range(40))
@@ -193,6 +194,7 @@ def test_grpo_trains_without_feedback(tmp_path: Path, warm: Path) -> None:
     assert {r.kind for r in load_records(out / "episodes.jsonl")} == {"draft"}
 
 
+@pytest.mark.slow
 def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
     tmp_path: Path, warm: Path
 ) -> None:
@@ -245,6 +247,7 @@ KEEPER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Path) -> None:
     out = tmp_path / "keeper"
     with visitor() as url:
@@ -261,6 +264,7 @@ def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Pa
         assert line["trained/copy"] == line["trained/refined"]
 
 
+@pytest.mark.slow
 def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
     tmp_path: Path, warm: Path
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
         assert line.get("trained/copy", 0) == tokens["refined"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["partner", "coach"])
 def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
     tmp_path: Path, warm: Path, who: str, capsys: pytest.CaptureFixture[str]
@@ -368,6 +373,7 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
 # --- the best weights -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept_and_can_be_loaded(tmp_path: Path, warm: Path) -> None:
     out, steps = tmp_path / "run", 4
     done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", steps, "--out", out,

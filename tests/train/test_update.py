@@ -159,6 +159,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_equals_the_naive_one(shared: Policy, name: str) -> None:
     settings = config(**LOOSE, **CASES[name])

@@ -145,6 +145,7 @@ def test_a_hand_written_file_names_no_code_of_a_run_either(
     refused(foreign, capfd, "eval", "api", "--config", tmp_path / "mine.yaml", "--task", "essay")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "command", [("train", "grpo"), ("plan", "train", "grpo"), ("train", "ablate")]
@@ -198,6 +199,7 @@ def test_without_a_state_folder_runs_go_on_and_say_so_once(
     assert not (ROOT / "relative").exists()
 
 
+@pytest.mark.slow
 def test_processes_at_once_share_one_key(tmp_path: Path) -> None:
     state = tmp_path / "new-state"
     with ScriptedServer(answer="B") as tomi:
@@ -222,6 +224,7 @@ def test_processes_at_once_share_one_key(tmp_path: Path) -> None:
     assert len(seals) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("tasks", "check"), ("data", "check"), ("data", "show"),
                                      ("data", "audit"), ("data", "contamination")])  # fmt: skip
 def test_checks_import_no_code_of_a_run_either(

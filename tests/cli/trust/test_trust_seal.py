@@ -92,6 +92,7 @@ CHANGES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_was_changed_is_no_longer_ones_own(
     native: Received, tmp_path: Path, capfd: Any, change: Callable[[Path], None]

@@ -142,6 +142,7 @@ def test_questions_without_answers_are_listed_with_the_reason(tmp_path: Path) ->
     assert conversations(tmp_path / "Percept-FANToM.csv") == {"1-0": "Ada: Hello.\nBen: Hi."}
 
 
+@pytest.mark.slow
 def test_the_real_questions_are_of_known_types_and_fit_the_prompt() -> None:
     """With made-up golds: what is published can be read, rendered and answered in every form."""
     path = FOLDER / "flattened_fantom.csv"

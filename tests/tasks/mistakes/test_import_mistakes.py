@@ -109,6 +109,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert len(load_examples(task_of("mistakes"), [target]).examples) == 2, "8_C says the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("train.csv", 4370), ("sample_train_200.jsonl", 483)])
 def test_every_original_pair_is_imported_renders_and_passes_the_gold_check(
     name: str, rows: int

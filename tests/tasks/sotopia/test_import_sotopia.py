@@ -191,6 +191,7 @@ def checked(records: list[Record], examples: Sequence[Example]) -> None:
         assert record.score.value is not None
 
 
+@pytest.mark.slow
 def test_all_pairs_are_played_to_the_end_over_http(originals: list[Example]) -> None:
     task = task_of("sotopia")
     with table(actor=LINE) as (cast, _):

@@ -52,6 +52,7 @@ def test_tomi_test_split_disputes_only_second_order() -> None:
     assert {d.order for d in report.disputed} == {"2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", [True, False])
 def test_paratomi(traced: bool) -> None:
     trace = data("paratomi", "test.trace") if traced else None
@@ -76,6 +77,7 @@ def test_hitom_halves(tmp_path: Path) -> None:
     assert {"id", "gold", "tracker", "order", "deception", "length"} <= first.keys()
 
 
+@pytest.mark.slow
 def test_disputed_paratomi_rows_are_the_known_ones() -> None:
     report = audit_paratomi(data("paratomi", "test.txt"), data("paratomi", "test.trace"))
     audits = data("paratomi", "label_audit_test.jsonl").read_text().splitlines()

@@ -131,6 +131,7 @@ REAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(name: str) -> None:
     folder = os.environ.get("SOULKIT_TEST_DATA")

@@ -75,6 +75,7 @@ def test_trust_is_explained_by_who_left_when() -> None:
     assert "Talk changes no thoughts this deep." in deep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["tomi", "paratomi", "hitom"])
 def test_no_candidate_and_no_option_letter_is_ever_named(task: StoryTask) -> None:
     for row in synth_rows(task, 300, 5):
