@@ -24,7 +24,7 @@ from soulkit.train.config import TrainConfig
 from tests.support.evaluation import oracle, paid, soul, three_lines
 from tests.support.judged import TASKS, essay, judge, write_rows
 from tests.support.servers.openai_server import ScriptedServer
-from tests.train.support import random_model
+from tests.support.training import random_model
 
 KEY = "gw-0123456789abcdef0123"
 VARIABLE = "OPENAI_BASE_URL"

@@ -13,7 +13,7 @@ from soulkit.tasks.secret_keeper.visitor import visitor_line
 from tests.support.evaluation import api, keeper, soul, visitor
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
-from tests.train.support import random_model
+from tests.support.training import random_model
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
 from soulkit.train.state.lines import Learned, Rewards, StepLine
 from tests.support.evaluation import visitor
-from tests.train.support import random_model, soul
+from tests.support.training import random_model, soul
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)

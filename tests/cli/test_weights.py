@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.evaluation import FAST, soul, three_lines
-from tests.train.support import random_model
+from tests.support.training import random_model
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:4")
 KEEPER = ("--task", "secret_keeper", "--data", "secret_keeper=synth:2")

@@ -237,7 +237,7 @@ def test_keys_tell_texts_apart(a: str, b: str) -> None:
 def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
     count, path = 12, tmp_path / "l.sqlite"
     with ScriptedServer(delay_s=0.03) as server:
-        command = [sys.executable, "-m", "tests.models.paying_client", server.base_url]
+        command = [sys.executable, "-m", "tests.support.paying_client", server.base_url]
         command += [str(path), str(count)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         server.wait_for(6)

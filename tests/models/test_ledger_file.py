@@ -21,7 +21,7 @@ from soulkit.models.ledger.file import COLUMNS, Request, keep_request, load_requ
 from soulkit.models.ledger.ledger import Ledger, Mode, request_key
 from soulkit.models.ledger.view import View, quantile
 from soulkit.types import Form, Sampling
-from tests.models.ledger_writer import entry_of, write
+from tests.support.ledger_writer import entry_of, write
 
 ROOT = Path(__file__).parents[2]
 MODES: tuple[Mode, ...] = ("record", "replay")
@@ -82,7 +82,7 @@ def verified(path: Path) -> tuple[int, list[str]]:
 
 
 def child(path: Path, first: int, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.models.ledger_writer", path, first, count]
+    command = [sys.executable, "-m", "tests.support.ledger_writer", path, first, count]
     return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -285,7 +285,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     if probe.returncode:
         pytest.skip("this machine lets nobody mount a small disk")
     writer = (
-        f"'{sys.executable}' -m tests.models.ledger_writer '{tmp_path}/l.sqlite' 0 5000 | tail -1"
+        f"'{sys.executable}' -m tests.support.ledger_writer '{tmp_path}/l.sqlite' 0 5000 | tail -1"
     )
     look = f"'{sys.executable}' -m soulkit.cli.app ledger verify '{tmp_path}/l.sqlite' --json"
     script = f"{mount} && {{ {writer}; {look}; }}"

@@ -24,7 +24,7 @@ from soulkit.models.local.loading import (
     lora_targets,
 )
 from soulkit.models.local.sampler import LocalModel
-from tests.train.shapes import KINDS, VISUAL, build, make
+from tests.support.shapes import KINDS, VISUAL, build, make
 
 CPU = torch.device("cpu")
 TEXT_ONLY = [kind for kind in KINDS if kind not in VISUAL]

@@ -18,7 +18,7 @@ from soulkit.models.local.specials import STAND_IN
 from soulkit.models.local.tiny import TEMPLATE, build_tiny, tiny_tokenizer
 from soulkit.train.forward.policy import load_policy
 from soulkit.types import Call, Sampling, Segment
-from tests.train.support import config
+from tests.support.training import config
 
 WORDS = ["say", "yes", "no", "and", "the", "box", "rules"]
 

@@ -19,7 +19,7 @@ from soulkit.errors import ModelLoadError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.models.local.weights import weights_misfit
-from tests.train.shapes import WORDS, build
+from tests.support.shapes import WORDS, build
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors], Tensors]

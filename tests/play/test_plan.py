@@ -15,7 +15,7 @@ from soulkit.train.material.assemble import gather_material
 from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
 from tests.support.evaluation import examples, soul
-from tests.train.support import random_model
+from tests.support.training import random_model
 
 
 @pytest.fixture(scope="module")

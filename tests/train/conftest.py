@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.support import warm_model
+from tests.support.training import warm_model
 
 
 @pytest.fixture(scope="session")

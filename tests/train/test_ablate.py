@@ -11,7 +11,7 @@ import pytest
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan_arms
-from tests.train.support import random_model, soul
+from tests.support.training import random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
          "--max-tokens", 6, "--lora-r", 2, "--lr", 1e-3)  # fmt: skip
@@ -85,7 +85,7 @@ def test_seeds_count_up_from_the_first(tmp_path: Path) -> None:
 
 def test_the_traits_of_a_method_are_those_of_its_objective() -> None:
     from soulkit.train.objectives.registry import make_objective, method_class, rollout_methods
-    from tests.train.support import config
+    from tests.support.training import config
 
     made = {n: make_objective(config(method=n, teacher_model="m")) for n in rollout_methods()}
     traits = {name: method_class(name).traits(name) for name in made}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from soulkit.report import ablation
-from tests.train.support import random_model, soul
+from tests.support.training import random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
          "--max-tokens", 6, "--lora-r", 2, "--lr", 1e-3, "--steps", 1, "--seeds", 1)  # fmt: skip

@@ -18,7 +18,7 @@ from soulkit.train.state.summary import TrainSummary, canary_totals
 from tests.support.evaluation import three_lines
 from tests.support.judged import TASKS, first_message, opinion, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.train.support import soul
+from tests.support.training import soul
 
 GIBBERISH = canary_texts()["gibberish"]
 STEPS = 4

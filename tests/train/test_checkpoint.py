@@ -27,7 +27,7 @@ from soulkit.train.state.checkpoint import (
     save_checkpoint,
 )
 from soulkit.train.step import with_advantages
-from tests.train.support import config, jolt, policy_of, random_model, step_of
+from tests.support.training import config, jolt, policy_of, random_model, step_of
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}
 

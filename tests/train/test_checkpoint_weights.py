@@ -22,7 +22,7 @@ from soulkit.train.state.checkpoint import (
     read_position,
     save_checkpoint,
 )
-from tests.train.support import jolt, policy_of, random_model
+from tests.support.training import jolt, policy_of, random_model
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}
 FILES = ("trained.safetensors", "optimizer.safetensors", "teacher.safetensors")

@@ -17,9 +17,9 @@ from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
 from soulkit.train.run import words_of
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.train.one_by_one import alone
-from tests.train.shapes import KINDS, VISUAL, WORDS, build
-from tests.train.support import policy_of, rows, soul
+from tests.support.one_by_one import alone
+from tests.support.shapes import KINDS, VISUAL, WORDS, build
+from tests.support.training import policy_of, rows, soul
 
 PACKED = ("qwen3", "qwen3-sliding", "llama", "mistral", "phi3", "gemma3", "gpt2", *VISUAL)
 """Families that train with shared prefixes; the others need `--packing off`."""

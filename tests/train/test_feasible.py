@@ -17,7 +17,7 @@ from soulkit.train.objectives.registry import make_objective, method_class, roll
 from tests.support.evaluation import three_lines as printed_lines
 from tests.support.road import made_rows
 from tests.support.shades import SMALL, TASKS, shade_options, steps_of, train, write_rows
-from tests.train.support import config, random_model, soul
+from tests.support.training import config, random_model, soul
 
 SOCIAL = ("--task", "social_r1", "--data", "social_r1=synth:12", "--steps", 1)
 NOWHERE = "endpoint:m@http://127.0.0.1:9/v1"

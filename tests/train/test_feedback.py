@@ -16,7 +16,7 @@ from soulkit.train.state.loop import Loop
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
-from tests.train.support import random_model
+from tests.support.training import random_model
 
 LEAK = "16 of 16 feedbacks leak the answer (gold_text)"
 

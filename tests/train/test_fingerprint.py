@@ -23,7 +23,7 @@ from soulkit.train.state.fingerprint import (
     pool_print,
 )
 from tests.support.road import synth
-from tests.train.support import config, policy_of, random_model, rows, soul
+from tests.support.training import config, policy_of, random_model, rows, soul
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}
 

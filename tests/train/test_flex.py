@@ -27,9 +27,9 @@ from soulkit.train.forward.packing import Pack, in_tries
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.trie import Ids, Trie, build_trie
 from soulkit.train.objectives.sequences import Span
-from tests.train.one_by_one import Outcome, one_by_one, packed
-from tests.train.shapes import WORDS, build
-from tests.train.support import assert_close, policy_of
+from tests.support.one_by_one import Outcome, one_by_one, packed
+from tests.support.shapes import WORDS, build
+from tests.support.training import assert_close, policy_of
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, WIDTH = 4, 2, 16

@@ -17,8 +17,8 @@ from benchmarks import gpu_step
 from soulkit.train.forward.fuse import LoraProduct, compile_modules, fuse, fuse_lora, fused_parts
 from soulkit.train.forward.packing import in_tries
 from soulkit.train.forward.policy import Policy, load_policy
-from tests.train.shapes import build
-from tests.train.support import assert_close, config, gradients, jolt, policy_of, step_of
+from tests.support.shapes import build
+from tests.support.training import assert_close, config, gradients, jolt, policy_of, step_of
 
 ALL = ("lora", "norm", "mlp")
 LORA: dict[str, Any] = {"r": 4, "alpha": 12}

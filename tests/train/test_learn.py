@@ -11,7 +11,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import kl_to_base, log_probs
 from soulkit.train.maths.loss import kl_penalty
 from soulkit.train.objectives.sequences import TrainSequence
-from tests.train.support import config, policy_of, random_model, sequence, span
+from tests.support.training import config, policy_of, random_model, sequence, span
 
 LORA = {"lora": {"r": 4, "alpha": 8}}
 

@@ -13,7 +13,7 @@ from soulkit.train.state.lines import CoachCounts, FeedbackCounts, StepLine, ste
 from soulkit.train.state.summary import feedback_totals
 from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
-from tests.train.support import config
+from tests.support.training import config
 from tests.train.test_objectives import SMALL, Plain, record
 
 

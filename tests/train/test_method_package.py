@@ -14,7 +14,7 @@ import yaml
 from soulkit.errors import ConfigError
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.registry import built_in, method_class
-from tests.train.support import random_model, soul
+from tests.support.training import random_model, soul
 
 PLUGIN = '''
     """REINFORCE: every draft's tokens, weighted by its reward minus a constant."""

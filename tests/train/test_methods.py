@@ -21,7 +21,7 @@ from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.run import train
 from soulkit.train.step import learn, with_advantages
 from soulkit.types import Record
-from tests.train.method_support import (
+from tests.support.methods import (
     D0,
     D1,
     D2,
@@ -39,7 +39,7 @@ from tests.train.method_support import (
     student,
     teacher,
 )
-from tests.train.support import assert_close, config, gradients, jolt, random_model
+from tests.support.training import assert_close, config, gradients, jolt, random_model
 
 SPREAD = 0.5**0.5  # sample deviation of two rewards that differ by 1
 HALF = 0.5 / SPREAD

@@ -27,9 +27,9 @@ from soulkit.train.objectives.registry import rollout_methods
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.step import with_advantages
 from soulkit.types import Record
-from tests.train.method_support import SMALL, advice, batch_of, play
-from tests.train.shapes import build
-from tests.train.support import assert_close, config, gradients, jolt, policy_of
+from tests.support.methods import SMALL, advice, batch_of, play
+from tests.support.shapes import build
+from tests.support.training import assert_close, config, gradients, jolt, policy_of
 
 OTHER: dict[str, Any] = {"teacher_model": "another"}
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -27,7 +27,7 @@ from soulkit.types import (
     record_key,
     unscored,
 )
-from tests.train.support import config
+from tests.support.training import config
 
 BARE, HINT = 7, 8
 

@@ -26,9 +26,9 @@ from soulkit.train.forward.blocks import Costs
 from soulkit.train.forward.packing import Pack, in_tries
 from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.sequences import Span
-from tests.train.one_by_one import Outcome, one_by_one, packed
-from tests.train.shapes import LONG, WINDOW, build
-from tests.train.support import assert_close, policy_of
+from tests.support.one_by_one import Outcome, one_by_one, packed
+from tests.support.shapes import LONG, WINDOW, build
+from tests.support.training import assert_close, policy_of
 
 FAMILIES = (
     "qwen3", "qwen3-tied", "qwen3-sliding", "llama", "mistral", "phi3", "gemma3", "gemma3-vl",

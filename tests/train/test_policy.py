@@ -15,7 +15,7 @@ from soulkit.train.forward.policy import CHUNK, Policy, load_policy
 from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.train.support import (
+from tests.support.training import (
     assert_close,
     config,
     gradients,

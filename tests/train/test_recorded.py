@@ -12,7 +12,7 @@ from soulkit.runs.records import load_records
 from tests.support.evaluation import three_lines
 from tests.support.judged import TASKS, judge, write_rows
 from tests.support.servers.openai_server import ScriptedServer
-from tests.train.support import random_model, soul
+from tests.support.training import random_model, soul
 
 
 @pytest.fixture(scope="module")

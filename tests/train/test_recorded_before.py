@@ -22,7 +22,7 @@ from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.state.fingerprint import machine_print
 from soulkit.train.state.lines import OLD_GROUPS, OLD_NAMES, read_line, read_step_lines, renamed
 from soulkit.train.state.summary import TrainSummary
-from tests.train.support import soul
+from tests.support.training import soul
 
 TESTS = Path(__file__).parents[1]
 RECORDED = TESTS / "recorded"

@@ -30,7 +30,7 @@ from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.state.checkpoint import checkpoints, damage
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.train.support import lines_of, soul
+from tests.support.training import lines_of, soul
 
 KILLS = int(os.environ.get("SOULKIT_KILLS", "5"))
 STEPS, EVERY = 5, 2

@@ -18,7 +18,7 @@ from soulkit.train.material.assemble import make_cast, make_players
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.rollouts.play import Rollouts, without_tokens
 from soulkit.types import Call, Completion, Record, Sampling, Segment
-from tests.train.support import config, random_model, rows
+from tests.support.training import config, random_model, rows
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from soulkit.train.material.sampling import TaskRows, batch, mixture
 from soulkit.train.objectives.sequences import without_truncated
 from soulkit.train.rollouts.shuffle import swap_feedback
 from soulkit.types import Completion, Feedback, Record
-from tests.train.support import rows, step_of
+from tests.support.training import rows, step_of
 from tests.train.test_objectives import SMALL, record
 
 TOMI, TEN = rows("tomi", 10)

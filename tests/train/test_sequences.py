@@ -24,7 +24,7 @@ from soulkit.train.objectives.sequences import (
 )
 from soulkit.types import Completion, Episode, Record, Sampling, Segment, Trace, Turn
 from tests.support.evaluation import visitor
-from tests.train.support import policy_of, random_model, rows
+from tests.support.training import policy_of, random_model, rows
 
 Ids = Sequence[int]
 

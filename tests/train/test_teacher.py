@@ -42,8 +42,8 @@ from soulkit.train.rollouts.play import feedback_slots
 from soulkit.train.rollouts.shuffle import with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 from tests.support.evaluation import visitor
-from tests.train.method_support import ROLLOUTS, Numbers, advice, play, slot
-from tests.train.support import config, jolt, policy_of, random_model, rows
+from tests.support.methods import ROLLOUTS, Numbers, advice, play, slot
+from tests.support.training import config, jolt, policy_of, random_model, rows
 
 SPAN = Span((301, 302, 303, 304), (False, False, True, True), ())
 

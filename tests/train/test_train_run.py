@@ -23,7 +23,7 @@ from soulkit.train.state.checkpoint import load_checkpoint
 from soulkit.types import Call, Sampling
 from tests.support.evaluation import visitor
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.train.support import config, lines_of, random_model, rows, soul
+from tests.support.training import config, lines_of, random_model, rows, soul
 
 TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3, "--lora-r", 4)
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)

@@ -20,7 +20,7 @@ from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.train.state.lines import TokenMeans
 from soulkit.train.step import with_advantages
-from tests.train.support import (
+from tests.support.training import (
     assert_close,
     config,
     gradients,

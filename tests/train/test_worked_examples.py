@@ -13,7 +13,7 @@ from soulkit.train.rollouts.shuffle import swap_feedback
 from soulkit.train.sft.lessons import feedback_for
 from soulkit.types import Episode, Feedback, Record, Score
 from tests.support.road import synth
-from tests.train.support import config
+from tests.support.training import config
 
 
 def task_of(kind: str) -> Task:

@@ -20,7 +20,7 @@ from soulkit.tasks.tom.stories.render import PLAIN, numbered, render_events
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
 from soulkit.tasks.tom.stories.tracker import BeliefTracker
 from tests.support.stories import WORD, lexicon, read_story
-from tests.tasks.tom.stories.story_strategies import chapters, two_room
+from tests.support.story_strategies import chapters, two_room
 
 TASKS: tuple[StoryTask, ...] = ("tomi", "paratomi", "hitom")
 

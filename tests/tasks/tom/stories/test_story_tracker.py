@@ -27,7 +27,7 @@ from soulkit.tasks.tom.stories.events import (
 )
 from soulkit.tasks.tom.stories.tracker import BeliefTracker, Rules
 from tests.support.stories import last_joint_event
-from tests.tasks.tom.stories.story_strategies import chapters, two_room
+from tests.support.story_strategies import chapters, two_room
 
 FALSE_BELIEF: tuple[Event, ...] = (
     Enter(("Otto",), "loft"),

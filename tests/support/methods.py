@@ -26,7 +26,7 @@ from soulkit.types import (
     Turn,
     record_key,
 )
-from tests.train.support import jolt, policy_of
+from tests.support.training import jolt, policy_of
 
 Ids = Sequence[int]
 SMALL: dict[str, Any] = {"max_grad_norm": 1e9, "lora": {"r": 4, "alpha": 8}}

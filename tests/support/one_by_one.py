@@ -12,7 +12,7 @@ from torch import Tensor
 from soulkit.train.forward.packing import Pack
 from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.sequences import Span
-from tests.train.support import gradients
+from tests.support.training import gradients
 
 Weights = Sequence[Tensor]
 """Per sequence, one number per trained token."""

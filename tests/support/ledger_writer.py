@@ -1,6 +1,6 @@
 """A process that writes entries into a ledger as fast as it can, so that a test can kill it.
 
-    python -m tests.models.ledger_writer FILE FIRST COUNT
+    python -m tests.support.ledger_writer FILE FIRST COUNT
 
 prints the number of each entry once it is stored. The prompts grow like those of a dialogue.
 """
