@@ -303,8 +303,17 @@ class Task(ABC):
 
 def _class_folders(cls: type[Task]) -> list[Path]:
     """Where a class and those that it derives from are written: it has their prompts, too."""
-    written = [c for c in cls.__mro__ if issubclass(c, Task)]
-    return [Path(inspect.getfile(c)).parent for c in written]
+    files = [_class_file(c) for c in cls.__mro__ if issubclass(c, Task)]
+    return [file.parent for file in files if file is not None]
+
+
+def _class_file(cls: type[Task]) -> Path | None:
+    """The file of a class; None for one that was typed in, at a prompt or in a notebook."""
+    try:
+        file = Path(inspect.getfile(cls))
+    except (TypeError, OSError):
+        return None
+    return file if file.is_file() else None
 
 
 def utterances(episode: Episode) -> list[str]:

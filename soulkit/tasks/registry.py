@@ -131,6 +131,19 @@ class TaskSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def _as_once_written(cls, entry: Any) -> Any:
+        """Declarations from before `rows` was called `binder`, and `synth` named a function."""
+        if not isinstance(entry, Mapping):
+            return entry
+        current = {key: value for key, value in entry.items() if key != "rows"}
+        if "rows" in entry:
+            current.setdefault("binder", entry["rows"])
+        if isinstance(current.get("synth"), bool):
+            del current["synth"]
+        return current
+
+    @model_validator(mode="before")
+    @classmethod
     def _with_bookkeeping(cls, entry: Any) -> Any:
         columns = entry.get("columns") if isinstance(entry, Mapping) else None
         if not isinstance(columns, Mapping):
@@ -224,11 +237,25 @@ class Registry:
     def task(self, name: str, protocol: Protocol = "paper") -> Task:
         """The live task: its class from `module` (RowsOnly without one), made with its spec."""
         spec = self.spec(name)
-        module = spec.module or spec.binder
+        shared = self._sharing(spec) or spec
+        module, home = shared.module or shared.binder, shared.home
         if protocol == "reference" and spec.reference:
-            module = spec.reference
-        cls = _load_class(name, module, spec.home)
+            module, home = spec.reference, spec.home
+        elif protocol == "reference" and shared.reference:
+            module = shared.reference
+        cls = _load_class(name, module, home)
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
+
+    def _sharing(self, spec: TaskSpec) -> TaskSpec | None:
+        """The built-in task whose class another declaration names, as `soulkit.tasks.…:Class`.
+
+        The module is not looked at: it was another one before each benchmark had a folder.
+        """
+        module, _, cls = (spec.module or spec.binder).partition(":")
+        if spec.home.builtin_task or not module.startswith("soulkit.tasks."):
+            return None
+        built_in = (other for other in self.specs.values() if other.home.builtin_task)
+        return next((o for o in built_in if cls == (o.module or o.binder).partition(":")[2]), None)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that a task's declaration names under `key`, None where it names none."""
