@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
-from soulkit.models.ledger.ledger import Mode
+from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
-from soulkit.play.plan import Work
 from soulkit.play.settings import PlayConfig, chosen_rows
-from soulkit.tasks.base import Task
-from soulkit.tasks.loading import examples_for
-from soulkit.tasks.registry import Registry, TaskSpec, load_registry
 from soulkit.types import Sampling
+
+if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
+    from soulkit.play.plan import Work
+    from soulkit.tasks.base import Task
+    from soulkit.tasks.registry import Registry, TaskSpec
 
 
 class EvalConfig(PlayConfig):
@@ -211,6 +212,8 @@ def _first(*values: float | None) -> float:
 
 
 def eval_registry(config: EvalConfig) -> Registry:
+    from soulkit.tasks.registry import load_registry
+
     return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
 
 
@@ -245,6 +248,9 @@ def load_rows(config: EvalConfig) -> list[Work]:
 
 
 def _work(task: Task, config: EvalConfig) -> Work:
+    from soulkit.play.plan import Work
+    from soulkit.tasks.loading import examples_for
+
     source = config.data.get(task.name) or config.data.get("*")
     loaded = examples_for(task, source, limit=config.limit, seed=config.seed)
     return Work(task, chosen_rows(loaded.examples, config, task.name), loaded.bad)

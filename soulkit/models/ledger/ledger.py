@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Self, TypedDict
 
 from soulkit.errors import RunError, UserError
 from soulkit.models.ledger.file import (
@@ -39,11 +39,11 @@ from soulkit.models.ledger.file import (
     transaction,
     unusable_ledger,
 )
+from soulkit.models.ledger.mode import Mode
 from soulkit.types import Call, Sampling
 
 __all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
-Mode = Literal["record", "replay", "off"]
 
 
 ASIDE = "~"

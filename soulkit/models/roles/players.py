@@ -32,22 +32,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from soulkit.config import Settings, merge, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
-from soulkit.models.api.budget import Budget
-from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.api.prices import load_prices
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.calling import ASKING, CallSettings
-from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.scripted import ScriptedModel
 from soulkit.runs.folder import INSTEAD, is_secret, plain_config, refuse_secrets
 from soulkit.types import MAX_TOKENS, Role, Sampling
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger.ledger import Ledger
 
 FORMS = "endpoint:MODEL@URL, local:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
 _REPLY: dict[str, tuple[float, int]] = {
@@ -411,6 +409,9 @@ class Players:
         return self._made[key]
 
     def _make(self, role: str, settings: RoleSettings) -> ChatModel:
+        from soulkit.models.api.endpoint import Endpoint
+        from soulkit.models.roles.scripted import ScriptedModel
+
         if settings.kind == "scripted":
             return ScriptedModel.read(Path(settings.model))
         if settings.kind == "endpoint":
@@ -477,6 +478,9 @@ def cast_of(config: RolesConfig, players: Players, actor: Player, seed: int | No
 
 def cost_arguments(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
     """What every Endpoint of a run is told about money."""
+    from soulkit.models.api.budget import Budget
+    from soulkit.models.api.prices import load_prices
+
     arguments: dict[str, Any] = {"prices": load_prices(config.prices)}
     if config.max_cost is not None:
         spent = ledger.totals()["cost"] if ledger is not None else None

@@ -31,6 +31,7 @@ def built_in() -> Mapping[str, str]:
     return {name: sentence for file in _files() for name, sentence in _names_in(file).items()}
 
 
+@cache
 def _files() -> list[Path]:
     return sorted(Path(__file__).parent.glob("*.py"))
 
@@ -65,14 +66,19 @@ def overruled(name: str) -> str:
 
 def method_class(name: str) -> type[Method]:
     """The class of the method `name`; ConfigError when nobody brings one."""
-    for file in _files():
-        if name in _names_in(file):
-            module = importlib.import_module(f"soulkit.train.objectives.{file.stem}")
-            return next(one for one in _classes(module) if name in one.names)
+    if name in built_in():
+        return _built_in_class(name)
     for entry in _entry_points():
         if entry.name == name:
             return _from_package(entry)
     raise unknown_method(name)
+
+
+@cache
+def _built_in_class(name: str) -> type[Method]:
+    file = next(file for file in _files() if name in _names_in(file))
+    module = importlib.import_module(f"soulkit.train.objectives.{file.stem}")
+    return next(one for one in _classes(module) if name in one.names)
 
 
 def _classes(module: Any) -> Iterator[type[Method]]:
