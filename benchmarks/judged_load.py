@@ -109,12 +109,12 @@ def play(url: str, episodes: int, folder: Path) -> Json:
     from soulkit.models.base import Cast, Player
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.play.engine import Engine, Job
-    from soulkit.tasks.made import synth
+    from soulkit.tasks.made import make_rows
     from soulkit.tasks.registry import load_registry
     from soulkit.types import Record, Sampling
 
     task = load_registry().task(TASK, "paper")
-    jobs = [Job(task, task.example(row)) for row in synth(TASK, episodes, 1)]
+    jobs = [Job(task, task.example(row)) for row in make_rows(task, episodes, 1)]
     with Ledger(folder / "ledger.sqlite") as ledger:
         model = Endpoint(model=MODEL, base_url=url, concurrency=episodes, ledger=ledger)
         player = Player(model, Sampling(seed=1))

@@ -143,3 +143,13 @@ def test_it_tells_dead_from_alive_and_leaves_the_checkout_alone(
     assert done.returncode == code, done.stdout + done.stderr
     assert words in done.stdout
     assert sums.read_text() == SUM
+
+
+def test_the_copy_has_every_module_and_nothing_that_was_produced(
+    mutate: ModuleType, tmp_path: Path
+) -> None:
+    mutate.copy_checkout(tmp_path / "copy")
+    modules = {path.relative_to(ROOT) for path in (ROOT / "soulkit").rglob("*.py")}
+    assert Path("soulkit/runs/folder.py") in modules
+    assert all((tmp_path / "copy" / path).is_file() for path in modules)
+    assert not {".git", "runs", ".venv"} & {path.name for path in (tmp_path / "copy").iterdir()}

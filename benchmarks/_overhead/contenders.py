@@ -80,14 +80,14 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 def write_files(folder: str, episodes: int, rows: int) -> None:
     """Makes the rows of all contenders, in a process of its own: it grows."""
     from soulkit.tasks.loading import load_examples
-    from soulkit.tasks.made import synth
+    from soulkit.tasks.made import make_rows
     from soulkit.tasks.registry import load_registry
 
+    task = load_registry().task(TASK, "paper")
     made = Path(folder)
     for path, count in ((made / ROWS, episodes), (made / MANY, rows)):
-        lines = (json.dumps({"data_source": TASK, **row}) for row in synth(TASK, count, 1))
+        lines = (json.dumps({"data_source": TASK, **row}) for row in make_rows(task, count, 1))
         path.write_text("".join(f"{line}\n" for line in lines))
-    task = load_registry().task(TASK, "paper")
     examples = load_examples(task, [made / ROWS]).examples
     pairs = [{"prompt": task.preview(e)[0].text, "gold": task.gold_text(e)} for e in examples]
     (made / PROMPTS).write_text(json.dumps([pair["prompt"] for pair in pairs]))
