@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import BUILTIN
 from soulkit.tasks.registry import load_registry
@@ -104,6 +106,12 @@ def _refuse_name(name: str) -> None:
             f"'{name}' cannot be the name of a task.",
             "It stands in options (--data NAME=FILE), in files and in Python.",
             "Take letters, digits and underscores, with a letter first: night_bus.",
+        )
+    if yaml.safe_load(name) != name:
+        raise ConfigError(
+            f"'{name}' cannot be the name of a task.",
+            "It is a value of its own in YAML, in which tasks are declared.",
+            f"Take another one: my_{name}, for example.",
         )
     if name in load_registry().specs:
         raise ConfigError(

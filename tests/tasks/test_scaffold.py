@@ -81,7 +81,9 @@ def test_two_new_tasks_stand_beside_each_other(tmp_path: Path) -> None:
     assert soul("tasks", "check", "one", "two", *files) == 0
 
 
-@pytest.mark.parametrize("name", ["3x", "my-task", "class", "tomi", "größe", "a b", ""])
+@pytest.mark.parametrize(
+    "name", ["3x", "my-task", "class", "tomi", "größe", "a b", "", "yes", "null"]
+)
 def test_bad_names_are_refused(name: str, capfd: Any) -> None:
     assert soul("tasks", "new", name, "--out", "folder") == 2
     three_lines(capfd.readouterr().err)
