@@ -209,8 +209,8 @@ def test_a_declaration_of_ones_own_may_name_a_built_in_class(tmp_path: Path, mod
     entry["module"] = f"{module}:UserLLM"
     registry = load_registry(write(tmp_path, {"tasks": {"my_users": entry}}))
     for protocol in ("paper", "reference"):
-        live = registry.task("my_users", protocol)  # type: ignore[arg-type]
-        assert type(live) is type(registry.task("userllm", protocol))  # type: ignore[arg-type]
+        live = registry.task("my_users", protocol)
+        assert type(live) is type(registry.task("userllm", protocol))
 
 
 def test_declarations_from_before_keys_were_renamed(tmp_path: Path) -> None:
