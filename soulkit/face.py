@@ -98,10 +98,17 @@ def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol 
 
         sk.load_task("TASK").example({"question": "…", "answer": "box"})
 
-    ConfigError when nobody declares it.
+    ConfigError when nobody declares it, or for another protocol.
     """
+    from soulkit.errors import ConfigError
     from soulkit.tasks.registry import load_registry
 
+    if protocol not in ("paper", "reference"):
+        raise ConfigError(
+            f"'{protocol}' is no protocol.",
+            "A task is scored as its paper does, or as the published code does.",
+            "Give protocol='paper' or protocol='reference'.",
+        )
     return load_registry(*([Path(tasks)] if tasks is not None else [])).task(name, protocol)
 
 

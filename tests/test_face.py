@@ -84,3 +84,8 @@ def test_training_from_python_twice(tmp_path: Path) -> None:
 def test_what_the_command_refuses_is_refused_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no_such_task"):
         sk.evaluate("m", "no_such_task", base_url="http://127.0.0.1:9/v1", out=tmp_path / "x")
+
+
+def test_a_task_has_two_protocols() -> None:
+    with pytest.raises(ConfigError, match="'refrence' is no protocol"):
+        sk.load_task("tomi", protocol="refrence")  # type: ignore[arg-type]
