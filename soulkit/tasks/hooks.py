@@ -23,6 +23,8 @@ from typing import Any
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import Home
 
+COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json")
+"""What the commands that call hooks take themselves: for slips of the pen."""
 TASK_KEYWORD = "task"
 """The keyword that a function gets the name of the task by."""
 
@@ -61,14 +63,14 @@ class HookOption:
                 try:
                     return kind(text)
                 except ValueError:
-                    self._refuse(text, task, (f"a value of type {kind.__name__}",))
+                    self._refuse(text, task, (f"{kind.__name__} values",))
         return text
 
     def _refuse(self, text: str, task: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(
             f"'{self.flag} {text}' does not fit the task '{task}'.",
             f"Allowed: {', '.join(allowed)}.",
-            f"Give {self.flag} one of them, or leave it out.",
+            f"Mend {self.flag}, or leave it out.",
         )
 
 
@@ -130,7 +132,7 @@ class Hook:
             f"It has {', '.join(o.describe() for o in options.values())}."
             if options
             else "The task has no options of its own here.",
-            did_you_mean(flag, flags) if flags else "Leave it out.",
+            did_you_mean(flag, [*flags, *COMMAND_FLAGS]),
         )
 
 
