@@ -45,7 +45,6 @@ from soulkit.types import Call, Sampling
 __all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
 
-
 ASIDE = "~"
 """Follows the key of a reply that was set aside; see `Ledger.set_aside`."""
 
