@@ -65,7 +65,7 @@ class Settings(BaseModel):
     """Base of a command's configuration: unknown keys are errors, values do not change."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, defer_build=True
     )
     WHOLE: ClassVar[frozenset[str]] = frozenset()
     """Mappings that a later layer replaces as a whole: a choice, not a collection."""

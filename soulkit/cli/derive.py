@@ -51,6 +51,8 @@ class Option:
     """As help shows it."""
     metavar: str | None = None
     complete: str | None = None
+    required: bool = False
+    """Whether a command cannot do without it; a settings file may give it, too."""
     form: str = ""
     """Of one that may be repeated: a `list`, or `texts` or `numbers` by name."""
 
@@ -104,7 +106,8 @@ def _settings_options(
         metavar = facts["metavar"] if typing.get_origin(value) is not Literal else None
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
-            default_text(info), metavar, facts["complete"], value_form(info.annotation),
+            default_text(info), metavar, facts["complete"], info.is_required(),
+            value_form(info.annotation),
         )  # fmt: skip
 
 
@@ -325,7 +328,8 @@ def build_command(
 
 def _parameter(option: Option) -> inspect.Parameter:
     switch = option.kind is bool and not option.setting
-    shown = f"{option.help} [default: {option.default}]" if option.default else option.help
+    start = "required" if option.required else f"default: {option.default}"
+    shown = f"{option.help} [{start}]" if option.required or option.default else option.help
     info = typer.Option(
         option.flag, help=shown, metavar=metavar_of(option), show_default=False,
         autocompletion=COMPLETERS.get(option.complete or ""),

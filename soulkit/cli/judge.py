@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from soulkit.cli.console import err, one_line, out, print_json, progress, safe, 
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
 from soulkit.cli.options import Json, row_sources
+from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +44,12 @@ class Checks(Derived):
         def body(values: dict[str, Any]) -> None:
             flags = settings_from(options, values, row_sources)
             run = values["run"]
+            if run is None and values["config"] is None and not os.environ.get("SOULKIT_RUN"):
+                raise ConfigError(
+                    "run is required: RUN, the folder of an evaluation.",
+                    "Without it there are no episodes to judge again.",
+                    "Write soul judge check RUN; see: soul judge check --help",
+                )
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
             if values["dry_run"]:

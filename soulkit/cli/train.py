@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
 from soulkit.cli.derive import (
@@ -25,7 +26,7 @@ from soulkit.cli.derive import (
 )
 from soulkit.cli.options import values_by_task
 from soulkit.runs.folder import default_run_path
-from soulkit.train.objectives.registry import built_in, unknown_method
+from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
     from soulkit.train.ablate import Ended, Planned
@@ -61,6 +62,15 @@ class Methods(Derived):
     def sentences(self) -> Mapping[str, str]:
         return {**built_in(), "ablate": ABLATE}
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *from_packages()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        listed = cmd_name not in self.sentences() and from_packages().get(cmd_name)
+        if listed:  # one line of help or completion: nothing of the package is imported for it
+            return TyperCommand(name=cmd_name, help=listed, rich_markup_mode=None)
+        return super().get_command(ctx, cmd_name)
+
     def build(self, name: str) -> Any:
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
@@ -73,6 +83,8 @@ class Methods(Derived):
         name = args[0]
         if name.startswith("-") and not ctx.resilient_parsing:
             raise unknown_method(name)
+        if name not in self.sentences() and name in from_packages():
+            return name, self.build(name), args[1:]
         return super().resolve_command(ctx, args)
 
 

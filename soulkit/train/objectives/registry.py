@@ -54,14 +54,21 @@ def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=GROUP))
 
 
+def from_packages() -> dict[str, str]:
+    """Name → sentence of the methods of installed packages, less those hidden by built-in ones."""
+    return {
+        entry.name: f"Of an installed package: {entry.value}."
+        for entry in _entry_points()
+        if entry.name not in built_in()
+    }
+
+
 def overruled(name: str) -> str:
     """What is to be said where a package's method has the name of a built-in one; else nothing."""
-    from_packages = [entry.value for entry in _entry_points() if entry.name == name]
-    if name not in built_in() or not from_packages:
+    rivals = [entry.value for entry in _entry_points() if entry.name == name]
+    if name not in built_in() or not rivals:
         return ""
-    return (
-        f"'{name}' is soulkit's own method; {', '.join(from_packages)} of the same name is not used"
-    )
+    return f"'{name}' is soulkit's own method; {', '.join(rivals)} of the same name is not used"
 
 
 def method_class(name: str) -> type[Method]:
