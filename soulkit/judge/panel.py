@@ -170,4 +170,4 @@ def pair_orders(
     if how == "both":
         return True, False
     rng = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
-    return (rng.random() < 0.5,)
+    return (not rng.getrandbits(1),)

@@ -212,6 +212,20 @@ def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:
     assert 0.7 < seconds(1) / seconds(40) < 1.4
 
 
+def test_what_the_actor_reads_in_another_role_takes_its_time(model: Path) -> None:
+    def seconds(**other: object) -> float:
+        flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "steps": 5,
+                 "data": {"sotopia": "synth:20"}, "judge": ["endpoint:j"], "max_tokens": 1,
+                 "partner": "endpoint:p", "prompts_per_step": 2, "group_size": 1}  # fmt: skip
+        machine = training_plan(TrainConfig.load(env={}, flags={**flags, **other})).machine
+        assert machine is not None
+        return machine.seconds
+
+    # A partner reads as many prompts as the actor, with almost nothing written: one forward pass
+    # more, beside one to sample and three to train.
+    assert 1.15 < seconds(partner="actor") / seconds() < 1.35
+
+
 def test_a_comparison_is_planned_and_nothing_runs(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
