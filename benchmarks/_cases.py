@@ -32,7 +32,9 @@ def single_turn(seed: int, prompt: int, group: int, new: int, prompts: int = 1) 
     return {"all": with_advantages(rows)}
 
 
-def dialogues(seed: int, group: int, shared: int, turns: int, heard: int, said: int) -> Sets:
+def dialogues(
+    seed: int, group: int, shared: int, turns: int, heard_length: int, spoken_tokens: int
+) -> Sets:
     """Dialogues that share their first `shared` tokens, then `turns` times heard and said.
 
     `turns`: the same training signal with every turn in a row of its own, after its history.
@@ -42,8 +44,8 @@ def dialogues(seed: int, group: int, shared: int, turns: int, heard: int, said: 
     for rollout in range(group):
         ids, trained = list(head), []
         for _ in range(turns):
-            ids += _ids(rng, heard + said)
-            trained.append([len(ids) - said, len(ids)])
+            ids += _ids(rng, heard_length + spoken_tokens)
+            trained.append([len(ids) - spoken_tokens, len(ids)])
         whole.append(_row(rng, ids, trained, "draft", 0, rollout))
     whole = with_advantages(whole)
     split = [
@@ -62,11 +64,11 @@ def ditto(seed: int, group: int, prompt: int, slot: int, feedback: int, new: int
     rng = random.Random(seed)
     bare, rows = _ids(rng, prompt), []
     for rollout in range(group):
-        said, better = _ids(rng, new), _ids(rng, new)
-        told = bare[:slot] + _ids(rng, feedback) + bare[slot:]
+        draft, better = _ids(rng, new), _ids(rng, new)
+        hinted = bare[:slot] + _ids(rng, feedback) + bare[slot:]
         reward = rng.random()
         for part, head, tail in (
-            ("draft", bare, said), ("copy", bare, better), ("refined", told, better),
+            ("draft", bare, draft), ("copy", bare, better), ("refined", hinted, better),
         ):  # fmt: skip
             row = _row(rng, head + tail, [[len(head), len(head) + new]], part, 0, rollout)
             rows.append(row if part == "draft" else {**row, "reward": reward})
@@ -79,12 +81,12 @@ def with_advantages(rows: Sequence[Row]) -> list[Row]:
     groups: dict[Any, list[float]] = {}
     for row in rows:
         groups.setdefault(_group(row), []).append(row["reward"])
-    found = []
+    weighted = []
     for row in rows:
         rewards = groups[_group(row)]
         off = row["reward"] - statistics.fmean(rewards)
-        found.append({**row, "advantage": off / (statistics.stdev(rewards) + 1e-6)})
-    return found
+        weighted.append({**row, "advantage": off / (statistics.stdev(rewards) + 1e-6)})
+    return weighted
 
 
 def _group(row: Row) -> tuple[int, bool]:

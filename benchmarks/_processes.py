@@ -151,9 +151,9 @@ def _live(path: str, builders: Mapping[str, Builder]) -> None:
 
 def _run(contender: Contender, request: Json) -> Json:
     start = time.perf_counter()
-    said = contender.run(request)
+    reply = contender.run(request)
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, **said, "peak": memory("VmHWM")}
+    return {"seconds": seconds, **reply, "peak": memory("VmHWM")}
 
 
 def _answer(file: TextIO, reply: Json) -> None:
@@ -180,7 +180,7 @@ def machine() -> str:
     import platform
 
     cpu = Path("/proc/cpuinfo").read_text()
-    found = [line.split(":")[1].strip() for line in cpu.splitlines() if line.startswith("model n")]
-    name = found[0] if found else platform.processor() or platform.machine()
+    models = [line.split(":")[1].strip() for line in cpu.splitlines() if line.startswith("model n")]
+    name = models[0] if models else platform.processor() or platform.machine()
     load = os.getloadavg()[0]
     return f"{name}, {os.cpu_count()} cores, load {load:.1f} at the start, {platform.system()}"

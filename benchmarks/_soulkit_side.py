@@ -91,12 +91,12 @@ class Step:
         middle = clock()
         prepared = Prepared(sequences=self.sequences, old=old, weights=None, base=None)
         chosen = range(len(self.sequences))
-        said = update(self.policy, self.optimizer, prepared, chosen, self.config, Tally())
+        step = update(self.policy, self.optimizer, prepared, chosen, self.config, Tally())
         end = clock()
         if "gradients" in request:
             gradients = {n: p.grad for n, p in self.policy.trained if p.grad is not None}
             save_gradients(gradients, request["gradients"])
-        return {"old": middle - start, "step": end - middle, "loss": said.loss}
+        return {"old": middle - start, "step": end - middle, "loss": step.loss}
 
 
 def save_gradients(gradients: dict[str, torch.Tensor], path: str) -> None:
@@ -127,11 +127,11 @@ class Compare:
     def run(self, request: Json) -> Json:
         from safetensors.torch import load_file
 
-        wanted, found = load_file(self.wanted), load_file(request["found"])
-        if wanted.keys() != found.keys():
-            raise ValueError(f"other tensors: {sorted(wanted.keys() ^ found.keys())[:4]}")
-        off = {n: float((found[n] - w).norm()) for n, w in wanted.items()}
-        size = {n: float(w.norm()) for n, w in wanted.items()}
+        expected, actual = load_file(self.wanted), load_file(request["found"])
+        if expected.keys() != actual.keys():
+            raise ValueError(f"other tensors: {sorted(expected.keys() ^ actual.keys())[:4]}")
+        off = {n: float((actual[n] - w).norm()) for n, w in expected.items()}
+        size = {n: float(w.norm()) for n, w in expected.items()}
         whole = sum(v * v for v in off.values()) / sum(v * v for v in size.values())
         return {"whole": whole**0.5, "worst": max(off[n] / size[n] for n in off)}
 
@@ -154,11 +154,11 @@ class Sample:
     def run(self, request: Json) -> Json:
         clock = CLOCKS[self.clock]
         start = clock()
-        found = asyncio.run(self._wave(request["round"]))
+        wave = asyncio.run(self._wave(request["round"]))
         seconds = clock() - start
         if "prompt" in request:
             Path(request["prompt"]).write_text(json.dumps(self.prompt))
-        return {"seconds": seconds, "tokens": found}
+        return {"seconds": seconds, "tokens": wave}
 
     async def _wave(self, step: int) -> int:
         sampling = Sampling(max_tokens=self.spec["new"], seed=0)

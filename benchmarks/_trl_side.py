@@ -85,10 +85,10 @@ class Step:
         b = self.batch
         ids = torch.cat([b["prompt_ids"], b["completion_ids"]], 1)
         mask = torch.cat([b["prompt_mask"], b["completion_mask"]], 1)
-        found = self.trainer._get_per_token_logps_and_entropies(
+        log_probs = self.trainer._get_per_token_logps_and_entropies(
             self.trainer.model, ids, mask, b["completion_ids"].size(1), batch_size=self.micro
         )
-        return found[0]
+        return log_probs[0]
 
     def _update(self, old: torch.Tensor) -> float:
         trainer, whole = self.trainer, {**self.batch, "old_per_token_logps": old}
@@ -137,9 +137,9 @@ class Sample:
         torch.manual_seed(request["round"])
         clock = CLOCKS[self.clock]
         start = clock()
-        found, _ = self.trainer._generate_single_turn(self.prompts, None, {}, self.samples)
+        completions, _ = self.trainer._generate_single_turn(self.prompts, None, {}, self.samples)
         seconds = clock() - start
-        return {"seconds": seconds, "tokens": sum(len(ids) for ids in found)}
+        return {"seconds": seconds, "tokens": sum(len(ids) for ids in completions)}
 
 
 class Versions:

@@ -65,7 +65,7 @@ def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Poi
     demo.write_rows()
     train(demo.config(WARMUP), demo.out / "warmup", lambda line: None)
     start = demo.measure("before", None)
-    found = {}
+    scores = {}
     for name, changes in ARMS.items():
         folder = demo.out / name.lower().replace(" ", "-").replace(",", "").replace("=", "")
         settings = {
@@ -73,9 +73,9 @@ def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Poi
             "dev_share": 0.15, "dev_limit": 300, **changes,
         }  # fmt: skip
         train(demo.config(settings), folder, lambda line: None)
-        found[name] = [Point(0, 0, 0.0, start["value"]["mean"]), *curve(folder)]
-        print(f"seed {seed}, {name}: {found[name][-1].accuracy:.3f}", flush=True)
-    return found
+        scores[name] = [Point(0, 0, 0.0, start["value"]["mean"]), *curve(folder)]
+        print(f"seed {seed}, {name}: {scores[name][-1].accuracy:.3f}", flush=True)
+    return scores
 
 
 def area(points: Sequence[Point], axis: str) -> float:
@@ -105,10 +105,10 @@ def table(results: Sequence[Mapping[str, Sequence[Point]]]) -> Table:
     for name in ARMS:
         cells = [name]
         for metric in ("final", "area"):
-            mine = [score(r[name])[metric] for r in results]
+            values = [score(r[name])[metric] for r in results]
             base = [score(r[first])[metric] for r in results]
-            cells.append(_with_ci(statistics.fmean(mine), *mean_interval(mine)))
-            cells.append("" if name == first else _with_ci(*paired(base, mine), sign=True))
+            cells.append(_with_ci(statistics.fmean(values), *mean_interval(values)))
+            cells.append("" if name == first else _with_ci(*paired(base, values), sign=True))
         cells.append(f"{statistics.fmean(r[name][-1].tokens for r in results):,.0f}")
         cells.append(f"{statistics.fmean(r[name][-1].seconds for r in results):.0f}")
         shown.add_row(*cells)

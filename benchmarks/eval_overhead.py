@@ -70,25 +70,25 @@ HEADINGS = ("", "runs", "whole s", "least – most", "start s", "asking s", "end
 
 def contenders(chosen: argparse.Namespace, files: Path, url: str) -> list[Contender]:
     """The bare SDK first: the others are compared to it."""
-    found = [bare(files, url, chosen.concurrency), soulkit(files, url, chosen.concurrency)]
+    lanes = [bare(files, url, chosen.concurrency), soulkit(files, url, chosen.concurrency)]
     if chosen.inspect_python:
-        found.append(inspect_ai(chosen.inspect_python, files, url, chosen.concurrency))
+        lanes.append(inspect_ai(chosen.inspect_python, files, url, chosen.concurrency))
     if chosen.lm_eval_python:
-        found.append(lm_eval(chosen.lm_eval_python, files, url, chosen.concurrency))
-    return found
+        lanes.append(lm_eval(chosen.lm_eval_python, files, url, chosen.concurrency))
+    return lanes
 
 
 def take_turns(
     lanes: Sequence[Contender], chosen: argparse.Namespace, folder: Path, seen: Seen
 ) -> dict[str, list[Sample]]:
     """Everybody once, then everybody again: a neighbour's burst does not hit one of them alone."""
-    found: dict[str, list[Sample]] = {lane.name: [] for lane in lanes}
+    samples: dict[str, list[Sample]] = {lane.name: [] for lane in lanes}
     for turn in range(chosen.repeats):
         for number, lane in enumerate(lanes):
             sample = measure(lane, folder / f"run-{number}-{turn}", seen, chosen.episodes)
             print(f"{lane.name}: {sample.seconds:.2f} s", file=sys.stderr, flush=True)
-            found[lane.name].append(sample)
-    return found
+            samples[lane.name].append(sample)
+    return samples
 
 
 def line(name: str, samples: Sequence[Sample], bare_s: float, episodes: int) -> Json:
@@ -120,16 +120,16 @@ def loading(context: Any, path: Path, rows: int) -> Json:
     return {"rows": rows, "prompts": count.value, "seconds": seconds}
 
 
-def judge(found: Sequence[Json], loaded: Json) -> None:
+def judge(lines: Sequence[Json], loaded: Json) -> None:
     """Notes beside the measurements which aims they meet."""
-    ours = found[1]
+    ours = lines[1]
     ours["verdicts"] = [
         _verdict("whole", ours["seconds"], 6.0, "s"),
         _verdict("own", ours["own_ms"], 2.0, "ms"),
         _verdict("grown", ours["grown_bytes"] / 1e6, 100.0, "MB"),
     ]
     loaded["verdicts"] = [_verdict("whole", loaded["seconds"], 20.0, "s")]
-    for row in found[2:]:
+    for row in lines[2:]:
         apart = abs(row["accuracy"] - ours["accuracy"])
         row["verdicts"] = [_verdict("accuracy off", apart, SAME, "")]
 
@@ -196,13 +196,13 @@ def arguments() -> argparse.Namespace:
 
 
 def versions(chosen: argparse.Namespace) -> Json:
-    found = {"python": sys.version.split()[0], "soulkit": version("soulkit"),
+    releases = {"python": sys.version.split()[0], "soulkit": version("soulkit"),
              "openai": version("openai")}  # fmt: skip
     if chosen.inspect_python:
-        found["inspect_ai"] = installed(chosen.inspect_python, "inspect_ai")
+        releases["inspect_ai"] = installed(chosen.inspect_python, "inspect_ai")
     if chosen.lm_eval_python:
-        found["lm_eval"] = installed(chosen.lm_eval_python, "lm_eval")
-    return found
+        releases["lm_eval"] = installed(chosen.lm_eval_python, "lm_eval")
+    return releases
 
 
 def measured(chosen: argparse.Namespace, folder: Path) -> Json:
@@ -219,11 +219,11 @@ def measured(chosen: argparse.Namespace, folder: Path) -> Json:
     report["sync_ms"] = [sync_ms(folder)]
     seen = Seen(context)
     server, url = started(context, chosen.latency, seen)
-    found = take_turns(contenders(chosen, folder, url), chosen, folder, seen)
+    samples = take_turns(contenders(chosen, folder, url), chosen, folder, seen)
     server.terminate()
     report["sync_ms"].append(sync_ms(folder))
-    bare_s = statistics.median(s.seconds for s in next(iter(found.values())))
-    report["contenders"] = [line(*lane, bare_s, chosen.episodes) for lane in found.items()]
+    bare_s = statistics.median(s.seconds for s in next(iter(samples.values())))
+    report["contenders"] = [line(*lane, bare_s, chosen.episodes) for lane in samples.items()]
     report["loading"] = loading(context, folder / MANY, chosen.rows)
     judge(report["contenders"], report["loading"])
     return report

@@ -209,16 +209,16 @@ def group_of(case: Case) -> list[TrainSequence]:
     rng = random.Random(0)
     words = case.model["vocab_size"]
     prompt = [rng.randrange(words) for _ in range(case.prompt)]
-    found = []
+    members = []
     for rollout in range(case.group):
         ids = (*prompt, *(rng.randrange(words) for _ in range(case.new)))
         trained = (False,) * case.prompt + (True,) * case.new
-        found.append(
+        members.append(
             TrainSequence(
                 Span(ids, trained, ()), "draft", "x", ("x", "reader"), str(rollout), rng.random()
             )
         )
-    return found
+    return members
 
 
 class Step:
@@ -400,11 +400,11 @@ def chosen(only: str | None, case: Case) -> list[Variant]:
         there = find_spec("trl") is not None
         plain = [v for v in VARIANTS if there or not v.trl]
         return [v for v in plain if v.flex_mode is None or case.device == "cuda"]
-    known = {variant.name: variant for variant in VARIANTS}
-    unknown = [name for name in only.split(",") if name not in known]
+    by_name = {variant.name: variant for variant in VARIANTS}
+    unknown = [name for name in only.split(",") if name not in by_name]
     if unknown:
-        raise SystemExit(f"No variant {', '.join(unknown)}; there are: {', '.join(known)}.")
-    return [known[name] for name in only.split(",")]
+        raise SystemExit(f"No variant {', '.join(unknown)}; there are: {', '.join(by_name)}.")
+    return [by_name[name] for name in only.split(",")]
 
 
 def run_all(
@@ -412,29 +412,29 @@ def run_all(
 ) -> tuple[list[Measured], dict[str, str]]:
     """What was measured, and why the others were not; stops beginning new ones after the limit."""
     started = time.monotonic()
-    found: list[Measured] = []
+    measurements: list[Measured] = []
     without: dict[str, str] = {}
     for variant in variants:
         if time.monotonic() - started > arguments.limit:
             without[variant.name] = "no time left"
             continue
         try:
-            found.append(measure(case, variant, rate, arguments.repeats, arguments.profile))
-            print(f"{variant.name}: {found[-1].seconds:.3f} s", flush=True)
+            measurements.append(measure(case, variant, rate, arguments.repeats, arguments.profile))
+            print(f"{variant.name}: {measurements[-1].seconds:.3f} s", flush=True)
         except torch.OutOfMemoryError as error:
             without[variant.name] = str(error).split(". ")[0]
         gc.collect()
         if case.device == "cuda":
             torch.cuda.empty_cache()
-    return found, without
+    return measurements, without
 
 
-def table_of(found: Sequence[Measured], without: dict[str, str], rate: float) -> Table:
+def table_of(measurements: Sequence[Measured], without: dict[str, str], rate: float) -> Table:
     table = Table(title=f"One GRPO step; matrix products run at {rate / 1e12:.3g} TFLOP/s")
     for column in ("variant", "s", "± s", "plan s", "first s", "passes", "computed",
                    "unique tok/s", "MFU", "HFU", "GiB"):  # fmt: skip
         table.add_column(column, justify="left" if column == "variant" else "right")
-    for m in found:
+    for m in measurements:
         table.add_row(
             m.name, f"{m.seconds:.3f}", f"{m.spread:.3f}", f"{m.planning:.3f}", f"{m.first:.1f}",
             str(m.passes), f"{m.computed:,}", f"{m.unique / m.seconds:,.0f}", f"{m.mfu:.1%}",
@@ -457,14 +457,14 @@ def main() -> None:
     arguments = parser.parse_args()
     case = SMALL if arguments.small else LARGE
     rate = matrix_rate(case)
-    found, without = run_all(case, chosen(arguments.only, case), rate, arguments)
+    measurements, without = run_all(case, chosen(arguments.only, case), rate, arguments)
     console = Console(width=150)
-    console.print(table_of(found, without, rate))
+    console.print(table_of(measurements, without, rate))
     if arguments.json:
         numbers = {
             "device": torch.cuda.get_device_name() if case.device == "cuda" else "cpu",
             "torch": torch.__version__, "case": asdict(case), "matrix_rate": rate,
-            "measured": [asdict(m) for m in found], "not_measured": without,
+            "measured": [asdict(m) for m in measurements], "not_measured": without,
         }  # fmt: skip
         arguments.json.write_text(json.dumps(numbers, indent=2) + "\n")
 

@@ -144,8 +144,8 @@ def slowest_chain(ledger: Path) -> float:
     """Seconds that the server took over the calls of one episode that wait for each other."""
     turns: dict[str, float] = defaultdict(float)
     verdicts: dict[str, float] = defaultdict(float)
-    with closing(sqlite3.connect(ledger)) as kept:
-        for role, example, reply in kept.execute("SELECT role, example_id, reply FROM calls"):
+    with closing(sqlite3.connect(ledger)) as db:
+        for role, example, reply in db.execute("SELECT role, example_id, reply FROM calls"):
             taken = json.loads(reply)["latency_s"]
             if role == "judge":
                 verdicts[example] = max(verdicts[example], taken)
@@ -164,8 +164,8 @@ def part(name: str, url: str, *arguments: str) -> Json:
     done = subprocess.run(command, capture_output=True, text=True, env=settings)
     if done.returncode:
         raise SystemExit(f"{name} failed\n{done.stderr[-3000:]}")
-    found: Json = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: Json = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def measured(chosen: argparse.Namespace) -> Json:
@@ -180,28 +180,36 @@ def measured(chosen: argparse.Namespace) -> Json:
 
 
 def judged(report: Json) -> Json:
-    mine, sdk = report["soulkit"], report["sdk"]
-    work = mine["calls"] * sdk["cost_ms"] / 1000
-    bound = max(mine["chain_s"], work)
+    own_side, sdk = report["soulkit"], report["sdk"]
+    work = own_side["calls"] * sdk["cost_ms"] / 1000
+    bound = max(own_side["chain_s"], work)
     verdicts = {
-        "no episode lost": mine["episodes"] == mine["scored"] == report["episodes"],
-        f"memory at most {MEMORY_GB} GB": mine["peak_gb"] <= MEMORY_GB,
-        f"wall at most {BUDGET} of the larger bound": mine["seconds"] <= BUDGET * bound,
+        "no episode lost": own_side["episodes"] == own_side["scored"] == report["episodes"],
+        f"memory at most {MEMORY_GB} GB": own_side["peak_gb"] <= MEMORY_GB,
+        f"wall at most {BUDGET} of the larger bound": own_side["seconds"] <= BUDGET * bound,
     }
-    return {"work_s": work, "ratio": mine["seconds"] / bound, "verdicts": verdicts}
+    return {"work_s": work, "ratio": own_side["seconds"] / bound, "verdicts": verdicts}
 
 
 def table(report: Json) -> Table:
-    mine, sdk = report["soulkit"], report["sdk"]
+    own_side, sdk = report["soulkit"], report["sdk"]
     rows: list[tuple[str, str, str]] = [
-        ("episodes", f"{mine['episodes']}", f"{mine['scored']} scored, {mine['statuses']}"),
-        ("calls", f"{mine['calls']}", f"{mine['turns']} turns and the verdicts"),
-        ("wall clock", f"{mine['seconds']:.1f} s", ""),
-        ("slowest chain", f"{mine['chain_s']:.1f} s", "latencies of one episode"),
+        (
+            "episodes",
+            f"{own_side['episodes']}",
+            f"{own_side['scored']} scored, {own_side['statuses']}",
+        ),
+        ("calls", f"{own_side['calls']}", f"{own_side['turns']} turns and the verdicts"),
+        ("wall clock", f"{own_side['seconds']:.1f} s", ""),
+        ("slowest chain", f"{own_side['chain_s']:.1f} s", "latencies of one episode"),
         ("calls x SDK", f"{report['work_s']:.1f} s", f"{sdk['cost_ms']:.2f} ms of CPU a call"),
         ("wall / larger bound", f"{report['ratio']:.2f}", f"budget {BUDGET}"),
-        ("soulkit's cost a call", f"{mine['cost_ms']:.2f} ms", "CPU, ledger and prompts included"),
-        ("peak memory", f"{mine['peak_gb']:.2f} GB", f"limit {MEMORY_GB} GB"),
+        (
+            "soulkit's cost a call",
+            f"{own_side['cost_ms']:.2f} ms",
+            "CPU, ledger and prompts included",
+        ),
+        ("peak memory", f"{own_side['peak_gb']:.2f} GB", f"limit {MEMORY_GB} GB"),
     ]
     made = Table("", "measured", "", title=f"{report['episodes']} judged dialogues at once")
     for row in rows:

@@ -108,9 +108,9 @@ class _Slow(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        asked = body["messages"][-1]["content"]
+        prompt = body["messages"][-1]["content"]
         time.sleep(LATENCY_S)
-        text = str(len(asked) % 10) if asked.endswith("digit for it?") else "Keep it shorter."
+        text = str(len(prompt) % 10) if prompt.endswith("digit for it?") else "Keep it shorter."
         message = {"role": "assistant", "content": text}
         reply = {
             "id": "r", "object": "chat.completion", "created": 0, "model": body["model"],

@@ -77,12 +77,14 @@ def measure(chosen: argparse.Namespace, folder: Path) -> Json:
     return {**header, **sizes, "lines": lines}
 
 
-def table(found: Json) -> Table:
-    what = f"{found['samples']} samples of {found['new']} tokens from one prompt of"
-    shown = Table(title=f"{what} {found['prompt']}, {found['threads']} threads, {found['clock']}")
+def table(report: Json) -> Table:
+    what = f"{report['samples']} samples of {report['new']} tokens from one prompt of"
+    shown = Table(
+        title=f"{what} {report['prompt']}, {report['threads']} threads, {report['clock']}"
+    )
     for heading in ("contender", "runs", "seconds", "tokens / s", "grown / peak GB"):
         shown.add_column(heading, justify="left" if heading == "contender" else "right")
-    for line in found["lines"]:
+    for line in report["lines"]:
         memory = f"{line['grown_bytes'] / 1e9:.2f} / {line['peak_bytes'] / 1e9:.2f}"
         shown.add_row(line["contender"], str(line["runs"]), f"{line['seconds']:.3f}",
                       f"{line['tokens_per_s']:,.0f}", memory)  # fmt: skip
@@ -108,20 +110,20 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     chosen, console = arguments(), Console(width=120)
     with tempfile.TemporaryDirectory() as made:
-        found = measure(chosen, Path(made))
-    headline(found, console)
-    console.print(table(found))
-    rates = [line["tokens_per_s"] for line in found["lines"]]
+        report = measure(chosen, Path(made))
+    headline(report, console)
+    console.print(table(report))
+    rates = [line["tokens_per_s"] for line in report["lines"]]
     passed = True
     if len(rates) == 1:
         console.print("TRL: not run (name its Python with --trl-python)")
     else:
-        found["ratio"] = rates[0] / rates[1]
-        passed = found["ratio"] >= AIM
+        report["ratio"] = rates[0] / rates[1]
+        passed = report["ratio"] >= AIM
         mark = "[green]pass[/]" if passed else "[red]MISSED[/]"
-        console.print(f"soulkit / TRL: {found['ratio']:.2f}, aim ≥ {AIM} {mark}", highlight=False)
+        console.print(f"soulkit / TRL: {report['ratio']:.2f}, aim ≥ {AIM} {mark}", highlight=False)
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=1))
+        chosen.json.write_text(json.dumps(report, indent=1))
     return int(not passed)
 
 

@@ -195,10 +195,10 @@ class Bench:
             best, also = self._search(self.trl, letter, case.trl, len(sets["all"]))
             lanes.append(best)
         take_turns(lanes, self.chosen)
-        found = self._lines(letter, lanes[0], [*lanes, *also])
+        lines = self._lines(letter, lanes[0], [*lanes, *also])
         for lane in lanes:
             lane.client.close()
-        return found
+        return lines
 
     def _rows(self, letter: str, name: str) -> Path:
         return self.folder / f"{letter}-{name}.json"
@@ -236,13 +236,13 @@ class Bench:
 
     def _lines(self, letter: str, first: Lane, lanes: Sequence[Lane]) -> list[Json]:
         compare = self.ours.start("compare", wanted=first.path)
-        found = []
+        lines = []
         for lane in lanes:
             off = compare.run(found=lane.path) if lane.comparable and lane is not first else None
-            found.append(line(letter, lane, first, off))
+            lines.append(line(letter, lane, first, off))
         compare.close()
-        _judge_lean(found, lanes)
-        return found
+        _judge_lean(lines, lanes)
+        return lines
 
 
 def take_turns(lanes: Sequence[Lane], chosen: argparse.Namespace) -> None:
@@ -256,7 +256,7 @@ def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
     """What is known of a contender; ratios are to soulkit packed."""
     step, whole = lane.step / first.step, lane.whole / first.whole
     memory = min(lane.grown / max(first.grown, 1), lane.peak / first.peak)
-    found: Json = {
+    cells: Json = {
         "case": letter, "contender": lane.name, "runs": len(lane.counted),
         "warm": len(lane.runs) > 1, "step_s": lane.step, "with_old_s": lane.whole,
         "grown_bytes": lane.grown, "peak_bytes": lane.peak,
@@ -264,27 +264,27 @@ def line(letter: str, lane: Lane, first: Lane, off: Json | None) -> Json:
         "gradient_off": None if off is None else off["whole"], "verdicts": [],
     }  # fmt: skip
     if off is not None:
-        _verdict(found, "gradient", off["whole"] <= SAME_GRADIENT, SAME_GRADIENT)
+        _verdict(cells, "gradient", off["whole"] <= SAME_GRADIENT, SAME_GRADIENT)
     if lane.aim is not None and lane.aim.time is not None:
-        _verdict(found, "time", min(step, whole) >= lane.aim.time, lane.aim.time)
-    return found
+        _verdict(cells, "time", min(step, whole) >= lane.aim.time, lane.aim.time)
+    return cells
 
 
-def _judge_lean(found: Sequence[Json], lanes: Sequence[Lane]) -> None:
+def _judge_lean(lines: Sequence[Json], lanes: Sequence[Lane]) -> None:
     """TRL's time and memory as multiples of the contender that computes its activations again."""
     aims = [(lane, lane.aim) for lane in lanes if lane.aim is not None and lane.aim.memory]
-    lean = [(said, lane) for said, lane in zip(found, lanes, strict=True)
+    lean = [(line, lane) for line, lane in zip(lines, lanes, strict=True)
             if lane.aim is not None and lane.aim.settings == LEAN]  # fmt: skip
-    for (trl, aim), (said, lane) in zip(aims, lean, strict=False):
+    for (trl, aim), (line, lane) in zip(aims, lean, strict=False):
         time = min(trl.step / lane.step, trl.whole / lane.whole)
         memory = trl.grown / max(lane.grown, 1)
-        said["trl"] = {"time": time, "memory_grown": memory, "memory_peak": trl.peak / lane.peak}
-        _verdict(said, f"TRL {time:.1f} × time", time >= (aim.time or 0), aim.time or 0)
-        _verdict(said, f"TRL {memory:.1f} × memory", memory >= (aim.memory or 0), aim.memory or 0)
+        line["trl"] = {"time": time, "memory_grown": memory, "memory_peak": trl.peak / lane.peak}
+        _verdict(line, f"TRL {time:.1f} × time", time >= (aim.time or 0), aim.time or 0)
+        _verdict(line, f"TRL {memory:.1f} × memory", memory >= (aim.memory or 0), aim.memory or 0)
 
 
-def _verdict(found: Json, what: str, passed: bool, aim: float) -> None:
-    found["verdicts"].append({"what": what, "aim": aim, "passed": passed})
+def _verdict(line: Json, what: str, passed: bool, aim: float) -> None:
+    line["verdicts"].append({"what": what, "aim": aim, "passed": passed})
 
 
 def table(cases: dict[str, list[Json]], title: str) -> Table:
@@ -296,21 +296,21 @@ def table(cases: dict[str, list[Json]], title: str) -> Table:
     for letter, lines in cases.items():
         shown.add_section()
         shown.add_row(letter, f"[bold]{CASES[letter].title}")
-        for found in lines:
-            shown.add_row("", *_cells(found))
+        for line in lines:
+            shown.add_row("", *_cells(line))
     return shown
 
 
-def _cells(found: Json) -> Iterator[str]:
-    yield found["contender"]
-    yield str(found["runs"]) if found["warm"] else "1, cold"
+def _cells(line: Json) -> Iterator[str]:
+    yield line["contender"]
+    yield str(line["runs"]) if line["warm"] else "1, cold"
     for what in ("step", "with_old"):
-        yield f"{found[f'{what}_s']:.3f}"
-        yield f"{found[f'{what}_ratio']:.2f}"
-    yield f"{found['grown_bytes'] / 1e9:.2f} / {found['peak_bytes'] / 1e9:.2f}"
-    yield f"{found['memory_ratio']:.2f}"
-    yield "" if found["gradient_off"] is None else f"{found['gradient_off']:.0e}"
-    yield ", ".join(_said(v) for v in found["verdicts"])
+        yield f"{line[f'{what}_s']:.3f}"
+        yield f"{line[f'{what}_ratio']:.2f}"
+    yield f"{line['grown_bytes'] / 1e9:.2f} / {line['peak_bytes'] / 1e9:.2f}"
+    yield f"{line['memory_ratio']:.2f}"
+    yield "" if line["gradient_off"] is None else f"{line['gradient_off']:.0e}"
+    yield ", ".join(_said(v) for v in line["verdicts"])
 
 
 def _said(verdict: Json) -> str:
@@ -351,9 +351,9 @@ def versions(server: Server | None) -> Json | None:
     if server is None:
         return None
     client = server.start("versions")
-    found = client.run()
+    releases = client.run()
     client.close()
-    return {k: v for k, v in found.items() if k not in ("seconds", "peak")}
+    return {k: v for k, v in releases.items() if k not in ("seconds", "peak")}
 
 
 def prepare(ours: Server, folder: Path) -> Json:
@@ -364,17 +364,21 @@ def prepare(ours: Server, folder: Path) -> Json:
     return {"parameters": made["parameters"], "trained": made["trained"]}
 
 
-def save(path: Path | None, found: Json) -> None:
+def save(path: Path | None, report: Json) -> None:
     """After every case, so that what was measured survives an interruption."""
     if path is not None:
-        path.write_text(json.dumps(found, indent=1))
+        path.write_text(json.dumps(report, indent=1))
 
 
 def headline(header: Json, console: Console) -> None:
     console.print(header["machine"], highlight=False)
     for side in ("soulkit", "trl"):
-        found = header[side]
-        text = "not run" if found is None else ", ".join(f"{k} {v}" for k, v in found.items())
+        machine_line = header[side]
+        text = (
+            "not run"
+            if machine_line is None
+            else ", ".join(f"{k} {v}" for k, v in machine_line.items())
+        )
         console.print(f"{side}: {text}", highlight=False)
     sizes = {k: f"{v / 1e6:.2f}M" for k, v in header["model"].items()}
     console.print(f"model {sizes['parameters']}, adapter {sizes['trained']}", highlight=False)

@@ -214,9 +214,9 @@ def play(actor: Actor, rows: Sequence[Row], group_size: int) -> list[Play]:
     places = [(row, number) for row in rows for number in range(group_size)]
     drafts = actor.sample([actor.prompt_ids(prompt_of(row)) for row, _ in places])
     hints = [hint_of(row) for row, _ in places]
-    told = [i for i, hint in enumerate(hints) if hint is not None]
-    prompts = [actor.prompt_ids(prompt_of(places[i][0], hints[i])) for i in told]
-    refined = dict(zip(told, actor.sample(prompts) if prompts else [], strict=True))
+    hinted = [i for i, hint in enumerate(hints) if hint is not None]
+    prompts = [actor.prompt_ids(prompt_of(places[i][0], hints[i])) for i in hinted]
+    refined = dict(zip(hinted, actor.sample(prompts) if prompts else [], strict=True))
     return [
         Play(row, number, drafts[i], hints[i], refined.get(i))
         for i, (row, number) in enumerate(places)
@@ -229,14 +229,16 @@ def sequences_of(actor: Actor, played: Play) -> list[Trained]:
     plain = actor.prompt_ids(prompt_of(row))
     question = f"{row['story_id']}/{row['question']}"
     reward = reward_of(row, actor.text_of(played.draft))
-    found = [Trained(plain, played.draft, question, f"{n}/draft", reward)]
+    sequences = [Trained(plain, played.draft, question, f"{n}/draft", reward)]
     if played.refined is not None:
         second = reward_of(row, actor.text_of(played.refined))
-        told = actor.prompt_ids(prompt_of(row, played.hint))
+        prompt_with_hint = actor.prompt_ids(prompt_of(row, played.hint))
         name = f"{n}/refined"
-        found.append(Trained(plain, played.refined, question, name, second))
-        found.append(Trained(told, played.refined, f"{question}/feedback", name, second))
-    return found
+        sequences.append(Trained(plain, played.refined, question, name, second))
+        sequences.append(
+            Trained(prompt_with_hint, played.refined, f"{question}/feedback", name, second)
+        )
+    return sequences
 
 
 def learn(actor: Actor, optimizer: torch.optim.Optimizer, batch: Sequence[Trained]) -> float:

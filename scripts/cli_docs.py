@@ -140,12 +140,12 @@ def _names(option: Any) -> str:
 def _meaning(parameter: Any) -> str:
     default = parameter.default
     default = default.value if isinstance(default, Enum) else default
-    said = [(parameter.help or "").replace("|", "\\|")]
+    parts = [(parameter.help or "").replace("|", "\\|")]
     if parameter.required:
-        said.append("Required.")
+        parts.append("Required.")
     elif isinstance(default, str | int | float | Path) and not isinstance(default, bool):
-        said.append(f"Default: `{default}`.")
-    return " ".join(said)
+        parts.append(f"Default: `{default}`.")
+    return " ".join(parts)
 
 
 def _anchor(name: str, child: str) -> str:

@@ -14,13 +14,13 @@ def is_cpu_build(report: dict[str, object], system: str) -> bool:
     chosen = report.get("install")
     if not isinstance(chosen, list):
         return False
-    found = [item["metadata"] for item in chosen if item["metadata"]["name"] == "torch"]
-    if not found:
+    builds = [item["metadata"] for item in chosen if item["metadata"]["name"] == "torch"]
+    if not builds:
         return False
-    if system != "Linux" or found[0]["version"].endswith("+cpu"):
+    if system != "Linux" or builds[0]["version"].endswith("+cpu"):
         return True
-    needs = found[0].get("requires_dist", [])
-    return "+" not in found[0]["version"] and not any(
+    needs = builds[0].get("requires_dist", [])
+    return "+" not in builds[0]["version"] and not any(
         re.match(r"(nvidia|cuda|triton)\b", need) for need in needs
     )
 

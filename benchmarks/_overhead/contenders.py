@@ -108,8 +108,8 @@ def load_many(path: str, count: Any) -> None:
 
 def bare(files: Path, url: str, at_once: int) -> Contender:
     def command(_: Path) -> list[str]:
-        asked = [str(files / PROMPTS), url, str(at_once), MODEL, str(MAX_TOKENS)]
-        return [sys.executable, "-c", BARE, *asked]
+        arguments = [str(files / PROMPTS), url, str(at_once), MODEL, str(MAX_TOKENS)]
+        return [sys.executable, "-c", BARE, *arguments]
 
     return Contender("bare openai SDK", command, None)
 
@@ -123,8 +123,8 @@ def soulkit(files: Path, url: str, at_once: int) -> Contender:
             "--out", str(folder / "run"), "--json",
         ]  # fmt: skip
 
-    def accuracy(_: Path, said: str) -> float:
-        return float(json.loads(said)["tasks"][TASK]["value"]["mean"])
+    def accuracy(_: Path, output: str) -> float:
+        return float(json.loads(output)["tasks"][TASK]["value"]["mean"])
 
     return Contender("soul eval api", command, accuracy)
 
@@ -160,8 +160,8 @@ def lm_eval(python: str, files: Path, url: str, at_once: int) -> Contender:
         ]  # fmt: skip
 
     def accuracy(folder: Path, _: str) -> float:
-        found = json.loads(next((folder / "results").rglob("results_*.json")).read_text())
-        return float(found["results"]["bench"]["exact_match,answer"])
+        results = json.loads(next((folder / "results").rglob("results_*.json")).read_text())
+        return float(results["results"]["bench"]["exact_match,answer"])
 
     offline = {"OPENAI_API_KEY": "unused", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
                "HF_HOME": str(files / "hf")}  # fmt: skip

@@ -59,8 +59,8 @@ class Watch(threading.Thread):
         self.early = self.highest = self.peak = 0
 
     def run(self) -> None:
-        while (found := self._memory()) is not None:
-            resident, self.peak = found[1], max(self.peak, found[0])
+        while (memory := self._memory()) is not None:
+            resident, self.peak = memory[1], max(self.peak, memory[0])
             if self.seen.replies.value >= EARLY:
                 self.early = self.early or resident
                 self.highest = max(self.highest, resident)
@@ -69,10 +69,10 @@ class Watch(threading.Thread):
     def _memory(self) -> tuple[int, int] | None:
         """(highest, now) in bytes; None once the process has ended."""
         try:
-            found = re.findall(r"Vm(?:HWM|RSS):\s+(\d+) kB", self.path.read_text())
+            sizes = re.findall(r"Vm(?:HWM|RSS):\s+(\d+) kB", self.path.read_text())
         except (FileNotFoundError, ProcessLookupError):
             return None
-        return (int(found[0]) * 1024, int(found[1]) * 1024) if len(found) == 2 else None
+        return (int(sizes[0]) * 1024, int(sizes[1]) * 1024) if len(sizes) == 2 else None
 
 
 def measure(contender: Contender, folder: Path, seen: Seen, episodes: int) -> Sample:
@@ -93,18 +93,18 @@ def measure(contender: Contender, folder: Path, seen: Seen, episodes: int) -> Sa
         process.returncode = os.waitstatus_to_exitcode(status)
     late.cancel()
     watch.join()
-    said, errors = (folder / "out.txt").read_text(), (folder / "err.txt").read_text()
+    output, errors = (folder / "out.txt").read_text(), (folder / "err.txt").read_text()
     if process.returncode or seen.replies.value != episodes:
         raise SystemExit(
             f"{contender.name}: exit {process.returncode}, {seen.replies.value} of {episodes} "
-            f"requests\n{(said + errors)[-3000:]}"
+            f"requests\n{(output + errors)[-3000:]}"
         )
     return Sample(
         seconds=end - start, before=seen.first.value - start,
         asking=seen.last.value - seen.first.value, after=end - seen.last.value,
         cpu=used.ru_utime + used.ru_stime, grown=watch.highest - watch.early, peak=watch.peak,
         most_open=seen.most.value,
-        accuracy=contender.accuracy(folder, said) if contender.accuracy else None,
+        accuracy=contender.accuracy(folder, output) if contender.accuracy else None,
     )  # fmt: skip
 
 

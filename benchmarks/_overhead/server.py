@@ -34,13 +34,13 @@ class Chat(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
-            found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", self.buffer[: end + 2])
-            whole = end + 4 + (int(found[1]) if found else 0)
+            length_line = re.search(rb"(?i)\r\ncontent-length: *(\d+)", self.buffer[: end + 2])
+            whole = end + 4 + (int(length_line[1]) if length_line else 0)
             if len(self.buffer) < whole:
                 return
-            asked = self.buffer.startswith(b"GET ")
+            is_get = self.buffer.startswith(b"GET ")
             body, self.buffer = self.buffer[end + 4 : whole], self.buffer[whole:]
-            if asked:  # of the list of models: no call, and in no count
+            if is_get:  # of the list of models: no call, and in no count
                 self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                 continue
             self.seen.arrived()
@@ -54,9 +54,9 @@ class Chat(asyncio.Protocol):
         self.seen.replied()
 
 
-def completion(asked: Json) -> Json:
+def completion(body: Json) -> Json:
     """Answers with the container that the story names last: right for about half the questions."""
-    messages = asked.get("messages") or [{"content": ""}]
+    messages = body.get("messages") or [{"content": ""}]
     places = re.findall(r"The (\w+) stood in", json.dumps(messages[-1]["content"]))
     text = f"<answer>{places[-1] if places else 'nowhere'}</answer>"
     return {
