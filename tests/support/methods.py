@@ -142,3 +142,8 @@ def teacher(folder: Path) -> Policy:
     jolt(other, 0.1, seed=9)
     other.model.requires_grad_(False)
     return other
+
+
+def still(policy: Policy) -> torch.optim.Optimizer:
+    """An optimizer that moves nothing."""
+    return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)

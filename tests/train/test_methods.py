@@ -36,6 +36,7 @@ from tests.support.methods import (
     logp,
     play,
     rows_of,
+    still,
     student,
     teacher,
 )
@@ -63,10 +64,6 @@ def other(folder: Path) -> Policy:
 
 def config_of(method: str, **settings: Any) -> TrainConfig:
     return config(method=method, **{**SMALL, **settings})
-
-
-def still(policy: Policy) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in policy.trained], lr=0.0)
 
 
 # --- the formulas ---------------------------------------------------------------------------------
