@@ -180,6 +180,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(records=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4), cut=st.data())
 def test_a_file_cut_at_any_byte_keeps_every_whole_line(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]], cut: st.DataObject

@@ -101,6 +101,7 @@ def test_any_row_may_carry_human_labels_that_nobody_at_the_table_sees() -> None:
     assert example.id == task.example(plain).id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "flips", "first"), [("longer", 0, 0.5), ("A", 1, 1), ("Tie", 0, None), ("B", 1, 0)]
 )

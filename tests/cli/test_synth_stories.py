@@ -18,6 +18,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_hundred_stories_of_every_kind_are_six_thousand_questions() -> None:
     assert soul("data", "synth", "hitom", "--stories", 200, "--seed", 2) == 0
     lines = Path("hitom_synth_6000_s2.jsonl").read_text().splitlines()

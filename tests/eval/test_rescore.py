@@ -188,6 +188,7 @@ def test_the_new_folder_is_a_run_like_any_other(old: Path, home: Path, capfd) ->
         assert "holds a run already" in three_lines(err)[0]
 
 
+@pytest.mark.slow
 def test_a_changed_question_is_a_miss(old: Path, home: Path) -> None:
     (home / "plea.py").write_text(MODULE.replace("How warm", "Say: how warm"))
     code, out, err = rescore(old, "--out", home / "new")
@@ -295,6 +296,7 @@ def test_rows_that_were_added_push_no_recorded_one_out(home: Path) -> None:
         assert len(server.requests) == 2 * 2
 
 
+@pytest.mark.slow
 def test_bad_folders(old: Path, home: Path) -> None:
     settings = (old / "config.yaml").read_text()
     cases: list[tuple[Path, str]] = [(home / "nowhere", "is not a soulkit run")]

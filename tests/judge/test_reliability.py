@@ -103,6 +103,7 @@ def test_people_are_a_rater_like_any_other():
     assert cell["n"] == 8 and cell["mean_gap"]["value"] == 0.5  # the judge's mean opinion
 
 
+@pytest.mark.slow
 def test_agreement_between_judges_is_that_of_single_opinions():
     """Means of four opinions agree far better than the single ones that a run scores with."""
     rng = random.Random(0)

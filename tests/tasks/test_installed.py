@@ -101,6 +101,7 @@ def test_its_modules_are_imported_when_they_are_needed(game: Site) -> None:
     assert game.imported() == {"my_lab", "my_lab.game", "my_lab.game.task", "my_lab.game.rows"}
 
 
+@pytest.mark.slow
 def test_it_brings_all_that_a_built_in_task_brings(game: Site) -> None:
     rows = game.runs / "rows.jsonl"
     assert game.soul("data", "synth", "game", "-n", 6, "-o", rows)[0] == 0

@@ -53,6 +53,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 def test_a_judge_that_starts_to_like_gibberish_raises_the_alarm(
     warm: Path, tmp_path: Path, capfd: Any
 ) -> None:

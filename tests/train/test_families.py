@@ -68,6 +68,7 @@ def assert_logprobs(scores: list[torch.Tensor], completions: list[Completion]) -
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampler_trainer_and_saved_adapter_agree(
     folders: dict[str, Path], kind: str, tmp_path: Path

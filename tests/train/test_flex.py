@@ -69,6 +69,7 @@ def test_the_block_mask_is_the_visibility_of_the_trie(trie: Trie, window: int | 
     assert torch.equal(mask.to_dense()[0, 0].bool(), blocks)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(tries(), st.sampled_from(WINDOWS), st.integers(0, 99))
 def test_flex_equals_sdpa_and_the_rectangles(trie: Trie, window: int | None, seed: int) -> None:

@@ -105,6 +105,7 @@ def grads_of(policy: Policy, step: Prepared, settings: TrainConfig) -> dict[str,
     return gradients(policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_packing_does_not_show_in_a_methods_gradients(
     folder: Path, case: tuple[str, dict[str, Any]]

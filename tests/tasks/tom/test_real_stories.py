@@ -44,6 +44,7 @@ def test_fixed_tomi() -> None:
     assert total == 1000 and agreed >= 999
 
 
+@pytest.mark.slow
 def test_tomi_test_split_disputes_only_second_order() -> None:
     trace = data("tomi", "fb_all_test.trace")
     report = audit_tomi(data("tomi", "fb_all_test.txt"), trace)
