@@ -77,8 +77,9 @@ def test_running_it_again_repeats_nothing(demo: tuple[Path, dict[str, Any]]) -> 
 
 def printed(command: str) -> list[list[str]]:
     """The lines of README's fences that begin with `soul COMMAND`, as the words after `soul`."""
-    fences = re.findall(r"^```\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    lines = "".join(fences).replace("\\\n", " ").splitlines()
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    blocks = [text for language, text in fence.findall(README.read_text("utf-8")) if not language]
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line)[1:] for line in lines if line.startswith(f"soul {command} ")]
 
 
