@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from soulkit.report.alike import NOT_ALIKE
-from soulkit.report.table import interval_text, number, plain, plain_table
+from soulkit.report.table import interval_text, literal_text, number, plain_table
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
         table.add_column(head, justify="right", no_wrap=True)
     for task in result.tasks:
-        table.add_row(*map(plain, _comparison_row(task)))
+        table.add_row(*map(literal_text, _comparison_row(task)))
     shown.append(table)
     notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
     notes += [f"beside the difference: {line}" for line in result.remarks]

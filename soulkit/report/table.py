@@ -339,7 +339,7 @@ def _terminal_table(run: RunData) -> RenderableType:
         label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
         cells = [row[0] if row[0] != before else "", label, *row[2:]]
         cells = [cells[i] for i in shown]
-        table.add_row(*map(plain, cells), style="bold" if row[1] == "value" else None)
+        table.add_row(*map(literal_text, cells), style="bold" if row[1] == "value" else None)
         before = row[0]
     return table
 
@@ -348,13 +348,13 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
     table = plain_table()
     table.add_column("task")
     for run in runs:
-        table.add_column(plain(one_line(run.name, 40)), justify="right")
+        table.add_column(literal_text(one_line(run.name, 40)), justify="right")
     for task, cells in rows_across(runs):
         texts = [mean_text(c) if c else DASH for c in cells]
-        table.add_row(*map(plain, [one_line(task), *texts]))
+        table.add_row(*map(literal_text, [one_line(task), *texts]))
         for name, others in beside(runs, task):
             texts = [mean_text(c) if c else DASH for c in others]
-            table.add_row(*map(plain, [f"  {one_line(name)}", *texts]), style="dim")
+            table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
     return table
 
 
@@ -400,7 +400,7 @@ def plain_table() -> Table:
     )  # fmt: skip
 
 
-def plain(text: str) -> Any:
+def literal_text(text: str) -> Any:
     """Text that rich does not read as markup: names come from files."""
     from rich.text import Text
 
