@@ -22,7 +22,7 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
 from soulkit.models.base import Cast
 from soulkit.tasks.batches import as_batch_metrics
-from soulkit.tasks.budgets import first_words
+from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.text import one_line
@@ -150,10 +150,12 @@ class Task(ABC):
         """A seat's view with long texts cut to their word budgets; field → words cut."""
         fitted, cuts = dict(view), {}
         for name, value in view.items():
-            budget = self.spec.columns[name].max_words if name in self.spec.columns else None
+            column = self.spec.columns.get(name)
+            budget = column.max_words if column is not None else None
             total = len(value.split()) if isinstance(value, str) else 0
-            if budget and total > budget:
-                fitted[name] = first_words(value, budget)
+            if column is not None and budget and total > budget:
+                shorten = last_words if column.keep == "last" else first_words
+                fitted[name] = shorten(value, budget)
                 cuts[name] = total - budget
         return fitted, cuts
 
