@@ -289,6 +289,14 @@ class Task(ABC):
         """
         return {}
 
+    def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The rollouts of one row in one step of training, drafts and refined ones, each with what
+        its reward owes to the others; the same records, in the same order.
+
+        Called once a row, when all of them are scored. By default a reward stands alone.
+        """
+        return records
+
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""
         return as_batch_metrics(self.summarise(records), records)

@@ -172,7 +172,10 @@ class TaskSpec(Strict):
             for name, column in self.columns.items() if training and column.train_words
         }  # fmt: skip
         own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
-        changes = {"columns": {**self.columns, **budgets}, "options": {**self.options, **own_options}}
+        changes = {
+            "columns": {**self.columns, **budgets},
+            "options": {**self.options, **own_options},
+        }
         return self.model_copy(update=changes)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:

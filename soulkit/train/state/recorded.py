@@ -48,7 +48,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
         rows=_rows(config),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=cast, sampling=None, summary=summary,
+        cast=cast, sampling=None, summary=summary, grouped=True,
     )  # fmt: skip
 
 

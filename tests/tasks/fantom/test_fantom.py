@@ -15,7 +15,15 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.fantom.task import answer_form
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
-from tests.support.road import NO_ONE, batch_values, episode_of, score_text, synth, synth_examples, task_of
+from tests.support.road import (
+    NO_ONE,
+    batch_values,
+    episode_of,
+    score_text,
+    synth,
+    synth_examples,
+    task_of,
+)
 
 CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
 BASE = {"context": CONTEXT, "set_id": "0-0-0", "missed_info_accessibility": "inaccessible"}
