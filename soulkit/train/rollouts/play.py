@@ -14,6 +14,7 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
@@ -63,7 +64,8 @@ class Rollouts:
         else:
             records = await gather(self._in_order(*group) for group in groups)
         place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
-        together = [record for one in records for record in one]
+        together = with_group_rewards({job.task.name: job.task for job in jobs},
+                                      (record for one in records for record in one))  # fmt: skip
         return sorted(together, key=lambda r: place[r.example_id, r.rollout])
 
     def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:

@@ -154,7 +154,8 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
     budget = task.spec.columns["input_text"].max_words
     example = task.example({**ROW, "input_text": " ".join(f"w{i}" for i in range(budget + 9))})
     (segment,) = task.context(example, Feedback(text="Think of the winter.", author="x"))
-    assert f"w{budget - 1} [...]" in segment.text and f"w{budget} " not in segment.text
+    assert "[...] w9 w10 " in segment.text and "w8 " not in segment.text, "the last words stay"
+    assert f"w{budget + 8}" in segment.text
     assert "Wait and pray" in segment.text and "<answer> and </answer>" in segment.text
     assert segment.text.index("Think of the winter.") > segment.text.index("Wait and pray")
     episode = task._episode(example, (segment,), Completion(text=""), 0, "draft")
@@ -162,7 +163,7 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
     assert (example.tags["memory"], task.example(ROW).tags["memory"]) == ("cut", "whole")
     draft = episode_of(task, example, "Hm.")
     coach = task.coach_view(example, draft, Score(value=0.0, reward=0.0))
-    assert coach["input_text"].endswith("[...]") and "correct_answer" not in coach
+    assert coach["input_text"].startswith("[...]") and "correct_answer" not in coach
 
 
 def test_one_character_of_one_book_is_one_cluster() -> None:
