@@ -6,10 +6,12 @@ diversity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from soulkit.tasks.base import Task
 from soulkit.types import BatchMetric, Record
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
@@ -53,3 +55,20 @@ class LeaveOneOut:
             raise ValueError("a jackknife leaves out one part at a time")
         computed = self.metrics(next(iter(left_out), None)).get(metric)
         return None if computed is None else computed.value
+
+
+def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
+    """What `summarise` has to be told of these tasks, as its keyword arguments.
+
+    `reference` knows no other headline than the mean of its scores.
+    """
+    scale: dict[str, tuple[float, float]] = {}
+    batch, headlines, beside = {}, {}, {}
+    for task in tasks:
+        metric = task.spec.metric
+        scale[task.name] = (metric.low, metric.high)
+        scale |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+        batch[task.name], beside[task.name] = task.batch_metrics, metric.beside
+        if metric.headline and task.protocol == "paper":
+            headlines[task.name] = metric.headline
+    return {"batch": batch, "headlines": headlines, "scale": scale, "beside": beside}

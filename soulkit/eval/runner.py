@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
+from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
@@ -351,12 +352,7 @@ def summary_of(
         protocol=config.protocol,
         seconds=round(seconds, 3),
         cost=cost,
-        extra={
-            w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
-            for w in work
-        },
-        scale=_scales(w.task for w in work),
-        beside={w.task.name: w.task.spec.metric.beside for w in work},
+        **summary_terms(w.task for w in work),
     )
 
 
@@ -410,13 +406,3 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}
-
-
-def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
-    """Task, and task/metric, → lowest and highest value."""
-    scales: dict[str, tuple[float, float]] = {}
-    for task in tasks:
-        metric = task.spec.metric
-        scales[task.name] = (metric.low, metric.high)
-        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-    return scales

@@ -9,8 +9,10 @@ member on the two ends of its scale.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 from soulkit.eval.summary import Cell, Cells, headline
@@ -129,3 +131,40 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
         counted = _with_mean(counted, cells)
     incomplete = not whole or counted.n_scored < counted.n
     return replace(counted, worst=bounds[0], best=bounds[1]) if bounds and incomplete else counted
+
+
+def _with_mean(counted: Cell, cells: Sequence[Cell]) -> Cell:
+    """`counted` with the mean of `cells`, and its interval where theirs are known."""
+    if any(cell.variance is None for cell in cells):
+        means = [cell.mean for cell in cells if cell.mean is not None]
+        return replace(counted, mean=fmean(means))
+    together = suite_mean(cells)
+    return replace(
+        counted, mean=together.mean, ci_low=together.ci_low, ci_high=together.ci_high,
+        variance=together.variance, df=together.df,
+    )  # fmt: skip
+
+
+def _reach(cell: Cell, scale: Interval | None) -> Interval | None:
+    """Where the mean of a cell would lie if what is missing had the worst or the best score."""
+    if cell.worst is not None and cell.best is not None:
+        return cell.worst, cell.best
+    if cell.mean is None:
+        return scale
+    return (cell.mean, cell.mean) if cell.n_scored == cell.n else scale
+
+
+def _mean_interval(intervals: Iterable[Interval | None]) -> Interval | None:
+    """Low ends and high ends averaged; None where one of them is not known."""
+    ends = list(intervals)
+    known_ends = [pair for pair in ends if pair is not None]
+    if not ends or len(known_ends) < len(ends):
+        return None
+    return fmean(low for low, _ in known_ends), fmean(high for _, high in known_ends)
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
