@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.batch import summary_terms
-from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.config import EvalConfig, left_out, load_work
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
 from soulkit.eval.summary import Summary, summarise
@@ -101,6 +101,9 @@ def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -
     """The work of a configuration, with the checks that need no model."""
     work = load_work(config)
     check_work_roles(work, config.filled())
+    if config.playable and say:
+        for task, why in left_out(config, work).items():
+            say(f"left out of {config.suite}: {task}: {why}")
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -345,7 +348,7 @@ def summary_of(
     cost: float | None,
 ) -> Summary:  # fmt: skip
     """What `summary.json` says of these records."""
-    return summarise(
+    summary = summarise(
         records,
         command=config.command,
         model=f"{config.model} + {config.adapter}" if config.adapter else config.model,
@@ -354,6 +357,10 @@ def summary_of(
         cost=cost,
         **summary_terms(w.task for w in work),
     )
+    if config.suite is None:
+        return summary
+    missing = left_out(config, work) if config.playable else {}
+    return replace(summary, suite=config.suite, left_out=missing)
 
 
 def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:

@@ -27,6 +27,8 @@ from soulkit.types import Record
 
 VALUE = "value"
 """The mean score of a task, its headline unless it declares another."""
+DEV = "dev"
+"""A training run's score on the rows it held out, its headline where it has one."""
 UNDEFINED = "undefined"
 """Why a scored episode has no number under one of its metrics."""
 
