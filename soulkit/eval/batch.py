@@ -62,13 +62,21 @@ def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
 
     `reference` knows no other headline than the mean of its scores.
     """
-    scale: dict[str, tuple[float, float]] = {}
-    batch, headlines, beside = {}, {}, {}
+    every = list(tasks)
+    declared = {task.name: task.spec.metric.headline for task in every if task.protocol == "paper"}
+    return {
+        "batch": {task.name: task.batch_metrics for task in every},
+        "headlines": {name: metric for name, metric in declared.items() if metric},
+        "scale": task_scales(every),
+        "beside": {task.name: task.spec.metric.beside for task in every},
+    }
+
+
+def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
+    """Task, and task/metric, → lowest and highest value."""
+    scales: dict[str, tuple[float, float]] = {}
     for task in tasks:
         metric = task.spec.metric
-        scale[task.name] = (metric.low, metric.high)
-        scale |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-        batch[task.name], beside[task.name] = task.batch_metrics, metric.beside
-        if metric.headline and task.protocol == "paper":
-            headlines[task.name] = metric.headline
-    return {"batch": batch, "headlines": headlines, "scale": scale, "beside": beside}
+        scales[task.name] = (metric.low, metric.high)
+        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+    return scales

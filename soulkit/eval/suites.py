@@ -22,8 +22,6 @@ from soulkit.tasks.suites import Suite
 Level = Literal["task", "group", "part", "axis", "suite"]
 Scales = Callable[[str], Interval | None]
 """The lowest and highest headline that a task can have; None where nobody knows."""
-MACRO = "macro"
-"""How a mean over members was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +122,7 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
     bounds = _mean_interval([reach[line.name] for line in lines])
     counted = Cell(
         n=sum(cell.n for cell in cells), n_scored=sum(cell.n_scored for cell in cells),
-        n_clusters=sum(cell.n_clusters for cell in cells), method=MACRO, scale=scale,
+        n_clusters=sum(cell.n_clusters for cell in cells), scale=scale,
         unscored=_added(cell.unscored for cell in cells),
     )  # fmt: skip
     if whole:
@@ -135,13 +133,10 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
 
 def _with_mean(counted: Cell, cells: Sequence[Cell]) -> Cell:
     """`counted` with the mean of `cells`, and its interval where theirs are known."""
-    if any(cell.variance is None for cell in cells):
-        means = [cell.mean for cell in cells if cell.mean is not None]
-        return replace(counted, mean=fmean(means))
     together = suite_mean(cells)
     return replace(
         counted, mean=together.mean, ci_low=together.ci_low, ci_high=together.ci_high,
-        variance=together.variance, df=together.df,
+        variance=together.variance, df=together.df, method=together.method,
     )  # fmt: skip
 
 

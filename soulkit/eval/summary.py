@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.eval.batch import LeaveOneOut, Summariser
-from soulkit.metrics.statistics import Interval, bounds, estimate
+from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
 from soulkit.types import Record
 
@@ -42,6 +42,8 @@ class Cell:
     ci_high: float | None = None
     n_scored: int = 0
     n: int = 0
+    n_clusters: int = 0
+    """Of what was scored; 0: not recorded."""
     method: str = ""
     """How the interval was made; `batch` for a number over the whole batch, which has none."""
     unscored: Mapping[str, int] = field(default_factory=dict)
@@ -55,8 +57,13 @@ class Cell:
     """Whether it is the number of its task that tables, comparisons and suites speak of."""
     unit: str = ""
     """What `n` counts, of a number over the whole batch; empty: episodes."""
+    variance: float | None = None
+    """Of the mean, in the unit squared; with `df` and `scale` what a suite's mean needs."""
+    df: float | None = None
     scale: Interval | None = None
-    """The lowest and the highest value, where they are sure."""
+    """The lowest and the highest value, where they are known."""
+    events: int | None = None
+    """Of yes-or-no scores: failures or successes, whichever are fewer."""
 
     @property
     def of_batch(self) -> bool:
@@ -64,24 +71,29 @@ class Cell:
         return bool(self.unit) or self.method == "batch"
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        sparse = ("method", "worst", "best", "beside", "headline", "unit", "scale")
-        return {name: value for name, value in line.items() if value or name not in sparse
-                or (name in ("worst", "best") and value is not None)}  # fmt: skip
+        always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
+        empty = Cell()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in always or value != getattr(empty, name)
+        }
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
             **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: _number(line.get(name)) for name in ("worst", "best")},
+            **{name: _number(line.get(name)) for name in ("worst", "best", "variance", "df")},
             n_scored=int(_number(line.get("n_scored")) or 0),
             n=int(_number(line.get("n")) or 0),
+            n_clusters=int(_number(line.get("n_clusters")) or 0),
             method=str(line.get("method", "")),
             unscored=_members(line.get("unscored")),
             beside=bool(line.get("beside")),
             headline=bool(line.get("headline")),
             unit=str(line.get("unit") or ""),
             scale=_ends(line.get("scale")),
+            events=None if (events := _number(line.get("events"))) is None else int(events),
         )
 
 
@@ -113,7 +125,7 @@ class Summary:
     seconds: float | None = None
     """Wall time."""
     cost: float | None = None
-    """US dollars; None where no price is sure."""
+    """US dollars; None where no price is known."""
     n: int = 0
     n_scored: int = 0
     unscored_share: float | None = None
@@ -212,7 +224,7 @@ def summarise(
     them that is the task's headline, where it is not `value`. `scale` gives the (lowest, highest)
     score of a task, or of one of its other metrics under the name `task/metric`; binary metrics are
     known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None when no price is
-    sure. `beside` names, by task, metrics that are read together with the headline: their cells
+    known. `beside` names, by task, metrics that are read together with the headline: their cells
     say so.
     """
     groups = records_by_task(records)
@@ -297,8 +309,8 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
-    mean = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     limits = scale or ((0.0, 1.0) if binary else None)
+    mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
     incomplete = limits is not None and mean.n_scored < mean.n
     worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
     return Cell(
@@ -307,10 +319,15 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
         ci_high=mean.ci_high,
         n_scored=mean.n_scored,
         n=mean.n,
+        n_clusters=mean.n_clusters,
         method=mean.method,
         unscored=_reasons(pairs),
         worst=worst,
         best=best,
+        variance=mean.variance,
+        df=mean.df,
+        scale=mean.scale,
+        events=mean.events,
     )
 
 
@@ -335,12 +352,12 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
     cells = {}
     for name, metric in batch.metrics().items():
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
-        sure = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
+        around = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
         missing = metric.n - metric.n_scored
         worst, best = scale if scale and missing else (None, None)
         cells[name] = Cell(
-            mean=metric.value, ci_low=sure.ci_low, ci_high=sure.ci_high, n=metric.n,
-            n_scored=metric.n_scored, method=sure.method, variance=sure.variance, df=sure.df,
+            mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
+            n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
             n_clusters=batch.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip

@@ -12,6 +12,7 @@ from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
     DASH,
     bounds_text,
+    clusters_text,
     interval_text,
     literal_text,
     md_text,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 CONTEXT = "*"
 """Behind the name of a published column that is no more than context."""
-FEW_CLUSTERS = 10
-"""Below so many an interval says that they are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     single = len(table.runs) == 1
     # A column that stays empty in a complete run would only take room from the others.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)
-    head = ["task", *(_SINGLE[: 4 if bounded else 3] if single else _names(table))]
+    head = ["task", *(_SINGLE[: 5 if bounded else 4] if single else _names(table))]
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
         title=table_title(table), head=tuple(head), notes=_notes(table),
@@ -74,7 +73,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     )  # fmt: skip
 
 
-_SINGLE = ("mean (scored)", "95% CI", "clusters", "worst to best")
+_SINGLE = ("mean", "95% CI", "scored", "clusters", "worst to best")
 
 
 def table_title(table: SuiteTable) -> str:
@@ -129,7 +128,8 @@ def _row(table: SuiteTable, line: TableLine, before: TableLine | None, bounded: 
 
 def _single(line: SuiteLine, bounded: bool) -> list[str]:
     cell = line.cell
-    texts = [_mean(cell), interval_text(cell.ci_low, cell.ci_high), clusters_text(cell)]
+    texts = [number(cell.mean), interval_text(cell.ci_low, cell.ci_high)]
+    texts += [f"{cell.n_scored}/{cell.n}" if cell.n else DASH, clusters_text(cell)]
     return [*texts, bounds_text(cell)] if bounded else texts
 
 
@@ -141,13 +141,6 @@ def _beside(cell: Cell) -> str:
 def _mean(cell: Cell) -> str:
     """As everywhere; a dash alone for what was not played."""
     return mean_text(cell) if cell.n else DASH
-
-
-def clusters_text(cell: Cell) -> str:
-    """How many clusters an interval rests on, and whether they are few; empty without any."""
-    if not cell.n_clusters:
-        return ""
-    return f"{cell.n_clusters}{' (few)' if cell.n_clusters < FEW_CLUSTERS else ''}"
 
 
 def _notes(table: SuiteTable) -> tuple[str, ...]:

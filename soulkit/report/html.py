@@ -70,9 +70,7 @@ class Trained:
     rows: list[tuple[str, str, str]]
 
 
-def render(
-    runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None
-) -> str:
+def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None) -> str:
     """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one.
 
     Raises MissingPackage for figures.
