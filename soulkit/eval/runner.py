@@ -34,7 +34,6 @@ from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.records import load_records
-from soulkit.tasks.base import Task
 from soulkit.types import Record, record_key
 
 if TYPE_CHECKING:

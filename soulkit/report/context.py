@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from soulkit.eval.conditions import Conditions
 from soulkit.report.published import Publication, Stated
 
-UNSTATED = "not stated by the source"
+UNSTATED = " unstated"
 
 
 def rows_digest(rows: Mapping[str, str]) -> str:
@@ -36,12 +36,18 @@ def context_doubts(
 
 
 def doubts_text(doubts: Mapping[str, Sequence[str]], n_tasks: int) -> str:
-    """`rows not stated by the source; temperature 1, here 0 (sotopia, coser)`."""
-    parts = []
-    for reason, tasks in doubts.items():
-        named = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-        parts.append(reason if len(tasks) == n_tasks else f"{reason} ({named})")
-    return "; ".join(parts)
+    """`temperature 1, here 0 (sotopia, coser); the source does not state rows`."""
+    unstated = [reason.removesuffix(UNSTATED) for reason in doubts if reason.endswith(UNSTATED)]
+    parts = [
+        reason if len(tasks) == n_tasks else f"{reason} ({_named(tasks)})"
+        for reason, tasks in doubts.items() if not reason.endswith(UNSTATED)
+    ]  # fmt: skip
+    return "; ".join([*parts, *([f"the source does not state {', '.join(unstated)}"]
+                                if unstated else [])])  # fmt: skip
+
+
+def _named(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
 
 
 def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
@@ -57,7 +63,7 @@ def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
 def _unlike(what: str, there: str, here: str) -> str:
     """What differs, in words; empty where both are known and equal."""
     if not there:
-        return f"{what} {UNSTATED}"
+        return f"{what}{UNSTATED}"
     if not here:
         return f"{what} not recorded here"
     return "" if there == here else f"{what} {there}, here {here}"

@@ -114,10 +114,7 @@ def _names(table: SuiteTable) -> list[str]:
 
 def _row(table: SuiteTable, line: TableLine, before: TableLine | None, bounded: bool) -> GridRow:
     single = len(table.runs) == 1
-    if single:
-        texts = _single(line.runs[0], bounded)
-    else:
-        texts = [_beside(one.cell) for one in line.runs]
+    texts = _single(line.runs[0], bounded) if single else [_beside(c.cell) for c in line.runs]
     bold = () if single else line.best_runs
     cells = [GridCell(line_label(table, line))]
     cells += [GridCell(text, i in bold) for i, text in enumerate(texts)]

@@ -188,8 +188,10 @@ def _context(
             ContextColumn(table=table, model=model, comparable=not doubts)
             for model in (table.models if every else table.highlight)
         ]
-        why = f"context, not comparable: {doubts}" if doubts else "measured like these runs"
-        notes.append(f"{table.title} ({table.source}; {table.sample}): {why}. {table.note}".strip())
+        why = f"not comparable: {doubts}" if doubts else "measured like these runs"
+        notes.append(
+            f"{table.title}: {why}. Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
+        )
     return tuple(columns), notes
 
 
