@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DASH = "\u2013"
-DEV_LABEL = "held-out rows (dev)"
 
 
 def number(value: object, digits: int = 3) -> str:
@@ -303,8 +302,8 @@ _HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored
 def metric_label(run: RunData, metric: str) -> str:
     """A metric as a reader is told of it: what a training run means by `value` is its drafts."""
     if isinstance(run.summary, TrainSummary) and metric == VALUE:
-        return f"drafts, last {run.summary.summary_steps} steps"
-    return DEV_LABEL if metric == DEV else metric
+        return f"{VALUE} (drafts, last {run.summary.summary_steps} steps)"
+    return f"{DEV} (held-out rows)" if metric == DEV else metric
 
 
 def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
