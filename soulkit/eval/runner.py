@@ -155,7 +155,7 @@ def eval_players(
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    players = Players(ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints)
+    players = Players(ledger, local, lambda path: _checkpoint(path, config), calls, endpoints)
     if local is None:
         players.actor = players.model("actor", config.endpoint())
     return players
@@ -169,13 +169,10 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
-    return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
+    return _checkpoint(config.model, config, Path(config.adapter) if config.adapter else None)
 
 
-def checkpoint_model(
-    model: str, config: EvalConfig, adapter: Path | None = None
-) -> LocalModel:
-    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
+def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
     from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
