@@ -30,11 +30,12 @@ class LeaveOneOut:
     n_parts: int = field(init=False)
     n_clusters: int = field(init=False)
     _parts: dict[str, int] = field(init=False)
-    """Cluster → the part it is left out with."""
+    """Cluster → the part it is left out with; nothing changes without one that has no score."""
     _metrics: dict[int | None, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        clusters = sorted({self.cluster_of(record) for record in self.records})
+        scored = (record for record in self.records if record.score.scored)
+        clusters = sorted({self.cluster_of(record) for record in scored})
         if len(clusters) > PARTS:
             Random(len(clusters)).shuffle(clusters)
         self._parts = {cluster: i % PARTS for i, cluster in enumerate(clusters)}
@@ -44,9 +45,13 @@ class LeaveOneOut:
     def metrics(self, without: int | None = None) -> Mapping[str, BatchMetric]:
         """Everything the summariser says of the batch, or of the batch less part `without`."""
         if without not in self._metrics:
-            rest = [r for r in self.records if self._parts[self.cluster_of(r)] != without]
-            self._metrics[without] = self.summarise(rest)
+            self._metrics[without] = self.summarise(
+                [r for r in self.records if without is None or self._part_of(r) != without]
+            )
         return self._metrics[without]
+
+    def _part_of(self, record: Record) -> int | None:
+        return self._parts.get(self.cluster_of(record))
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
         """`metric` over the parts of these numbers: all of them, or all but one."""
