@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
-from soulkit.eval.runner import task_scales
+from soulkit.eval.batch import task_scales
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
