@@ -352,7 +352,7 @@ def summary_of(
         seconds=round(seconds, 3),
         cost=cost,
         extra={
-            w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
+            w.task.name: w.task.batch_metrics([r for r in records if r.task == w.task.name])
             for w in work
         },
         scale=_scales(w.task for w in work),

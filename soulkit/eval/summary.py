@@ -19,7 +19,7 @@ from typing import Any, Self
 from soulkit.errors import DataError
 from soulkit.metrics.statistics import Interval, bounds, estimate
 from soulkit.runs.records import drafts
-from soulkit.types import Record
+from soulkit.types import BatchMetric, Record
 
 UNDEFINED = "undefined"
 """Why a scored episode has no number under one of its metrics."""
@@ -152,7 +152,7 @@ def summarise(
     protocol: str,
     seconds: float,
     cost: float | None,
-    extra: Mapping[str, Mapping[str, float | None]] | None = None,
+    extra: Mapping[str, Mapping[str, BatchMetric]] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
@@ -167,9 +167,8 @@ def summarise(
     groups = records_by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, metrics in (extra or {}).items():
-        counted = drafts(groups.get(name, []))
         cells = tasks.setdefault(name, {})
-        cells.update({metric: _of_batch(value, counted) for metric, value in metrics.items()})
+        cells.update({label: _of_batch(metric) for label, metric in metrics.items()})
     for name, together in (beside or {}).items():
         for metric in set(together) & set(tasks.get(name, {})):
             tasks[name][metric] = replace(tasks[name][metric], beside=True)
@@ -269,14 +268,15 @@ def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
     return dict(sorted(named.items()))
 
 
-def _of_batch(value: float | None, records: Sequence[Record]) -> Cell:
+def _of_batch(metric: BatchMetric) -> Cell:
     """A number that a task computed over its whole batch: no interval, no bounds."""
+    missing = metric.n - metric.n_scored
     return Cell(
-        mean=value,
-        n_scored=sum(r.score.scored for r in records),
-        n=len(records),
+        mean=metric.value,
+        n_scored=metric.n_scored,
+        n=metric.n,
         method="batch",
-        unscored=_reasons([(r, r.score.value) for r in records]),
+        unscored={UNDEFINED: missing} if missing else {},
     )
 
 

@@ -12,7 +12,18 @@ from soulkit.errors import DataError
 from soulkit.eval.summary import summarise, unscored_share
 from soulkit.metrics.statistics import wilson
 from soulkit.runs.records import load_records
-from soulkit.types import Completion, Episode, Kind, Record, Score, Segment, Trace, Turn, record_key
+from soulkit.types import (
+    BatchMetric,
+    Completion,
+    Episode,
+    Kind,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    record_key,
+)
 
 
 def record(
@@ -150,9 +161,11 @@ def test_refined_episodes_are_no_headline() -> None:
 
 
 def test_batch_metrics_of_a_task_are_passed_through() -> None:
-    cells = summary_of([record("a", 1.0)], extra={"tomi": {"all_correct": 0.25, "f1": None}})
+    made = {"all_correct": BatchMetric(0.25, 5, 4, "sets"), "f1": BatchMetric(None, 5, 0)}
+    cells = summary_of([record("a", 1.0)], extra={"tomi": made})
     assert cells["tomi"]["all_correct"]["mean"] == 0.25
     assert cells["tomi"]["all_correct"]["ci_low"] is None
+    assert (cells["tomi"]["all_correct"]["n_scored"], cells["tomi"]["all_correct"]["n"]) == (4, 5)
     assert cells["tomi"]["f1"]["mean"] is None
 
 
