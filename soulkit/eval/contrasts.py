@@ -12,19 +12,29 @@ Everything is taken over what both runs scored, so that no run wins by what it l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
+from soulkit.eval.batch import LeaveOneOut
 from soulkit.eval.summary import cluster_of, metric_values
-from soulkit.metrics.statistics import PairedDifference, paired_difference
+from soulkit.metrics.comparisons import (
+    PairedDifference,
+    jackknife_difference,
+    paired_difference,
+)
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import Task
-from soulkit.types import Record
+from soulkit.types import Failure, Record, unscored
+
+if TYPE_CHECKING:
+    from soulkit.tasks.base import Task
 
 HEADLINE = "headline"
 """The name that stands for whatever a task declares."""
 VALUE = "value"
+UNPAIRED = "unpaired"
+"""Why an episode is left out of a batch that the other run could not score."""
 Key = tuple[int, str, int]
 """Step, example and rollout: what makes two episodes a pair."""
 
@@ -46,11 +56,17 @@ class TaskPair:
         declared = self.live_a or self.live_b
         return (declared.spec.metric.headline if declared else "") or VALUE
 
-    @property
-    def span(self) -> float | None:
-        """Highest minus lowest value of the headline; None where nobody can tell."""
+    def span(self, metric: str) -> float | None:
+        """Highest minus lowest value of a metric; None where nobody can tell."""
         declared = self.live_a or self.live_b
-        return declared.spec.metric.high - declared.spec.metric.low if declared else None
+        if declared is None:
+            return None
+        scale = declared.spec.metric
+        base = metric.partition("/")[0]
+        if base in ("", HEADLINE, VALUE, scale.headline):
+            return scale.high - scale.low
+        low, high = scale.scales.get(metric, (0.0, 0.0))
+        return high - low or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,26 +163,35 @@ def _key(record: Record) -> Key:
 
 
 def _of_batches(pair: TaskPair, name: str) -> Contrast:
+    """Both runs' numbers over the same episodes: one that a run lost counts as lost in both."""
     played = [{_key(r): r for r in drafts(side)} for side in (pair.a, pair.b)]
-    scored = [{k: r for k, r in side.items() if r.score.scored} for side in played]
-    in_both = sorted(scored[0].keys() & scored[1].keys())
-    groups: dict[str, list[Key]] = {}
-    for key in in_both:
-        groups.setdefault(cluster_of(scored[0][key]), []).append(key)
-    by_cluster = [groups[cluster] for cluster in sorted(groups)]
-
-    def means(clusters: Sequence[int]) -> tuple[float | None, float | None]:
-        keys = [key for c in clusters for key in by_cluster[c]]
-        return (
-            _batch_value(pair.live_a, [scored[0][k] for k in keys], name),
-            _batch_value(pair.live_b, [scored[1][k] for k in keys], name),
+    scored = [{key for key, r in side.items() if r.score.scored} for side in played]
+    in_both = scored[0] & scored[1]
+    batches = [
+        LeaveOneOut(
+            live.batch_metrics,
+            [side[key] if key in in_both else _lost(side[key]) for key in sorted(played[0].keys()
+             & played[1].keys())],
+            cluster_of,
         )
+        for live, side in zip((pair.live_a, pair.live_b), played, strict=True)
+        if live is not None
+    ]  # fmt: skip
+    paired = _jackknifed(name, batches[0], batches[1])
+    counts = {"n_shared": len(in_both), "n_only_a": len(scored[0] - in_both),
+              "n_only_b": len(scored[1] - in_both)}  # fmt: skip
+    return Contrast(
+        metric=name, paired=replace(paired, **counts), n_a=len(played[0]), n_b=len(played[1])
+    )
 
-    only = (len(scored[0]) - len(in_both), len(scored[1]) - len(in_both))
-    paired = _jackknifed(means, len(by_cluster), len(in_both), only)
-    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
+
+def _lost(record: Record) -> Record:
+    return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
 
 
-def _batch_value(live: Task | None, records: Sequence[Record], name: str) -> float | None:
-    metric = live.batch_metrics(records).get(name) if live is not None else None
-    return metric.value if metric is not None else None
+def _jackknifed(name: str, a: LeaveOneOut, b: LeaveOneOut) -> PairedDifference:
+    """The two numbers and their difference, less one cluster after the other."""
+    paired = jackknife_difference(
+        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts
+    )
+    return replace(paired, n_clusters=a.n_clusters)
