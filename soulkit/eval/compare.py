@@ -219,7 +219,7 @@ class _Pairs:
         compared, _ = self.contrasts(gate.metric)
         (*_, mean) = self.means(gate.target, compared)
         whole = mean.paired
-        why = f"{", ".join(mean.missing)} missing" if mean.missing else f"{mean.members} members"
+        why = f"{', '.join(mean.missing)} missing" if mean.missing else f"{mean.members} members"
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: Gate, made: Contrast) -> GateResult:

@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    with_rows,
+)
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
@@ -32,6 +38,7 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.types import Record, record_key
@@ -118,7 +125,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
 def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
-    return with_rows(provenance(config, players, work, actor, sampling), work)
+    record = with_rows(provenance(config, players, work, actor, sampling), work)
+    return {"actor": measured_model(config.model_dump(), players.actor), **record}
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -292,7 +300,7 @@ async def run_evaluation(
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
         summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 

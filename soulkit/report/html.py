@@ -21,6 +21,7 @@ from soulkit.report import table
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.load import RunData
+from soulkit.report.origins import origin_text
 from soulkit.report.published import CAVEAT
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -59,6 +60,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
         title=" · ".join(names),
         version=__version__,
         runs=runs,
+        origin_text=origin_text,
         table=table,
         rows=_result_rows(runs),
         firsts=_first_columns(runs),
