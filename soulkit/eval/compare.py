@@ -42,7 +42,7 @@ class TaskDifference:
     """What was compared: the task's headline where no metric was named."""
     paired: PairedDifference
     p_holm: float | None
-    """`paired.p`, adjusted for the number of tasks compared."""
+    """`paired.p`, adjusted for the number of tasks compared (Holm)."""
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int

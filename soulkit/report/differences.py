@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from soulkit.eval.compare import Comparison, TaskDifference
     from soulkit.eval.gates import GateResult
     from soulkit.eval.suite_contrasts import MeanDifference
+    from soulkit.metrics.comparisons import PairedDifference
 
-_HEADS = ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared")
+_HEADS = ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared", "clusters")
 
 
 def comparison_parts(result: Comparison) -> list[RenderableType]:
@@ -65,15 +66,19 @@ def _notes(result: Comparison) -> list[str]:
     ]
     for mean in result.means:
         notes += [_signs(mean)]
-    notes += [f"{t.task}: {_clusters(t)}" for t in result.tasks if _clusters(t)]
-    notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
-    return notes
+    return [
+        *notes,
+        "A, B and the difference are over the shared episodes, those both runs scored.",
+        "p belongs to the interval beside it; p (Holm) is adjusted for the number of tasks.",
+    ]
 
 
-def _clusters(task: TaskDifference) -> str:
-    """Of how many clusters an interval is, or why there is none."""
-    pair = task.paired
-    return interval_remark(pair.n_clusters, pair.method)
+def _clusters(pair: PairedDifference) -> str:
+    """`32`, `7: few`, `no spread in 7`: how many clusters the difference rests on."""
+    if not pair.n_clusters:
+        return DASH
+    remark = interval_remark(pair.n_clusters, pair.method)
+    return remark.replace(" clusters", "").replace(" cluster", "")
 
 
 def _signs(mean: MeanDifference) -> str:
@@ -97,6 +102,7 @@ def _task_row(task: TaskDifference) -> list[str]:
         number(pair.p, 4),
         number(task.p_holm, 4),
         str(pair.n_shared),
+        _clusters(pair),
     ]
 
 
@@ -111,4 +117,5 @@ def _mean_row(mean: MeanDifference) -> list[str]:
         number(pair.p, 4),
         DASH,
         str(pair.n_shared),
+        _clusters(pair),
     ]

@@ -1,9 +1,9 @@
 """Results as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100)` is the
-mean, half the width of its interval, and scored of all episodes. Wilson and bootstrap intervals are
-not symmetric, so the interval itself is printed too; where anything is unscored, the worst and best
-mean it could hide.
+All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100, 32
+clusters)` is the mean, half the width of its interval, scored of all episodes, and how many clusters
+the interval rests on. Intervals on a scale are not symmetric, so the interval itself is printed too;
+where anything is unscored, the worst and best mean it could hide.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.summary import Cell, Summary
+from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
@@ -36,10 +37,16 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def mean_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n)`, as much of it as is known."""
+    """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
     low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
+    beside = ", ".join(filter(None, (f"{cell.n_scored}/{cell.n}", clusters_text(cell))))
+    return f"{number(cell.mean)}{half} ({beside})"
+
+
+def clusters_text(cell: Cell) -> str:
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known."""
+    return interval_remark(cell.n_clusters, cell.method, cell.events)
 
 
 def interval_text(low: float | None, high: float | None) -> str:
