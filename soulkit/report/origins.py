@@ -76,4 +76,3 @@ def _player(one: Mapping[str, Any]) -> str:
 def _members(value: object, name: str) -> Mapping[str, Any]:
     inner = value.get(name) if isinstance(value, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
-
