@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.load import RunData
@@ -196,7 +196,7 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     A training run averages over a policy that changed under way, so it stands beside others only
     when there is nothing else to show. Imitation has a loss and no headline.
     """
-    scored = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
+    scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
     return [run for run in scored if run.kind == "eval"] or scored
 
 
@@ -205,19 +205,19 @@ def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
     return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
 
 
-def markdown(runs: Sequence[RunData]) -> str:
-    """The report as Markdown: one section a run, its metrics as a table."""
+def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
+    """The report as Markdown: one section a run, a line a task; with `details` every metric."""
     parts = ["# Results\n"]
     for run in runs:
-        parts.append(f"## {_md(run.name)}\n")
-        parts.append(" · ".join(f"{label}: {_md(text)}" for label, text in facts(run)) + "\n")
+        parts.append(f"## {md_text(run.name)}\n")
+        parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
         if run.summary is None:
             parts.append("This run is unfinished: it has no summary yet.\n")
         if run.tasks:
-            parts.append(_md_table(_HEAD, [_row(*item) for item in _cells(run)]))
+            parts.append(md_table(_HEAD, [_row(*item) for item in _cells(run, details)]))
         if run.steps:
-            parts.append(_md_table(("training", "first step", "last step"), step_rows(run)))
-    unlike = [f"- {_md(line)}" for line in side_by_side(runs)]
+            parts.append(md_table(("training", "first step", "last step"), step_rows(run)))
+    unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
     parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
     parts += _md_published(runs)
     return "\n".join(parts)
@@ -231,7 +231,11 @@ def side_by_side(runs: Sequence[RunData]) -> list[str]:
 def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
     """(task, headline cell of each run), tasks in the order they first appear."""
     tasks = dict.fromkeys(task for run in runs for task in run.tasks)
-    return [(task, [run.tasks.get(task, {}).get("value") for run in runs]) for task in tasks]
+    sides = {task: [run.tasks.get(task, {}) for run in runs] for task in tasks}
+    return [
+        (task, [headline(cells) if headline_name(cells) else None for cells in several])
+        for task, several in sides.items()
+    ]
 
 
 def step_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -258,8 +262,8 @@ QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
 """What is shown of a step."""
 
 
-def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
-    """What `soul report` prints: rich renderables, top to bottom."""
+def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:
+    """What `soul report` prints: rich renderables, top to bottom; with `details` every metric."""
     from rich.text import Text
 
     shown: list[RenderableType] = []
@@ -267,27 +271,30 @@ def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
         shown.append(_overview(comparable_runs(runs)))
         shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
-        head = Text("\n" + one_line(run.name), style="bold")
-        head.append("   " + _facts_line(run), style="not bold dim")
-        shown.append(head)
+        shown.append(run_head(run))
         if run.summary is None:
             shown.append(Text("unfinished: no summary yet", style="yellow"))
         if run.tasks:
-            shown.append(_terminal_table(run))
+            shown.append(_terminal_table(run, details))
         if run.steps:
             shown.append(_terminal_steps(run))
     return shown + _terminal_published(runs)
 
 
-def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
+def terminal_text(runs: Sequence[RunData], width: int = 120, *, details: bool = False) -> str:
     """What `terminal` shows as plain text of `width` columns, for a file."""
+    return parts_text(report_parts(runs, details=details), width)
+
+
+def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
+    """Rich renderables as plain text of `width` columns."""
     import io
 
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as capture:
-        for part in report_parts(runs):
+        for part in parts:
             console.print(part)
     return capture.get()
 
@@ -295,15 +302,32 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
 _HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored")
 
 
-def _cells(run: RunData) -> list[tuple[str, str, Cell]]:
-    return [(t, m, cell) for t, metrics in run.tasks.items() for m, cell in in_order(metrics)]
+def metric_label(run: RunData, metric: str) -> str:
+    """A metric as a reader is told of it: what a training run means by `value` is its drafts."""
+    if isinstance(run.summary, TrainSummary) and metric == VALUE:
+        return f"{VALUE} (drafts, last {run.summary.summary_steps} steps)"
+    return f"{DEV} (held-out rows)" if metric == DEV else metric
+
+
+def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
+    """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
+    return [
+        (task, metric_label(run, metric), cell)
+        for task, metrics in run.tasks.items()
+        for metric, cell in in_order(metrics)
+        if details or cell.beside or metric == headline_name(metrics) or not headline_name(metrics)
+    ]
 
 
 def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
     """The headline, what belongs beside it, its break-downs, then the others."""
 
+    first = headline_name(metrics)
+
     def place(item: tuple[str, Cell]) -> int:
         name, cell = item
+        if name == first:
+            return -1
         if name == "value":
             return 0
         return 1 if cell.beside else 2 if name.startswith("value/") else 3
@@ -329,9 +353,9 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _terminal_table(run: RunData) -> RenderableType:
+def _terminal_table(run: RunData, details: bool) -> RenderableType:
     table = plain_table()
-    rows = [_row(*item) for item in _cells(run)]
+    rows = [_row(*item) for item in _cells(run, details)]
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
     for i in shown:
@@ -344,12 +368,12 @@ def _terminal_table(run: RunData) -> RenderableType:
         )
     before = None
     for row in rows:
-        if before not in (None, row[0]):
+        if details and before not in (None, row[0]):
             table.add_section()
         label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
         cells = [row[0] if row[0] != before else "", label, *row[2:]]
         cells = [cells[i] for i in shown]
-        table.add_row(*map(literal_text, cells), style="bold" if row[1] == "value" else None)
+        table.add_row(*map(literal_text, cells), style="bold" if row[0] != before else None)
         before = row[0]
     return table
 
@@ -394,6 +418,15 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     return [*tables, Text(CAVEAT, style="dim")] if tables else []
 
 
+def run_head(run: RunData) -> RenderableType:
+    """A run's name and what it was, on one line."""
+    from rich.text import Text
+
+    head = Text("\n" + one_line(run.name), style="bold")
+    head.append("   " + _facts_line(run), style="not bold dim")
+    return head
+
+
 def _facts_line(run: RunData) -> str:
     labelled = ("steps", "cost", *ROLES, "rows", "revision")
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
@@ -417,16 +450,18 @@ def literal_text(text: str) -> Any:
     return Text(text)
 
 
-def _md(text: str) -> str:
+def md_text(text: str) -> str:
+    """A line in which Markdown reads no markup."""
     line = one_line(text)
     for mark in "\\`*_[]<>|#":
         line = line.replace(mark, "\\" + mark)
     return line
 
 
-def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of plain texts."""
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(map(_md, row)) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(md_text, row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -435,5 +470,5 @@ def _md_published(runs: Sequence[RunData]) -> list[str]:
     for table in published(runs):
         rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
         parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
-        parts.append(_md_table(("task", *table.models), rows))
+        parts.append(md_table(("task", *table.models), rows))
     return [*parts, f"{CAVEAT}\n"] if parts else []

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError
+from soulkit.eval.batch import task_scales
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
-from soulkit.eval.runner import task_scales
 from soulkit.eval.summary import Cell, summarise
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
@@ -22,7 +22,7 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Players
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import load_records
+from soulkit.runs.records import DEV_EPISODES, load_records, newest_dev
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
@@ -44,6 +44,7 @@ from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
+from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
@@ -214,7 +215,7 @@ async def _reinforce(
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,
-        material.dev, make_reader(config, players),
+        material.dev, make_reader(config, players), run.path / DEV_EPISODES,
     )  # fmt: skip
     step = Step(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
@@ -232,7 +233,8 @@ async def _reinforce(
     if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
-    return rollout_summary(config, loop, records, material)
+    summary = rollout_summary(config, loop, records, material)
+    return with_dev(summary, newest_dev(run.path), material.tasks.values())
 
 
 def _provenance(
