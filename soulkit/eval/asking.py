@@ -35,6 +35,7 @@ from soulkit.eval.rescore import (
     write_rescored,
 )
 from soulkit.judge.structured import QUESTION_ATTEMPTS
+from soulkit.models.api.address import checked_url, is_loopback
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.layered import LayeredLedger
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -70,6 +71,10 @@ class Renewal:
     @property
     def command(self) -> str:
         return f"{PREFIX}{self.recorded.command}"
+
+    def servers(self) -> list[str]:
+        """A line for each server that is asked."""
+        return _judging(self.config).servers()
 
 
 @dataclass
@@ -114,21 +119,23 @@ class _Surveyed:
 
 
 def renewal_of(
-    recorded: Recorded, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None
-) -> Renewal:
+    recorded: Recorded, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
+    root: Path, *, max_cost: float | None = None,
+) -> Renewal:  # fmt: skip
     """The plan of a command; ConfigError or RunError for what cannot be done.
 
-    Without `out` the folder's name follows from what is asked, so that the same command takes up
-    the same folder.
+    Without `out` the folder is one in `root` whose name follows from what is asked, so that the
+    same command takes up the same folder. `max_cost` is in US dollars.
     """
-    config = with_judges(recorded.config, judges)
+    config = with_judges(recorded.config, judges).model_copy(update={"max_cost": max_cost})
     if not config.judge and not any(score.verdicts for score in _scores(recorded)):
         raise unfilled("judge")
     check_rows(recorded)
+    prompts = prompts or edited_prompts(recorded.path)
     put_prompts(recorded, prompts)
     renewal = Renewal(
         recorded=recorded, config=config, prompts=prompts,
-        out=(out or _usual_folder(recorded, config, prompts)).resolve(),
+        out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
     )  # fmt: skip
     _check_folder(renewal)
     return renewal
@@ -172,12 +179,12 @@ def templates_in(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
 
 
-def _usual_folder(recorded: Recorded, config: RolesConfig, prompts: Path | None) -> Path:
+def _usual_name(recorded: Recorded, config: RolesConfig, prompts: Path | None) -> str:
     texts = [path.read_bytes().hex() for path in templates_in(prompts)] if prompts else []
     judges = [judge.model_dump(mode="json") for judge in config.judge]
     whole = json.dumps([str(recorded.path.resolve()), judges, texts], sort_keys=True)
     mark = hashlib.sha256(whole.encode()).hexdigest()[:8]
-    return Path("runs") / f"rescore-{recorded.path.resolve().name}-{mark}"
+    return f"rescore-{recorded.path.resolve().name}-{mark}"
 
 
 def _check_folder(renewal: Renewal) -> None:
@@ -306,8 +313,48 @@ def _players(
 def _cast(renewal: Renewal, players: Players, actor: ChatModel) -> Cast:
     """The judges; whoever played is gone, and is not needed to judge what was played."""
     players.actor = players.actor or actor
-    judging = renewal.config.model_copy(update={"partner": None, "environment": None})
-    return cast_of(judging, players, Player(actor), renewal.recorded.seed)
+    return cast_of(_judging(renewal.config), players, Player(actor), renewal.recorded.seed)
+
+
+def _judging(config: RolesConfig) -> RolesConfig:
+    """The same settings with nobody but judges."""
+    alone = {name: None for name in ("partner", "environment", "coach") if hasattr(config, name)}
+    return RolesConfig.model_construct(
+        **{name: getattr(config, name) for name in RolesConfig.model_fields} | alone
+    )
+
+
+def confirm_questions(
+    renewal: Renewal, plan: Plan, say: Callable[[str], None], ask: Callable[[str], bool] | None,
+    *, yes: bool,
+) -> None:  # fmt: skip
+    """Say what the questions cost, and have that agreed to; ConfigError when nobody does.
+
+    Judges on this machine and judges of price 0 need no word; a price that nobody knows counts.
+    """
+    paid = [one for one in plan.asked if _is_paid(renewal.config, one)]
+    if not paid:
+        return
+    cost = f"about {_dollars(plan.cost)}, at most {_dollars(plan.cost_limit)}"
+    say(f"cost of this command: {cost}")
+    if yes or renewal.config.max_cost is not None or (ask is not None and ask("Go on?")):
+        return
+    raise ConfigError(
+        f"These questions would cost money ({cost}), and nobody has agreed to it.",
+        "Nobody was asked, and nothing was written.",
+        "Confirm with --yes, or bound the cost with --max-cost DOLLARS.",
+    )
+
+
+def _is_paid(config: RolesConfig, load: PlayerLoad) -> bool:
+    judge = next(one for one in config.judge if one.written() == load.name)
+    if judge.kind != "endpoint" or is_loopback(checked_url(judge.base_url)):
+        return False
+    return load.cost != 0.0
+
+
+def _dollars(amount: float | None) -> str:
+    return "unknown" if amount is None else f"${amount:,.4f}"
 
 
 def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:

@@ -58,22 +58,6 @@ class LeaveOneOut:
 
 
 def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
-<<<<<<< HEAD
-    """What `summarise` has to be told of these tasks, as its keyword arguments.
-
-    `reference` knows no other headline than the mean of its scores.
-    """
-    scale: dict[str, tuple[float, float]] = {}
-    batch, headlines, beside = {}, {}, {}
-    for task in tasks:
-        metric = task.spec.metric
-        scale[task.name] = (metric.low, metric.high)
-        scale |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-        batch[task.name], beside[task.name] = task.batch_metrics, metric.beside
-        if metric.headline and task.protocol == "paper":
-            headlines[task.name] = metric.headline
-    return {"batch": batch, "headlines": headlines, "scale": scale, "beside": beside}
-=======
     """What `summarise` has to be told of these tasks, as its keyword arguments."""
     every = list(tasks)
     return {
@@ -107,4 +91,3 @@ def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
         scales[task.name] = (metric.low, metric.high)
         scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
     return scales
->>>>>>> 80c1cfd

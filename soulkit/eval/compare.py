@@ -13,7 +13,7 @@ means over tasks (`suite_contrasts.py`), a gate says how far a difference may go
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from soulkit.eval.gates import Gate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.live_tasks import live_tasks
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
-from soulkit.eval.summary import records_by_task
+from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
-from soulkit.runs.records import load_records
+from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
 
@@ -139,7 +139,8 @@ def compare_runs(
         mixed=mixed,
         remarks=(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
-            *(f"no metric '{metric}': {task}" for task in lacking), *_training(one, other),
+            *(f"no metric '{metric}': {task}" for task in lacking),
+            *_training(one, other, compared.values()),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
@@ -151,8 +152,9 @@ def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
     return grouped((task, line) for task in tasks for line in lines_of(task))
 
 
-def _training(a: Conditions, b: Conditions) -> list[str]:
-    return [DRAFTS] if a.trained and b.trained else []
+def _training(a: Conditions, b: Conditions, compared: Iterable[Contrast]) -> list[str]:
+    drafted = any(made.metric != DEV for made in compared)
+    return [DRAFTS] if a.trained and b.trained and drafted else []
 
 
 def _alone(
@@ -168,12 +170,20 @@ def _pairs(
     b: Mapping[str, Sequence[Record]], *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
     live_a, live_b = (live_tasks(folder, shared, trust=trust) for folder in folders)
+    dev_a, dev_b = (_held_out(folder) for folder in folders)
     return {
         task: TaskPair(
-            task=task, a=a[task], b=b[task], live_a=live_a.get(task), live_b=live_b.get(task)
+            task=task, a=a[task], b=b[task], live_a=live_a.get(task), live_b=live_b.get(task),
+            held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
         )
         for task in shared
-    }
+    }  # fmt: skip
+
+
+def _held_out(folder: Path) -> dict[str, list[Record]]:
+    """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
+    compared where each of them ended, so the step is no part of a pair."""
+    return records_by_task(replace(record, step=0) for record in newest_dev(folder))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """One number of two runs on one task, and the difference between them.
 
-    headline                      what the task declares: a number over the batch, else `value`
+    headline                      what the task declares: a number over the batch, else `value`;
+                                  of two trainings that held rows out, that on those rows (`dev`)
     value, goal, hacked …         means over episodes; their difference is paired, one by one
     value/order=2, goal/order=2   the same over the episodes of one group
     value/kind=refined            the same over the episodes that saw feedback
@@ -17,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.eval.batch import LeaveOneOut
-from soulkit.eval.summary import cluster_of, metric_values
+from soulkit.eval.batch import LeaveOneOut, declared_headline
+from soulkit.eval.summary import DEV, cluster_of, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
     jackknife_difference,
@@ -49,12 +50,14 @@ class TaskPair:
     live_a: Task | None = None
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
+    held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
+    """Of two trainings that held rows out: their newest episodes on those, the headline's."""
 
     @property
     def headline(self) -> str:
         """The metric that the task declares; `value` where nobody can tell."""
         declared = self.live_a or self.live_b
-        return (declared.spec.metric.headline if declared else "") or VALUE
+        return (declared_headline(declared) if declared else "") or VALUE
 
     def span(self, metric: str) -> float | None:
         """Highest minus lowest value of a metric; None where nobody can tell."""
@@ -82,6 +85,9 @@ class Contrast:
 
 def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
     """The difference of two runs in `metric`; DataError naming the nearest when neither has it."""
+    if pair.held_out is not None and metric in ("", HEADLINE, DEV):
+        scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
+        return replace(contrast(scores), metric=DEV)
     name = pair.headline if metric in ("", HEADLINE) else metric
     if name in _batch_names(pair):
         return _of_batches(pair, name)
