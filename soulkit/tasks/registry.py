@@ -315,7 +315,8 @@ def cannot_play(
         if len(names) == 1
         else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
         "them; leaving them out silently would change what is measured.",
-        f"Name tasks that it can play: --task {','.join(able)}"
+        f"{'Play the rest with --playable, or name' if suite else 'Name'} tasks that it can play: "
+        f"--task {','.join(able)}"
         if able
         else "See which can: soul tasks list",
     )
@@ -470,6 +471,13 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
 
 def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, Suite]) -> None:
     for suite, declared in suites.items():
+        for name in declared.groups:
+            if name in specs:
+                raise ConfigError(
+                    f"In the suite '{suite}' the group '{name}' is itself a task.",
+                    "Its line could mean the task or the mean of the group.",
+                    "Give the group another name.",
+                )
         for name in declared.tasks:
             if name not in specs and name not in offers():
                 raise ConfigError(
