@@ -56,6 +56,15 @@ def console(json: bool = False) -> Console:
     return err if json else out
 
 
+def ask_user() -> Callable[[str], bool] | None:
+    """What puts a question with yes or no to the user; None where nobody sits at a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return lambda question: (
+        err.input(f"{escape(question)} \\[y/N] ").strip().lower() in ("y", "yes")
+    )
+
+
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON document to stdout. ValueError for NaN and infinities."""
     text = json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False)

@@ -1,6 +1,8 @@
 """With what a run was measured, kept in its folder: what two runs must share to be compared.
 
-    provenance.json   {"players": {role: [player]},   everybody beside the actor
+    provenance.json   {"directory": "../..",         where it was started, seen from the folder
+                       "actor":   {model, weights …}, what was measured
+                       "players": {role: [player]},   everybody beside the actor
                        "panel":   {"samples", "combine", "orders"},
                        "tasks":   {task: {"roles": [...], "rows": {id: hash}, "sampling": {...},
                                           "budgets": {column: words}, "options": {name: hash}}}}
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -100,6 +103,27 @@ def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
         return {**who, **({"weights": version} if version else {})}
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
     return {**who, "address": str(url).rstrip("/")}
+
+
+def measured_model(settings: Mapping[str, Any], live: Any = None) -> Print:
+    """The model under test or in training: where a hub's stands, what tells a folder's weights.
+
+    `live` is the loaded model (anything with a transformers model under `model`), None for a served
+    one, of which only name and address can be told.
+    """
+    name, adapter = str(settings.get("model", "")), settings.get("adapter")
+    who: Print = {"model": name, **({"adapter": adapter} if adapter else {})}
+    if settings.get("kind") == "api":
+        return {**who, "address": actor_print(settings, live)["address"]}
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        who["weights"] = weights_print(folder)
+    commit = getattr(getattr(getattr(live, "model", None), "config", None), "_commit_hash", None)
+    version = getattr(live, "policy_version", "") if adapter else ""
+    return {
+        **who, **({"revision": str(commit)} if commit else {}),
+        **({"adapter_weights": version} if version else {}),
+    }  # fmt: skip
 
 
 def player_print(
@@ -248,7 +272,25 @@ def keep_provenance(run: Run, now: Print) -> None:
             "was mended is applied to what is there by: soul rescore",
         )
     if now:
-        write_json(run.path / PROVENANCE, now)
+        write_json(run.path / PROVENANCE, {**_directory(run.path), **now})
+
+
+def _directory(folder: Path) -> Print:
+    """The working folder as seen from the run: relative paths of its settings begin there."""
+    try:
+        return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
+    except ValueError:  # on another drive
+        return {}
+
+
+def working_folder(folder: Path) -> Path | None:
+    """Where the run in `folder` was started; None for an older run, or where that folder is gone.
+
+    RunError when its record is damaged.
+    """
+    directory = read_provenance(folder).get("directory")
+    place = folder.resolve() / str(directory) if directory else None
+    return place.resolve() if place is not None and place.is_dir() else None
 
 
 def _changes(before: Print, now: Print) -> list[str]:

@@ -25,7 +25,13 @@ from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, left_out, load_work
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    with_rows,
+)
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
@@ -33,6 +39,7 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
 from soulkit.types import Record, record_key
 
@@ -121,7 +128,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
 def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
-    return with_rows(provenance(config, players, work, actor, sampling), work)
+    record = with_rows(provenance(config, players, work, actor, sampling), work)
+    return {"actor": measured_model(config.model_dump(), players.actor), **record}
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -155,7 +163,7 @@ def eval_players(
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    players = Players(ledger, local, lambda path: _checkpoint(path, config), calls, endpoints)
+    players = Players(ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints)
     if local is None:
         players.actor = players.model("actor", config.endpoint())
     return players
@@ -169,10 +177,13 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
-    return _checkpoint(config.model, config, Path(config.adapter) if config.adapter else None)
+    return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
 
 
-def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+def checkpoint_model(
+    model: str, config: EvalConfig, adapter: Path | None = None
+) -> LocalModel:
+    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
     from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
@@ -295,7 +306,7 @@ async def run_evaluation(
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
         summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 

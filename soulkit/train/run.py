@@ -12,7 +12,7 @@ from typing import Any
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance
+from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
 from soulkit.eval.summary import Cell, summarise
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
@@ -21,6 +21,7 @@ from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Players
 from soulkit.runs.folder import Run, is_run
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import DEV_EPISODES, load_records, newest_dev
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
@@ -189,7 +190,7 @@ async def _train(
     best = export_best(run.path, run.checkpoints)
     if best is not None:
         summary = with_best(summary, run, *best)
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 
@@ -210,7 +211,7 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    keep_provenance(run, _provenance(config, players, material))
+    keep_provenance(run, _provenance(config, players, material, policy))
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,
@@ -236,14 +237,17 @@ async def _reinforce(
     return with_dev(summary, newest_dev(run.path), material.tasks.values())
 
 
-def _provenance(config: TrainConfig, players: Players, material: Material) -> dict[str, Any]:
+def _provenance(
+    config: TrainConfig, players: Players, material: Material, policy: Policy
+) -> dict[str, Any]:
     limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
         name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
         for name, limit in limits.items()
     }
     actor = actor_print(config.model_dump())
-    return provenance(config, players, work_of(material), actor, sampling)
+    record = provenance(config, players, work_of(material), actor, sampling)
+    return {"actor": measured_model(config.model_dump(), policy), **record}
 
 
 def with_vain_stop(loop: Loop, show: Show) -> Show:

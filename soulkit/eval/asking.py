@@ -1,0 +1,462 @@
+"""Judging recorded episodes again: by an edited prompt, by another judge, or where one was silent.
+
+    recorded run ──▶ survey: every question whose answer no ledger holds, and what it would cost
+                 ──▶ ask those ──▶ a run folder with a ledger of its own, on top of the old one
+
+What the actor said stays as it is, and so does the old folder. The same command takes up its folder
+again: the new ledger holds what was paid for, so that nothing is asked twice. The edited templates
+are copied into the folder, where the next rescoring finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ConfigError, RunError, did_you_mean
+from soulkit.eval.keeping import alone
+from soulkit.eval.planning import voice_of
+from soulkit.eval.provenance import actor_print, keep_provenance, players_of, rescored
+from soulkit.eval.rescore import (
+    CHANGES,
+    PREFIX,
+    Absent,
+    Recorded,
+    Rescored,
+    check_rows,
+    judged_again,
+    write_rescored,
+)
+from soulkit.judge.structured import QUESTION_ATTEMPTS
+from soulkit.models.api.address import checked_url, is_loopback
+from soulkit.models.base import Cast, ChatModel, Player, unfilled
+from soulkit.models.ledger.layered import LayeredLedger
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss
+from soulkit.models.roles.players import Players, RolesConfig, RoleSettings, cast_of
+from soulkit.play.engine import gather
+from soulkit.play.plan import AGAIN, TOKENS_PER_WORD, Plan, PlayerLoad, PlayerTerms, TaskPlan
+from soulkit.runs.folder import Run, is_run
+from soulkit.runs.jsonl import write_json
+from soulkit.types import Call, Completion, Record, Sampling, Score, Segment
+
+PROMPTS = "prompts"
+"""The folder of edited templates in a rescored run."""
+LEDGER = "ledger.sqlite"
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What is to be judged again, and by whom."""
+
+    recorded: Recorded
+    config: RolesConfig
+    """The settings of the run with the judges that are asked now."""
+    prompts: Path | None
+    """Edited templates; None: as they are."""
+    out: Path
+
+    @property
+    def ledger(self) -> Path:
+        """Where the new replies are kept."""
+        return self.out / LEDGER
+
+    @property
+    def command(self) -> str:
+        return f"{PREFIX}{self.recorded.command}"
+
+    def servers(self) -> list[str]:
+        """A line for each server that is asked."""
+        return _judging(self.config).servers()
+
+
+@dataclass
+class Survey:
+    """The questions that no ledger answers, by who would be asked."""
+
+    words: dict[str, list[int]] = field(default_factory=dict)
+    """Player → the words of each prompt that it was not asked yet."""
+    episodes: set[str] = field(default_factory=set)
+    """Keys of the episodes that are to be judged again."""
+
+    @property
+    def questions(self) -> int:
+        return sum(len(prompts) for prompts in self.words.values())
+
+
+class _Surveyed:
+    """A player's model while nothing is asked: notes every question that a ledger lacks."""
+
+    def __init__(self, model: ChatModel, label: str, survey: Survey) -> None:
+        self.model, self.name = model, model.name
+        self._label, self._survey = label, survey
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        try:
+            return await self.model.complete(context, sampling, call)
+        except ReplayMiss:
+            words = sum(len(segment.text.split()) for segment in context)
+            self._survey.words.setdefault(self._label, []).append(words)
+            raise
+
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """Nothing is written while nothing is asked."""
+
+    async def close(self) -> None:
+        await self.model.close()
+
+
+# -- what is to be done ------------------------------------------------------------------------
+
+
+def renewal_of(
+    recorded: Recorded, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
+    root: Path, *, max_cost: float | None = None,
+) -> Renewal:  # fmt: skip
+    """The plan of a command; ConfigError or RunError for what cannot be done.
+
+    Without `out` the folder is one in `root` whose name follows from what is asked, so that the
+    same command takes up the same folder. `max_cost` is in US dollars.
+    """
+    config = with_judges(recorded.config, judges).model_copy(update={"max_cost": max_cost})
+    if not config.judge and not any(score.verdicts for score in _scores(recorded)):
+        raise unfilled("judge")
+    check_rows(recorded)
+    prompts = prompts or edited_prompts(recorded.path)
+    put_prompts(recorded, prompts)
+    renewal = Renewal(
+        recorded=recorded, config=config, prompts=prompts,
+        out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
+    )  # fmt: skip
+    _check_folder(renewal)
+    return renewal
+
+
+def _scores(recorded: Recorded) -> Iterator[Score]:
+    return (record.score for record in recorded.records)
+
+
+def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesConfig:
+    """The same settings with other judges, if any are named; ConfigError for one named twice."""
+    if not judges:
+        return config
+    named = [judge.model_dump_json() for judge in judges]
+    if len(set(named)) < len(named):
+        raise ConfigError(
+            "The same judge is named twice.",
+            "Equal judges would be one ledger entry, and agree with themselves by construction.",
+            "Name it once.",
+        )
+    return config.model_copy(update={"judge": tuple(judges)})
+
+
+def put_prompts(recorded: Recorded, folder: Path | None) -> None:
+    """Have the tasks of a run render the templates in `folder`; ConfigError when it holds none."""
+    if folder is None:
+        return
+    if not templates_in(folder):
+        raise ConfigError(
+            f"There is no edited prompt in '{folder}'.",
+            "--prompts names a folder with templates: judge.md, or TASK/judge.md for one task.",
+            "Copy a task's prompts/judge.md there and edit it; soul tasks show TASK says where "
+            "they lie.",
+        )
+    for task in {id(task): task for task, _ in recorded.rows.values()}.values():
+        task.prompts = task.prompts.over(folder)
+
+
+def templates_in(folder: Path) -> list[Path]:
+    """The templates of a folder of prompts, those for single tasks included."""
+    return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
+
+
+def _usual_name(recorded: Recorded, config: RolesConfig, prompts: Path | None) -> str:
+    texts = [path.read_bytes().hex() for path in templates_in(prompts)] if prompts else []
+    judges = [judge.model_dump(mode="json") for judge in config.judge]
+    whole = json.dumps([str(recorded.path.resolve()), judges, texts], sort_keys=True)
+    mark = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return f"rescore-{recorded.path.resolve().name}-{mark}"
+
+
+def _check_folder(renewal: Renewal) -> None:
+    """RunError when the folder belongs to the rescoring of another run, or to something else."""
+    noted = renewal.out / CHANGES
+    source = str(renewal.recorded.path.resolve())
+    if not is_run(renewal.out):
+        return  # Run.open refuses what is neither empty nor a run
+    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+    if before.get("source") != source:
+        raise RunError(
+            f"'{renewal.out}' holds another run already.",
+            f"It was not made by rescoring '{source}', and its replies belong to other episodes.",
+            "Give a new or empty folder with --out.",
+        )
+
+
+# -- survey --------------------------------------------------------------------------------------
+
+
+def survey_of(renewal: Renewal) -> Survey:
+    """Every question that would have to be asked; nobody is asked. ConfigError for an edited
+    template that no question of these episodes uses."""
+    survey = Survey()
+    with _held(renewal) as ledger:
+        asyncio.run(_look(renewal, ledger, survey))
+    _refuse_unused(renewal)
+    return survey
+
+
+@contextmanager
+def _held(renewal: Renewal) -> Iterator[Ledger]:
+    """All replies there are, for reading alone."""
+    import tempfile
+
+    below, above = renewal.recorded.ledger, renewal.ledger
+    with tempfile.TemporaryDirectory() as folder:
+        files = [path for path in (above, below) if path is not None and path.is_file()]
+        if not files:
+            files = [Path(folder) / "empty.sqlite"]
+            Ledger(files[0]).close()
+        with LayeredLedger(files[0], files[1] if files[1:] else None, "replay") as ledger:
+            yield ledger
+
+
+async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
+    players = _players(renewal, ledger, load=Absent)
+    cast = _cast(renewal, players, Absent(str(renewal.recorded.settings.get("model", ""))))
+    labels = [judge.written() for judge in renewal.config.judge]
+    judges = tuple(
+        replace(player, model=_Surveyed(player.model, label, survey))
+        for player, label in zip(cast.judges, labels, strict=True)
+    )
+    cast = replace(cast, judges=judges)
+    for record in renewal.recorded.records:
+        _, miss = await judged_again(renewal.recorded, record, cast)
+        await asyncio.sleep(0)  # other opinions of the same question are noted as well
+        if miss is not None:
+            survey.episodes.add(record.key)
+    await players.close()
+
+
+def _refuse_unused(renewal: Renewal) -> None:
+    """An edited template that changes nothing was meant to change something."""
+    if renewal.prompts is None:
+        return
+    tasks = {id(task): task for task, _ in renewal.recorded.rows.values()}.values()
+    opened = {path.resolve() for task in tasks for path in task.prompts.opened}
+    unused = [path for path in templates_in(renewal.prompts) if path.resolve() not in opened]
+    if unused:
+        names = [path.relative_to(renewal.prompts).as_posix() for path in unused]
+        rendered = sorted({path.name for path in opened})
+        raise ConfigError(
+            f"No question to a judge of these episodes uses {', '.join(names)}.",
+            "What the actor saw is recorded and stays; only the prompts of judges are asked anew.",
+            did_you_mean(Path(names[0]).name, rendered),
+        )
+
+
+def survey_plan(renewal: Renewal, survey: Survey) -> Plan:
+    """What the survey's questions come to: calls, tokens and cost, by task and judge."""
+    config, tasks = renewal.config, sorted({r.task for r in renewal.recorded.records})
+    actor = PlayerTerms(role="actor", name=str(renewal.recorded.settings.get("model", "")), limit=0)
+    loads = []
+    for judge in config.judge:
+        prompts = survey.words.get(judge.written(), [])
+        terms = voice_of(config, "judge", judge, actor)
+        loads += [_load(terms, prompts)] if prompts else []
+    task = TaskPlan(
+        task=", ".join(tasks), examples=len(renewal.recorded.rows), episodes=len(survey.episodes),
+        prompt_words=sum(sum(prompts) for prompts in survey.words.values()),
+        longest_prompt=max((n for prompts in survey.words.values() for n in prompts), default=0),
+        asked=tuple(loads), chain=0.0,
+    )  # fmt: skip
+    return Plan(tasks=(task,), concurrency=config.concurrency)
+
+
+def _load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
+    """One judge's questions; at most each of them is put again, and answered at full length."""
+    calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
+    most = QUESTION_ATTEMPTS * tokens + (QUESTION_ATTEMPTS - 1) * calls * AGAIN
+    prices = terms.prices
+
+    def dollars(prompt: int, reply: int) -> float | None:
+        return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
+
+    return PlayerLoad(
+        role="judge", name=terms.name, calls=calls, prompt_tokens=tokens,
+        reply_tokens=calls * terms.reply, cost=dollars(tokens, calls * terms.reply),
+        cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
+        seconds=float(calls) if terms.served else 0.0,
+    )  # fmt: skip
+
+
+# -- asking ------------------------------------------------------------------------------------
+
+
+def _players(
+    renewal: Renewal, ledger: Ledger, load: Callable[[str], ChatModel], actor: Any = None
+) -> Players:
+    config = renewal.config
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    return Players(ledger, actor, load, calls, config.settings_of_players())
+
+
+def _cast(renewal: Renewal, players: Players, actor: ChatModel) -> Cast:
+    """The judges; whoever played is gone, and is not needed to judge what was played."""
+    players.actor = players.actor or actor
+    return cast_of(_judging(renewal.config), players, Player(actor), renewal.recorded.seed)
+
+
+def _judging(config: RolesConfig) -> RolesConfig:
+    """The same settings with nobody but judges."""
+    alone = {name: None for name in ("partner", "environment", "coach") if hasattr(config, name)}
+    return RolesConfig.model_construct(
+        **{name: getattr(config, name) for name in RolesConfig.model_fields} | alone
+    )
+
+
+def confirm_questions(
+    renewal: Renewal, plan: Plan, say: Callable[[str], None], ask: Callable[[str], bool] | None,
+    *, yes: bool,
+) -> None:  # fmt: skip
+    """Say what the questions cost, and have that agreed to; ConfigError when nobody does.
+
+    Judges on this machine and judges of price 0 need no word; a price that nobody knows counts.
+    """
+    paid = [one for one in plan.asked if _is_paid(renewal.config, one)]
+    if not paid:
+        return
+    cost = f"about {_dollars(plan.cost)}, at most {_dollars(plan.cost_limit)}"
+    say(f"cost of this command: {cost}")
+    if yes or renewal.config.max_cost is not None or (ask is not None and ask("Go on?")):
+        return
+    raise ConfigError(
+        f"These questions would cost money ({cost}), and nobody has agreed to it.",
+        "Nobody was asked, and nothing was written.",
+        "Confirm with --yes, or bound the cost with --max-cost DOLLARS.",
+    )
+
+
+def _is_paid(config: RolesConfig, load: PlayerLoad) -> bool:
+    judge = next(one for one in config.judge if one.written() == load.name)
+    if judge.kind != "endpoint" or is_loopback(checked_url(judge.base_url)):
+        return False
+    return load.cost != 0.0
+
+
+def _dollars(amount: float | None) -> str:
+    return "unknown" if amount is None else f"${amount:,.4f}"
+
+
+def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
+    """Ask what is missing and write the run folder, or take it up again.
+
+    A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
+    when the folder is another's, BudgetSpent when the money is.
+    """
+    recorded = renewal.recorded
+    run = Run.open(renewal.out, renewal.command, _settings(renewal), sealed=recorded.sealed)
+    source = str(recorded.path.resolve())
+    with alone(run):
+        if not (run.path / CHANGES).is_file():
+            write_json(run.path / CHANGES, {"source": source, "path": str(run.path)})
+        _keep_templates(renewal)
+        with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
+            records = asyncio.run(_ask(renewal, run, ledger, advance))
+            paid = ledger.totals()
+        return write_rescored(recorded, run, records, paid=paid)
+
+
+def _settings(renewal: Renewal) -> dict[str, Any]:
+    """Those of the old run with the judges of now; the new ledger records."""
+    judges = [judge for judge in renewal.config.identity().get("judge", [])]
+    settings = {**renewal.recorded.settings, "judge": judges}
+    if "ledger_file" in settings:
+        settings |= {"ledger": "record", "ledger_file": None}
+    return settings
+
+
+def _keep_templates(renewal: Renewal) -> None:
+    """A copy of the edited templates in the run's folder."""
+    if renewal.prompts is None or renewal.prompts.resolve() == (renewal.out / PROMPTS).resolve():
+        return
+    for path in templates_in(renewal.prompts):
+        copy = renewal.out / PROMPTS / path.relative_to(renewal.prompts)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+async def _ask(
+    renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None
+) -> list[Record]:  # fmt: skip
+    recorded = renewal.recorded
+    actor = _actor(renewal)
+    players = _players(renewal, ledger, recorded.load, actor)
+    try:
+        cast = _cast(renewal, players, actor)
+        keep_provenance(run, _provenance(renewal, players))
+        return await _judged(renewal, cast, advance)
+    finally:
+        await players.close()
+
+
+async def _judged(renewal: Renewal, cast: Cast, advance: Advance | None) -> list[Record]:
+    turn = asyncio.Semaphore(renewal.config.concurrency)
+    records: dict[str, Record] = {}
+
+    async def judge(record: Record) -> None:
+        async with turn:
+            records[record.key], _ = await judged_again(renewal.recorded, record, cast)
+        if advance is not None:
+            advance(1)
+
+    await gather(judge(record) for record in renewal.recorded.records)
+    return [records[record.key] for record in renewal.recorded.records]
+
+
+def _actor(renewal: Renewal) -> ChatModel:
+    """The model under test, loaded or reached only where it judges itself."""
+    recorded = renewal.recorded
+    if any(judge.kind == "actor" for judge in renewal.config.judge):
+        return recorded.actor()
+    return Absent(str(recorded.settings.get("model", "")))
+
+
+def _provenance(renewal: Renewal, players: Players) -> dict[str, Any]:
+    """What the old run recorded, with the judges of now; empty for a run that recorded nothing."""
+    recorded = renewal.recorded
+    record = rescored(recorded.path, recorded.rows)
+    if record:
+        actor = actor_print(recorded.settings)
+        judges = players_of(renewal.config, actor, players)["judge"]
+        record["players"] = {**record["players"], "judge": judges}
+    return record
+
+
+def edited_prompts(folder: Path) -> Path | None:
+    """The templates that a rescored run was judged with; None where they were the task's own."""
+    prompts = folder / PROMPTS
+    return prompts if templates_in(prompts) else None
+
+
+def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
+    """`--judge WHO` options as players; ConfigError for one that cannot be read."""
+    config = RolesConfig.load(flags={"judge": list(texts) or None, "endpoints": endpoints}, env={})
+    return tuple(map(_placed, config.judge))
+
+
+def _placed(judge: RoleSettings) -> RoleSettings:
+    """A file or folder is meant from where the command is given, not from where the run was."""
+    if judge.kind in ("scripted", "local") and Path(judge.model).exists():
+        return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
+    return judge
+
