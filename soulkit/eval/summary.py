@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from soulkit.errors import DataError
+from soulkit.eval.remarks import TRUNCATED, ignored_parameters, word_cuts
 from soulkit.metrics.statistics import Interval, bounds, estimate
 from soulkit.runs.records import drafts
 from soulkit.types import Record
@@ -39,7 +40,7 @@ class Cell:
     unscored: Mapping[str, int] = field(default_factory=dict)
     """Reason → episodes without a number."""
     worst: float | None = None
-    """The mean if everything unscored were worst; None: complete, or no known scale."""
+    """The mean if all that is unscored or truncated were worst; None: complete, or no known scale."""
     best: float | None = None
     beside: bool = False
     """Whether it belongs beside the headline."""
@@ -86,6 +87,10 @@ class Summary:
     """Task → status → episodes."""
     prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Task → template → its hashes: more than one if it changed under way."""
+    cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
+    ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → whose and which sampling parameter a server took and did not follow → how often."""
     unpriced_calls: int = 0
     """Calls that `cost` leaves out, because they have no price."""
     rescored_from: str = ""
@@ -96,7 +101,7 @@ class Summary:
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = ("unpriced_calls", "rescored_from")
+        sparse = ("unpriced_calls", "rescored_from", "cuts", "ignored")
         return {name: value for name, value in line.items() if value or name not in sparse}
 
     @classmethod
@@ -118,6 +123,8 @@ class Summary:
             tasks=tasks,
             statuses=_members(line.get("statuses")),
             prompts=_members(line.get("prompts")),
+            cuts=_counts(line.get("cuts")),
+            ignored=_counts(line.get("ignored")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
         )
@@ -131,6 +138,14 @@ def _number(value: object) -> float | None:
 def _members(value: object) -> dict[str, Any]:
     """An object of a file; empty for anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def _counts(value: object) -> dict[str, dict[str, int]]:
+    """Counts by task of a file; what is none is left out."""
+    return {
+        task: {name: int(n) for name, one in _members(line).items() if (n := _number(one))}
+        for task, line in _members(value).items()
+    }
 
 
 def unscored_share(records: Sequence[Record]) -> float:
@@ -185,6 +200,8 @@ def summarise(
         tasks=tasks,
         statuses={name: _statuses(rows) for name, rows in groups.items()},
         prompts={name: _prompts(rows) for name, rows in groups.items()},
+        cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
+        ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
     )
 
 
@@ -220,11 +237,13 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
     main = drafts(records)
-    cells = {"value": _cell(metric_values(main, "value"), scale.get(name))}
+    cells = {"value": _cell(metric_values(main, "value"), scale.get(name), hides=True)}
     for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
-        cells[metric] = _cell(metric_values(main, metric), scale.get(f"{name}/{metric}"))
+        ends = scale.get(f"{name}/{metric}")
+        cells[metric] = _cell(metric_values(main, metric), ends, hides=ends is not None)
     for label, rows in _breakdowns(main, records).items():
-        cells[f"value/{label}"] = _cell(metric_values(rows, "value"), scale.get(name))
+        pairs = metric_values(rows, "value")
+        cells[f"value/{label}"] = _cell(pairs, scale.get(name), hides=True)
     return cells
 
 
@@ -241,15 +260,20 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
     return parts
 
 
-def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) -> Cell:
+def _cell(
+    pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False
+) -> Cell:
+    """The mean of a metric. Where it `hides` what truncated replies would have become, they count
+    in its bounds like unscored ones: a dialogue's score as it stands is not its bound."""
     values = [v for _, v in pairs]
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
     mean = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     limits = scale or ((0.0, 1.0) if binary else None)
-    incomplete = limits is not None and mean.n_scored < mean.n
-    worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
+    certain = [None if hides and r.score.status == TRUNCATED else v for r, v in pairs]
+    incomplete = limits is not None and None in certain
+    worst, best = bounds(certain, limits) if limits is not None and incomplete else (None, None)
     return Cell(
         mean=mean.mean,
         ci_low=mean.ci_low,

@@ -2,8 +2,8 @@
 
 All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100)` is the
 mean, half the width of its interval, and scored of all episodes. Wilson and bootstrap intervals are
-not symmetric, so the interval itself is printed too; where anything is unscored, the worst and best
-mean it could hide.
+not symmetric, so the interval itself is printed too; where anything is unscored or truncated, the
+worst and best mean it could hide.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.remarks import cuts_text, ignored_text, truncation_text
 from soulkit.eval.summary import Cell, Summary
 from soulkit.report.alike import NOT_ALIKE, unlike_pairs
 from soulkit.report.load import RunData
@@ -49,7 +50,7 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 
 def bounds_text(cell: Cell) -> str:
-    """The mean if everything unscored were worst or best; empty when complete."""
+    """The mean if everything unscored or truncated were worst or best; empty when complete."""
     if cell.worst is None or cell.best is None:
         return ""
     return _range(cell.worst, cell.best)
@@ -106,6 +107,9 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
         ("answers", answers_text(summary)),
+        ("truncated", truncation_text(summary.statuses)),
+        ("words cut", cuts_text(summary.cuts)),
+        ("ignored by servers", ignored_text(summary.ignored)),
     ]
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
@@ -429,7 +433,7 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
 
 
 def _facts_line(run: RunData) -> str:
-    labelled = ("steps", "cost")
+    labelled = ("steps", "cost", "truncated", "words cut", "ignored by servers")
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
 
