@@ -66,7 +66,7 @@ def truncation_text(statuses: Counts) -> str:
 def cuts_text(cuts: Counts) -> str:
     """`lifechoices 12 episodes, 3,400 words`, or empty."""
     return "; ".join(
-        f"{task} {one['episodes']:,} episodes, {one['words']:,} words"
+        f"{task} {one['episodes']:,} episode{'s' * (one['episodes'] != 1)}, {one['words']:,} words"
         for task, one in cuts.items()
         if {"episodes", "words"} <= one.keys()
     )

@@ -40,7 +40,7 @@ class Cell:
     unscored: Mapping[str, int] = field(default_factory=dict)
     """Reason → episodes without a number."""
     worst: float | None = None
-    """The mean if all that is unscored or truncated were worst; None: complete, or no known scale."""
+    """The mean if all unscored or truncated were worst; None: complete, or no known scale."""
     best: float | None = None
     beside: bool = False
     """Whether it belongs beside the headline."""
