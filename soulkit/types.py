@@ -20,8 +20,11 @@ Kind = Literal["draft", "refined", "gold"]
 Protocol = Literal["paper", "reference"]
 
 
-MAX_TOKENS = 512
-"""The longest reply where neither a task nor a setting says more."""
+MAX_TOKENS = 8192
+"""The longest reply where neither a task nor a setting says less (Ditto paper, §5)."""
+
+LEAST_ROOM = 512
+"""A row fits where its reply has room for so many tokens, or for its limit where that is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +138,14 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     """One per emitted id, of logits / temperature, from the sampler."""
     stop_reason: str = "stop"
-    """`stop` | `length` | `content_filter` | whatever else the server says."""
+    """`stop` | `length` | `content_filter` | `refusal` (the reply says why) | whatever else the
+    server says."""
     reasoning: str = ""
     usage: Usage = Usage()
     dropped: tuple[str, ...] = ()
     """Sampling parameters that the server refused."""
+    ignored: tuple[str, ...] = ()
+    """Sampling parameters that the server took, and that its reply shows it did not follow."""
     policy: str = ""
     """Hash of the adapter that sampled, empty without one."""
 
@@ -222,6 +228,8 @@ class Verdict:
     """So many replies it took; 0 where none was read, or nobody counted."""
     quoting: int = 0
     """So many of them repeated a verdict that an actor or partner had written for the judge."""
+    ignored: tuple[str, ...] = ()
+    """What its server took of the sampling and did not follow: `form`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +239,7 @@ class Score:
     `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
     actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: a verdict
     of its own making left none of the judge's; scored at the task's minimum), or `unscored` with a
-    `reason`.
+    `reason`. A dialogue in which turns were cut is `truncated` and scored as it stands.
     """
 
     value: float | None

@@ -79,15 +79,29 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     else:
         _print_run(run, config)
     _say_failures(run, summary)
-    share = summary.unscored_share or 0.0
-    if share > config.max_unscored:
-        unscored = summary.n - summary.n_scored
-        _say(
-            f"{unscored} of {summary.n} episodes are unscored, more than --max-unscored "
-            f"{config.max_unscored:g} allows; to play them again, run the same command with "
-            f"--out {run.path}"
-        )
+    if text := _too_many(config, run, summary):
+        _say(text)
         raise typer.Exit(1)
+
+
+def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
+    """What to say where more episodes are unscored or truncated than may be; else empty."""
+    from soulkit.eval.remarks import truncated_total
+
+    unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
+    if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
+        return ""
+    most = f"more than --max-unscored {config.max_unscored:g} allows"
+    again = f"to play them again, run the same command with --out {run.path}"
+    longer = (
+        "give replies more room in a new run: a larger --max-tokens, or a model with more context"
+    )
+    if not cut:
+        return f"{unscored} of {summary.n} episodes are unscored, {most}; {again}"
+    if not unscored:
+        return f"{cut} of {summary.n} episodes are truncated, {most}; {longer}"
+    both = f"{unscored} of {summary.n} episodes are unscored and {cut} truncated"
+    return f"{both}, {most}; for the first, {again}; for the others, {longer}"
 
 
 def _say(remark: str) -> None:
@@ -107,7 +121,9 @@ def _print_run(run: Run, config: EvalConfig) -> None:
 
 
 def _say_failures(run: Run, summary: Summary) -> None:
-    """Statuses other than ok, and the first failure of each kind in its own words."""
+    """Statuses other than ok, replies that ran into their limit, and the first failure of each kind
+    in its own words."""
+    from soulkit.eval.remarks import truncation_text
     from soulkit.eval.runner import failures
     from soulkit.runs.records import load_records
 
@@ -115,6 +131,8 @@ def _say_failures(run: Run, summary: Summary) -> None:
         if set(statuses) - {"ok"}:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
             _say(f"{task}: {counts}")
+    if text := truncation_text(summary.statuses):
+        _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes)).items():
             _say(f"{reason}: {one_line(words, 300)}")

@@ -90,7 +90,11 @@ class EvalConfig(PlayConfig):
         help="Nucleus; 1 keeps every token.",
     )
     max_tokens: int | None = setting(
-        None, gt=0, section="Sampling", unset="the task's own", help="Limit of a reply."
+        None,
+        gt=0,
+        section="Sampling",
+        unset="the task's own, else 8192",
+        help="Limit of a reply; the context may leave less.",
     )
     reasoning_effort: str | None = setting(
         None,
@@ -144,7 +148,11 @@ class EvalConfig(PlayConfig):
     )
 
     max_unscored: float = setting(
-        0.05, ge=0, le=1, section="Run", help="A larger share of unscored episodes exits with 1."
+        0.05,
+        ge=0,
+        le=1,
+        section="Run",
+        help="A larger share of unscored and truncated episodes exits with 1.",
     )
 
     @model_validator(mode="before")

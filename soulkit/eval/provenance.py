@@ -262,7 +262,8 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
 
 
 def keep_provenance(run: Run, now: Print) -> None:
-    """Write `now`; RunError when the run was begun with other scripts, addresses, rows, scorers."""
+    """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
+    or scorers."""
     before = read_provenance(run.path)
     for what in _changes(before, now) if before else ():
         raise RunError(
@@ -303,10 +304,13 @@ def _changes(before: Print, now: Print) -> list[str]:
                 for name, word in CHANGING.items()
                 if name in old and name in new and old[name] != new[name]
             ]
+            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
     for task, entry in now["tasks"].items():
         old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+        old_sampling = before["tasks"].get(task, {}).get("sampling", {})
+        changes += _other_limit(f"the actor in {task}", old_sampling, entry.get("sampling", {}))
         old_options = before["tasks"].get(task, {}).get("options", {})
         options = entry.get("options", {}) if old_options else {}
         changes += [
@@ -315,3 +319,11 @@ def _changes(before: Print, now: Print) -> list[str]:
             if options and old_options.get(name) != options.get(name)
         ]
     return changes
+
+
+def _other_limit(who: str, old: Print, new: Print) -> list[str]:
+    """Defaults of limits move between versions, and nobody wrote them into the settings."""
+    limits = old.get("max_tokens"), new.get("max_tokens")
+    if None in limits or limits[0] == limits[1]:
+        return []
+    return [f"replies of at most {limits[0]} tokens by {who} ({limits[1]} now)"]

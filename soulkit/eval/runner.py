@@ -36,6 +36,7 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.models.room import least_room, reply_room
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
@@ -222,7 +223,7 @@ def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
 
 
 def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
-    """ConfigError when a first prompt and its reply do not fit the model's context.
+    """ConfigError when a first prompt leaves no room for a reply in the model's context.
 
     With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
     """
@@ -234,7 +235,7 @@ def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalCo
         lengths = [
             model.prompt_length(part.task.preview(e), sampling.thinking) for e in part.examples
         ]
-        over = sum(n + sampling.max_tokens > limit for n in lengths)
+        over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
         if over:
             raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
 
@@ -252,12 +253,12 @@ def check_weights(run: Run, model: LocalModel) -> None:
 
 
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
-    longest, spare = max(lengths), limit - max(lengths)
+    longest, spare, least = max(lengths), limit - max(lengths), least_room(reply)
     shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
     return ConfigError(
         f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
-        f"The longest has {longest} tokens, its reply may have {reply}, and the model holds {limit}"
-        " in all; nothing is cut silently.",
+        f"The longest has {longest} tokens, its reply needs room for {least}, and the model holds "
+        f"{limit} in all; nothing is cut silently.",
         f"{shorter}--allow-overflow to leave those rows unscored.",
     )
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.eval.batch import LeaveOneOut, Summariser
+from soulkit.eval.remarks import TRUNCATED, ignored_parameters, word_cuts
 from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
 from soulkit.types import Record
@@ -49,7 +50,7 @@ class Cell:
     unscored: Mapping[str, int] = field(default_factory=dict)
     """Reason → episodes without a number."""
     worst: float | None = None
-    """The mean if everything unscored were worst; None: complete, or no known scale."""
+    """The mean if all unscored or truncated were worst; None: complete, or no known scale."""
     best: float | None = None
     beside: bool = False
     """Whether it belongs beside the headline."""
@@ -136,6 +137,10 @@ class Summary:
     """Task → status → episodes."""
     prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Task → template → its hashes: more than one if it changed under way."""
+    cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
+    ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → whose and which sampling parameter a server took and did not follow → how often."""
     unpriced_calls: int = 0
     """Calls that `cost` leaves out, because they have no price."""
     rescored_from: str = ""
@@ -150,7 +155,7 @@ class Summary:
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = ("unpriced_calls", "rescored_from", "suite", "left_out")
+        sparse = ("unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "ignored")
         return {name: value for name, value in line.items() if value or name not in sparse}
 
     @classmethod
@@ -172,6 +177,8 @@ class Summary:
             tasks=tasks,
             statuses=_members(line.get("statuses")),
             prompts=_members(line.get("prompts")),
+            cuts=_counts(line.get("cuts")),
+            ignored=_counts(line.get("ignored")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
@@ -194,6 +201,14 @@ def _ends(value: object) -> Interval | None:
 def _members(value: object) -> dict[str, Any]:
     """An object of a file; empty for anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def _counts(value: object) -> dict[str, dict[str, int]]:
+    """Counts by task of a file; what is none is left out."""
+    return {
+        task: {name: int(n) for name, one in _members(line).items() if (n := _number(one))}
+        for task, line in _members(value).items()
+    }
 
 
 def unscored_share(records: Sequence[Record]) -> float:
@@ -250,6 +265,8 @@ def summarise(
         tasks=tasks,
         statuses={name: _statuses(rows) for name, rows in groups.items()},
         prompts={name: _prompts(rows) for name, rows in groups.items()},
+        cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
+        ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
     )
 
 
@@ -285,11 +302,13 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
     main = drafts(records)
-    cells = {"value": _cell(metric_values(main, "value"), scale.get(name))}
+    cells = {"value": _cell(metric_values(main, "value"), scale.get(name), hides=True)}
     for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
-        cells[metric] = _cell(metric_values(main, metric), scale.get(f"{name}/{metric}"))
+        ends = scale.get(f"{name}/{metric}")
+        cells[metric] = _cell(metric_values(main, metric), ends, hides=ends is not None)
     for label, rows in _breakdowns(main, records).items():
-        cells[f"value/{label}"] = _cell(metric_values(rows, "value"), scale.get(name))
+        pairs = metric_values(rows, "value")
+        cells[f"value/{label}"] = _cell(pairs, scale.get(name), hides=True)
     return cells
 
 
@@ -306,15 +325,20 @@ def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, 
     return parts
 
 
-def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) -> Cell:
+def _cell(
+    pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False
+) -> Cell:
+    """The mean of a metric. Where it `hides` what truncated replies would have become, they count
+    in its bounds like unscored ones: a dialogue's score as it stands is not its bound."""
     values = [v for _, v in pairs]
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
     limits = scale or ((0.0, 1.0) if binary else None)
     mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
-    incomplete = limits is not None and mean.n_scored < mean.n
-    worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
+    certain = [None if hides and r.score.status == TRUNCATED else v for r, v in pairs]
+    incomplete = limits is not None and None in certain
+    worst, best = bounds(certain, limits) if limits is not None and incomplete else (None, None)
     return Cell(
         mean=mean.mean,
         ci_low=mean.ci_low,

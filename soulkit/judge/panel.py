@@ -37,12 +37,13 @@ class Opinion(Generic[T]):
     replies: int = 0
     quoting: int = 0
     error: UnreadableVerdict | None = None
+    ignored: tuple[str, ...] = ()
 
     def verdict(self) -> Verdict:
         """The opinion as it stands in a Score."""
         return Verdict(
             judge=self.judge, purpose=self.purpose, sample=self.sample, said=self.fields,
-            problem=self.problem, replies=self.replies, quoting=self.quoting,
+            problem=self.problem, replies=self.replies, quoting=self.quoting, ignored=self.ignored,
         )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ async def _opinion(name: str, judge: Player, question: JudgeQuestion[T], call: C
         return Opinion(name, question.purpose, call.sample, None, {}, error.detail, error=error)
     return Opinion(
         name, question.purpose, call.sample, reply.value, question.dump(reply.value),
-        replies=reply.replies, quoting=reply.quoting,
+        replies=reply.replies, quoting=reply.quoting, ignored=reply.ignored,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from soulkit.errors import UnreadableVerdict
 from soulkit.judge.objects import JudgeMaterial, ObjectSpan, Scan, resembles, scan, whole_object
 from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
-from soulkit.types import Call, Form, Segment
+from soulkit.types import Call, Completion, Form, Segment
 
 T = TypeVar("T")
 S = TypeVar("S", bound="VerdictShape")
@@ -79,6 +79,8 @@ class JudgeAnswer(Generic[T]):
     """Asked for so often."""
     quoting: int
     """So many of the replies repeated an answer from the question."""
+    ignored: tuple[str, ...] = ()
+    """What the server took of the sampling and did not follow: `form`."""
 
 
 def question(
@@ -147,34 +149,53 @@ async def ask(judge: Player, question: JudgeQuestion[T], call: Call) -> T:
 async def answer(judge: Player, question: JudgeQuestion[T], call: Call) -> JudgeAnswer[T]:
     """What `judge` answers to `question`, and how often it was asked.
 
-    Raises UnreadableVerdict when no attempt could be read, or the judge itself failed.
+    A reply that was cut is not asked for again: nothing would be other about the second one. Raises
+    UnreadableVerdict when no attempt could be read, or the judge itself failed.
     """
     player = judge.with_form(question.form)
     context: tuple[Segment, ...] = (Segment("user", question.prompt),)
     problem, contexts, quoting = "", [], 0
+    ignored: set[str] = set()
     for attempt in range(1, question.attempts + 1):
         contexts.append(context)
         reply = await player.complete(context, call)
         quoting += question.quotes(reply.text)
+        ignored |= set(reply.ignored)
         try:
-            return JudgeAnswer(
-                question.read(_complete_text(reply.text, reply.stop_reason)), attempt, quoting
-            )
+            value = question.read(_complete_text(reply.text, reply.stop_reason))
+            return JudgeAnswer(value, attempt, quoting, tuple(sorted(ignored)))
         except UnreadableVerdict as error:
             problem = error.detail
+            if reply.stop_reason == "length":  # the same question would end in the same place
+                problem = _cut_problem(reply, player.sampling.max_tokens)
+                break
             context = (context[0], *_reask(reply.text, problem))
     for useless in contexts:
         player.set_aside(useless, call)
-    detail = f"{judge.model.name}: {problem} (asked {question.attempts} times)"
+    times = "once" if len(contexts) == 1 else f"{len(contexts)} times"
+    detail = f"{judge.model.name}: {problem} (asked {times})"
     raise UnreadableVerdict(detail, question.forgery)
 
 
 def _complete_text(text: str, stop: str) -> str:
     if stop == "content_filter":
         raise UnreadableVerdict("the reply was held back by a content filter")
+    if stop == "refusal":
+        raise UnreadableVerdict(f"the judge refused: {text[:200]}")
     if not text.strip():
         raise UnreadableVerdict(f"the reply is empty ({stop})")
     return text
+
+
+def _cut_problem(reply: Completion, limit: int) -> str:
+    """What to say of a reply that ended at the limit: at whose, and what would help."""
+    length = reply.usage.completion_tokens
+    if 0 < length < limit:
+        return (
+            f"the reply was cut at {length} tokens, a limit of the server or of its context "
+            f"({limit} were allowed)"
+        )
+    return f"the reply was cut at its limit of {limit} tokens; the judge's max_tokens raises it"
 
 
 def _reask(reply: str, problem: str) -> tuple[Segment, Segment]:

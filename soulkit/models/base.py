@@ -29,6 +29,9 @@ _BLAME: dict[Role, type[CallError]] = {
     "coach": UnreadableVerdict,
 }
 
+_MAY_NOT_REFUSE: tuple[Role, ...] = ("partner", "environment", "coach")
+"""Whose refusal is nobody's words. An actor's is its answer, a judge is asked again."""
+
 
 class ChatModel(Protocol):
     """A live model. `complete` raises `CallError` (never returns an error as text)."""
@@ -63,14 +66,21 @@ class Player:
             keeps(context, self.sampling, call)
 
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
-        """The model's reply; a provider's failure is blamed on the role that was called."""
+        """The model's reply; a provider's failure is blamed on the role that was called.
+
+        The words of a refusal are no line of a partner's and no feedback: they are its failure.
+        """
         try:
-            return await self.model.complete(context, self.sampling, call)
+            reply = await self.model.complete(context, self.sampling, call)
         except (ProviderError, ContextOverflow) as error:
             blamed = _BLAME.get(call.role)
             if blamed is None:
                 raise
             raise blamed(error.detail) from error
+        if reply.stop_reason == "refusal" and call.role in _MAY_NOT_REFUSE:
+            self.set_aside(context, call)
+            raise _BLAME[call.role](f"{self.model.name} refused: {reply.text[:200]}")
+        return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100,
 32 clusters)` is the mean, half the width of its interval, scored of all episodes, and how many
 clusters the interval rests on. Intervals on a scale are not symmetric, so the interval itself is
-printed too; where anything is unscored, the worst and best mean it could hide.
+printed too; where anything is unscored or truncated, the worst and best mean it could hide.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.remarks import cuts_text, ignored_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
@@ -55,7 +56,7 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 
 def bounds_text(cell: Cell) -> str:
-    """The mean if everything unscored were worst or best; empty when complete."""
+    """The mean if everything unscored or truncated were worst or best; empty when complete."""
     if cell.worst is None or cell.best is None:
         return ""
     return _range(cell.worst, cell.best)
@@ -114,6 +115,9 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("cost", _cost(summary)),
         ("answers", answers_text(summary)),
         *origin_facts(run.provenance),
+        ("truncated", truncation_text(summary.statuses)),
+        ("words cut", cuts_text(summary.cuts)),
+        ("ignored by servers", ignored_text(summary.ignored)),
     ]
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
@@ -428,7 +432,9 @@ def run_head(run: RunData) -> RenderableType:
 
 
 def _facts_line(run: RunData) -> str:
-    labelled = ("steps", "cost", *ROLES, "rows", "revision")
+    labelled = (
+        "steps", "cost", "truncated", "words cut", "ignored by servers", *ROLES, "rows", "revision",
+    )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
 

@@ -23,6 +23,8 @@ from soulkit.judge.panel import reading_metrics
 from soulkit.models.base import Cast
 from soulkit.tasks.batches import as_batch_metrics
 from soulkit.tasks.budgets import first_words, last_words
+from soulkit.tasks.endings import READABLE as READABLE
+from soulkit.tasks.endings import with_endings
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.text import one_line
@@ -45,9 +47,6 @@ from soulkit.types import (
     Turn,
     unscored,
 )
-
-READABLE = ("ok", "salvaged")
-"""Statuses of an answer that is graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +177,9 @@ class Task(ABC):
             score = await self.score(example, episode, cast)
         except CallError as error:
             return self._without_score(episode, error)
+        dialogue = self.calls(example).get("actor", 1) > 1
+        low = self.spec.metric.low
+        score = with_endings(score, episode, low, self.protocol, dialogue=dialogue)
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:
@@ -343,9 +345,13 @@ def utterances(episode: Episode) -> list[str]:
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:
-    """The note of an episode on sampling parameters that the server refused, if any."""
-    dropped = sorted({name for completion in completions for name in completion.dropped})
-    return {"dropped": dropped} if dropped else {}
+    """The notes of an episode on sampling parameters that the server refused or ignored, if any."""
+    replies = list(completions)
+    names = {
+        "dropped": sorted({name for reply in replies for name in reply.dropped}),
+        "ignored": sorted({name for reply in replies for name in reply.ignored}),
+    }
+    return {note: of_note for note, of_note in names.items() if of_note}
 
 
 def __getattr__(name: str) -> Any:

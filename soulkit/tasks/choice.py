@@ -8,6 +8,7 @@ from abc import abstractmethod
 from soulkit.judge.verdict import plain
 from soulkit.models.base import Cast
 from soulkit.tasks.base import READABLE, Rollout, Task, dropped_note
+from soulkit.tasks.endings import actor_status
 from soulkit.types import (
     Completion,
     Episode,
@@ -134,25 +135,15 @@ class ChoiceTask(Task):
         completion = episode.final
         assert completion is not None
         answer, status = self.read(example, completion.text)
+        status = actor_status(completion, status, self.protocol)
         readable = status in READABLE
         value = self.grade(example, answer) if readable else self.spec.metric.low
         return Score(
             value=value,
             reward=value,
             metrics=self.measures(example, answer if readable else ""),
-            status=actor_status(completion, status),
+            status=status,
             words=answer,
             protocol=self.protocol,
             prompts=self.prompts.hashes(self.template),
         )
-
-
-def actor_status(completion: Completion, parsed: str) -> str:
-    """Why an answer could not be read, from the completion: the actor's own failure, by name."""
-    if parsed in READABLE:
-        return parsed
-    if completion.stop_reason == "content_filter":
-        return "refusal"
-    if completion.stop_reason == "length":
-        return "truncated"
-    return parsed if completion.text.strip() else "empty"

@@ -58,7 +58,11 @@ class RolloutSettings(Settings):
         help="Of the sampling, and of the log-probs in the loss.",
     )  # fmt: skip
     max_tokens: int | None = setting(
-        None, gt=0, section="Sampling", only=RL, unset="the task's own", help="Limit of a reply."
+        None, gt=0, section="Sampling", only=RL, unset="the task's own, else 8192",
+        help="Limit of a reply; the context may leave less.",
+    )  # fmt: skip
+    max_prompt: int = setting(
+        8192, gt=0, section="Sampling", flag=None, only=RL, help="Longest first prompt, in tokens."
     )
     feedback_for: Literal["auto", "all", "imperfect", "task"] = setting(
         "auto", section="Feedback", only=("feedback",),

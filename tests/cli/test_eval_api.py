@@ -58,8 +58,9 @@ def test_every_kind_of_server_is_scored(profile: str, tmp_path: Path) -> None:
 
 def test_thinking_that_fills_the_limit_is_the_actors_own_failure(tmp_path: Path) -> None:
     with ScriptedServer(profile="thinking", answer=oracle("tomi", 6)) as server:
-        assert api(server.base_url, tmp_path / "run", "--max-tokens", 5) == 0
-    assert value(tmp_path / "run")["mean"] == 0.0
+        assert api(server.base_url, tmp_path / "run", "--max-tokens", 5) == 1
+    cell = value(tmp_path / "run")
+    assert (cell["mean"], cell["worst"], cell["best"]) == (0.0, 0.0, 1.0)
     assert summary(tmp_path / "run")["statuses"] == {"tomi": {"truncated": 6}}
     assert {r.episode.transcript[0].text for r in records(tmp_path / "run")} == {""}
 

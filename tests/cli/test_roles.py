@@ -23,7 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def play(model: Path, out: Path, partner: str, *more: object) -> int:
     return soul("eval", "local", "--model", model, "--task", "secret_keeper", "--data", "synth:2",
-                "--max-tokens", 8, "--out", out, "--partner", partner, *more)  # fmt: skip
+                "--max-tokens", 8, "--max-unscored", 1, "--out", out, "--partner", partner,
+                *more)  # fmt: skip
 
 
 def script(folder: Path) -> Path:
@@ -174,19 +175,19 @@ def test_a_reply_of_no_use_is_asked_for_again_and_stays_for_a_replay(tmp_path: P
         assert len(server.requests) == 2 * 4
 
 
-def test_an_unreadable_verdict_is_asked_for_again(tmp_path: Path, model: Path) -> None:
+def test_an_unreadable_verdict_is_asked_for_again(tmp_path: Path) -> None:
     out, well = tmp_path / "run", False
 
-    def judge(body: dict[str, Any]) -> str:
+    def played(body: dict[str, Any]) -> str:
+        if body["model"] == "m":
+            return "hm, that is not what i meant"
         return answer(body) if well else "hard to say"
 
-    with ScriptedServer(answer=judge) as server:
-        command = ("eval", "local", "--model", model, "--task", "userllm", "--data", "synth:6",
-                   "--max-tokens", 8, "--judge", f"endpoint:j@{server.base_url}",
-                   "--max-unscored", 0, "--out", out)  # fmt: skip
-        assert soul(*command) == 1
+    with ScriptedServer(answer=played) as server:
+        judge = ("--judge", f"endpoint:j@{server.base_url}")
+        assert api(server.base_url, out, *judge, task="userllm") == 1
         lost = [r for r in load_records(out / "episodes.jsonl") if not r.score.scored]
         assert lost and {r.score.reason for r in lost} == {"judge_error"}
         well = True
-        assert soul(*command) == 0
+        assert api(server.base_url, out, *judge, task="userllm") == 0
         assert soul("ledger", "verify", out) == 0

@@ -71,7 +71,7 @@ def test_every_task_is_sampled_its_own_way_unless_told(tmp_path: Path) -> None:
     model, totals = play(run, work, settings)
     task_of = {e.id: w.task.name for w in work for e in w.examples}
     seen = {(task_of[c.example_id], s.max_tokens, s.temperature) for c, s in model.asked}
-    assert seen == {("tomi", 256, 1.0), ("hitom", 1024, 1.0)}
+    assert seen == {("tomi", 256, 1.0), ("hitom", 8192, 1.0)}
     assert {s.seed for _, s in model.asked} == {7}
     assert totals["n"] == len(model.asked) == 2 * len(task_of)
     assert totals["tasks"]["hitom"]["value"]["mean"] == 1.0

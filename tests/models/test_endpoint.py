@@ -74,7 +74,7 @@ def test_plain_reply_and_what_was_sent() -> None:
             "messages": [{"role": "user", "content": "hello there"}],
             "temperature": 1.0,
             "top_p": 1.0,
-            "max_tokens": 512,
+            "max_tokens": 8192,
         }
     ]
 
@@ -103,7 +103,7 @@ def test_strict_server_refusals_are_paid_once_and_recorded() -> None:
         first, second = ask(model), ask(model)
     assert first.dropped == second.dropped == ("temperature",)
     assert len(server.requests) == 4
-    assert server.requests[-1]["max_completion_tokens"] == 512
+    assert server.requests[-1]["max_completion_tokens"] == 8192
     assert not {"temperature", "max_tokens"} & set(server.requests[-1])
 
 
@@ -219,7 +219,6 @@ def test_final_error_within_a_successful_reply() -> None:
     "fault",
     [
         Fault.status_error(400, "too long", code="context_length_exceeded"),
-        Fault.status_error(400, "'max_tokens' is too large: the maximum context length is 8192"),
         Fault.status_error(413, "prompt is too long: 9 tokens > 8 maximum"),
     ],
 )
@@ -288,7 +287,7 @@ def _reply(message: dict[str, Any], stop: str | None = "stop") -> Fault:
         (_reply({"content": None}), "", "stop", ""),
         (_reply({"content": ""}, "content_filter"), "", "content_filter", ""),
         (_reply({"content": "a", "reasoning": "b"}), "a", "stop", "b"),
-        (_reply({"content": None, "refusal": "I will not."}), "I will not.", "stop", ""),
+        (_reply({"content": None, "refusal": "I will not."}), "I will not.", "refusal", ""),
         (_reply({"content": [{"type": "text", "text": "part"}]}), "part", "stop", ""),
         (_reply({"content": "half \ud83d"}, "length"), "half \ufffd", "length", ""),
         (_reply({"content": "a"}, None), "a", "unknown", ""),

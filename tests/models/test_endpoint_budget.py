@@ -14,7 +14,7 @@ from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.prices import load_prices
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import gather
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import MAX_TOKENS, Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 HELLO = (Segment("user", "hello there"),)
@@ -116,7 +116,7 @@ def test_replies_without_counts_are_taken_at_their_most() -> None:
     with ScriptedServer(script={0: Fault.reply(reply)}) as server:
         got = one_after_the_other(endpoint(server, budget=budget), 1)
     assert got[0].usage.cost is None
-    assert 512 * 10e-6 <= budget.spent < 512 * 11e-6
+    assert MAX_TOKENS * 10e-6 <= budget.spent < MAX_TOKENS * 11e-6
 
 
 def test_what_is_under_way_is_waited_for_and_kept_and_not_paid_again(tmp_path: Path) -> None:

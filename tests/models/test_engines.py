@@ -178,7 +178,7 @@ def test_a_ledger_of_requests_without_top_p_is_replayed(tmp_path: Path) -> None:
 
     key = call_key(
         base_url="http://localhost:8000/v1", model="m",
-        messages=[{"role": "user", "content": "hello"}], sampling=Sampling(seed=1),
+        messages=[{"role": "user", "content": "hello"}], sampling=Sampling(seed=1, max_tokens=512),
         call=Call(role="judge", example_id="e"),
     )  # fmt: skip
     assert key == "b4dc62c947609ae3263f78b3675740b3233e6c9f03d698e48438f84336f53bd6"

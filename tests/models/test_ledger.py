@@ -25,7 +25,7 @@ from tests.support.servers.openai_server import Fault, ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 CALL = Call(role="judge", example_id="e1")
-PLAIN = Sampling()
+PLAIN = Sampling(max_tokens=512)
 HELLO = (Segment("user", "hello"),)
 ENTRY = LedgerEntry(
     model="m",
@@ -214,7 +214,8 @@ def test_everything_that_matters_is_in_the_key() -> None:
         {"role": "coach"}, {"example_id": "e2"}, {"rollout": 1}, {"kind": "refined"},
         {"turn": 1}, {"sample": 1}, {"step": 1},
     ]  # fmt: skip
-    samplings = [Sampling(seed=1), Sampling(temperature=0.0), Sampling(thinking=False)]
+    samplings = [replace(PLAIN, seed=1), replace(PLAIN, temperature=0.0)]
+    samplings += [replace(PLAIN, thinking=False), replace(PLAIN, max_tokens=8192)]
     keys = [
         _key(),
         _key(base_url="v"),
@@ -223,7 +224,7 @@ def test_everything_that_matters_is_in_the_key() -> None:
         *(_key(call=replace(CALL, **change)) for change in calls),
         *(_key(sampling=sampling) for sampling in samplings),
     ]
-    assert len(set(keys)) == len(keys) == 14
+    assert len(set(keys)) == len(keys) == 15
     assert _key(messages=[{"content": "a", "role": "user"}]) == _key()
     assert _key() == "44676b3c0616144e14422a1ba0c5cbf3450bc3c4a9f809148ed0a255a1ce685b"
 

@@ -35,7 +35,7 @@ def score(text: str, stop: str = "stop") -> Score:
     [
         ("<answer>{gold}</answer>", "stop", 1, "ok", 1),
         ("<answer>'{gold}'</answer>", "stop", 1, "salvaged", 1),
-        ("<answer>'{gold}'</answer> and", "length", 1, "salvaged", 1),
+        ("<answer>'{gold}'</answer> and", "length", 0, "truncated", 0),
         ("<answer>somewhere else</answer>", "stop", 0, "ok", 2),
         ("It is there.", "stop", 0, "no_tag", 0),
         ("It is", "length", 0, "truncated", 0),

@@ -19,6 +19,9 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
+* **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
+  so long, the reply is asked for with the room that there is, or with half of it where the server
+  does not say how much; below `room.least_room` the prompt is too long.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
 * **What is left out** some servers fill in themselves; engines.py says what is sent so that they
@@ -41,7 +44,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
-from soulkit.keys import masked
 from soulkit.models.api import http
 from soulkit.models.api.address import OPENAI_URL, checked_url, is_loopback, read_key
 from soulkit.models.api.breaker import Breaker
@@ -59,19 +61,20 @@ from soulkit.models.api.faults import (
 from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
+from soulkit.models.api.reading import read_completion, read_older_completion
 from soulkit.models.api.wire import (
     Unreadable,
     WireReply,
     dropped_fields,
     estimated_tokens,
     parameters,
-    parse_reply,
     safe_reply,
     to_messages,
     without,
 )
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
-from soulkit.types import Call, Completion, Sampling, Segment, Usage
+from soulkit.models.room import least_room
+from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
@@ -98,6 +101,8 @@ class _Request:
     number: int
     """Of the requests for this call, from 1."""
     keep: Keep
+    full_limit: int
+    """Tokens that the reply may have where the server has room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,8 @@ class Endpoint:
             tests.
         max_wait_s: no wait is longer than this, whatever the server asks for.
         requests_per_minute, tokens_per_minute: what all calls may take together. Tokens are
-            prompt and reply; beforehand a prompt is estimated and the reply taken at its limit.
+            prompt and reply; beforehand a prompt is estimated and a reply taken at its limit, at
+            most RESERVED.
         down_after_s: seconds that calls wait for a server that does not answer any of them.
         price_in, price_out: US dollars per million prompt and completion tokens, both or neither.
         prices: where the price is looked up when it is not given.
@@ -221,11 +227,11 @@ class Endpoint:
         """
         messages = to_messages(context)
         if self._ledger is None:
-            return _completion(await self._ask(messages, sampling, call, _unstored))
+            return read_completion(await self._ask(messages, sampling, call, _unstored), sampling)
         ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call)
-        read = _completion if entry is None else _masked_completion
+        read = read_completion if entry is None else read_older_completion
         if entry is None:
 
             def keep(fresh: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
@@ -233,7 +239,7 @@ class Endpoint:
 
             entry = await self._ask(messages, sampling, call, keep)
         try:
-            return read(entry)
+            return read(entry, sampling)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(entry, str(error)) from error
 
@@ -267,13 +273,18 @@ class Endpoint:
         attempts = requests = 0
         while True:
             requests += 1
-            request = _Request(messages, settings, settings, call, requests, keep)
+            request = _Request(
+                messages, settings, settings, call, requests, keep, sampling.max_tokens
+            )
             outcome = await self._attempt(request, tokens, attempts)
             if isinstance(outcome, _Reply):
                 return outcome.entry
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
                 self._remember(outcome.refused)
+                continue
+            if outcome.room >= least_room(sampling.max_tokens):
+                settings = {**settings, "max_tokens": outcome.room}  # so does this: it is less
                 continue
             if outcome.probe:
                 continue  # this ends too: after `down_after_s` the gate lets nobody wait
@@ -348,6 +359,8 @@ class Endpoint:
         if self._budget is not None:
             self._budget.add(entry.cost if entry.cost is not None else self._cost_limit(request))
         beside = {name: request.sent[name] for name in FILLED if name in request.sent}
+        if request.settings["max_tokens"] != request.full_limit:
+            beside["max_tokens"] = request.settings["max_tokens"]
         return _Reply(request.keep(entry, beside), answer)
 
     def _cost_limit(self, request: _Request) -> float:
@@ -394,7 +407,7 @@ class Endpoint:
             self._refused.add(refused)
 
     def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
-        if fault.overflow:
+        if fault.overflow or fault.room:
             raise ContextOverflow(f"{self.name}: {fault.detail}")
         more = f" (after {attempts} attempts)" if attempts > 1 else ""
         if fault.key:
@@ -438,35 +451,6 @@ class Endpoint:
 
     def _client(self, connections: int) -> Client:
         return http.make_client(self.base_url, self.timeout_s, connections)
-
-
-def _completion(entry: LedgerEntry) -> Completion:
-    answer = parse_reply(entry.reply)
-    usage = Usage(
-        calls=1,
-        prompt_tokens=entry.prompt_tokens,
-        completion_tokens=entry.completion_tokens,
-        seconds=entry.seconds,
-        cost=entry.cost,
-    )
-    return Completion(
-        text=answer.text,
-        stop_reason=answer.stop_reason,
-        reasoning=answer.reasoning,
-        usage=usage,
-        dropped=entry.dropped,
-    )
-
-
-def _masked_completion(entry: LedgerEntry) -> Completion:
-    """Of an older entry: earlier versions kept keys that a server had escaped."""
-    completion = _completion(entry)
-    return replace(
-        completion,
-        text=masked(completion.text),
-        reasoning=masked(completion.reasoning),
-        stop_reason=masked(completion.stop_reason),
-    )
 
 
 def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:

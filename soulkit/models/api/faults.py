@@ -19,6 +19,7 @@ from soulkit.models.api.wire import (
     Unreadable,
     error_message,
     json_or_none,
+    offered_room,
     refused_name,
     refused_rung,
     retry_after,
@@ -51,6 +52,9 @@ class Fault:
     refused: str = ""
     """What the server does not take, in the words of `wire.without`."""
     overflow: bool = False
+    room: int = 0
+    """Tokens to ask for instead, where the server has no room for so long a reply; 0: it is about
+    something else."""
     key: bool = False
     """The server does not take the key, or wants one."""
     probe: bool = False
@@ -82,8 +86,11 @@ def status_fault(
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
     message, param = error_message(body), str(fields.get("param") or "")
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
-    if status in _REFUSING and too_long(f"{code} {kind} {message}"):
-        return Fault(detail, retry=False, overflow=True)
+    if status in _REFUSING:
+        overflow = too_long(f"{code} {kind} {message}")
+        room = offered_room(message, _limit(sent), overflow=overflow)
+        if overflow or room:
+            return Fault(detail, retry=False, overflow=overflow, room=room)
     refused = refused_name(code, param, message, sent)
     if refused == FORMAT and status in _REFUSING_FORMS:
         return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
@@ -101,6 +108,11 @@ def status_fault(
     )
 
 
+def _limit(sent: Mapping[str, Any]) -> int:
+    """The reply's limit as it was sent, under whichever name; 0 without one."""
+    return int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
+
+
 def unreadable_fault(
     raw: str, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> Fault:
@@ -114,7 +126,7 @@ def unreadable_fault(
         return status_fault(int(code), inner, {}, settings, sent)
     # Without a status only its words tell a refusal from a fault that passes.
     fault = status_fault(400, inner, {}, settings, sent)
-    if fault.refused or fault.overflow:
+    if fault.refused or fault.overflow or fault.room:
         return fault
     return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
 

@@ -50,9 +50,30 @@ NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetiti
 others; the older ones of these take no `top_k` of 0."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
+RESERVED = 1024
+"""Tokens that a reply is taken to have at most before it is there: few use up their limit, and a
+rate that was reserved for all of it would let few calls go at once."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(?:length|window|size)|prompt is too long|input is too long"
     r"|too many (?:input |prompt )?tokens|reduce the length of",
+    re.IGNORECASE,
+)
+_ABOUT_REPLY = re.compile(r"max_\w*tokens|completion|output tokens|\brequested\b", re.IGNORECASE)
+_REPLY_TOO_LONG = re.compile(
+    r"(?:max_\w*tokens|(?:completion|output) tokens)[^.]*(?:too (?:large|long|high|big)|at most"
+    r"|exceed|less than or equal|greater than|valid range|maximum allowed| > )"
+    r"|at most [\d,]+ (?:completion|output) tokens",
+    re.IGNORECASE,
+)
+"""About a limit of the reply that is out of the server's range."""
+_CONTEXT = re.compile(r"context (?:length|window|size)\D{0,40}(\d[\d,]*)", re.IGNORECASE)
+_PROMPT = re.compile(
+    r"(\d[\d,]*) (?:in the (?:messages|prompt|input)|(?:input|prompt) tokens"
+    r"|tokens (?:from|in) the (?:input|messages|prompt))",
+    re.IGNORECASE,
+)
+_CAP = re.compile(
+    r"(?:at most|less than or equal to|maximum[\w ]{0,40}|\[\s*\d+\s*,| > )\W{0,4}(\d[\d,]*)",
     re.IGNORECASE,
 )
 
@@ -81,10 +102,10 @@ def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
 
 
 def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
-    """Tokens of the messages, guessed at four bytes each and a few per message, and the reply's
-    limit: what a request is taken to use before the server has counted."""
+    """Tokens of the messages, guessed at four bytes each and a few per message, and of the reply:
+    what a request is taken to use before the server has counted."""
     size = sum(len(m["content"].encode("utf-8", "replace")) for m in messages)
-    return size / 4 + 4 * len(messages) + max_tokens
+    return size / 4 + 4 * len(messages) + min(max_tokens, RESERVED)
 
 
 def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
@@ -96,7 +117,7 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
     }
     if sampling.seed is not None:
-        wire["seed"] = _seed(sampling.seed, call)
+        wire["seed"] = sent_seed(sampling.seed, call)
     if sampling.stop:
         wire["stop"] = list(sampling.stop)
     if sampling.reasoning_effort is not None:
@@ -116,7 +137,8 @@ def _strict_format(form: Form) -> dict[str, Any]:
     return {"type": RUNGS[0], RUNGS[0]: schema}
 
 
-def _seed(seed: int, call: Call) -> int:
+def sent_seed(seed: int, call: Call) -> int:
+    """The seed that goes to a server: rollouts of one example have seeds of their own."""
     text = json.dumps([seed, asdict(call)], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
@@ -167,6 +189,27 @@ def error_message(body: object) -> str:
 def too_long(text: str) -> bool:
     """Whether an error's code, type and message say that the prompt exceeds the context."""
     return _TOO_LONG.search(text) is not None
+
+
+def offered_room(message: str, limit: int, *, overflow: bool) -> int:
+    """Tokens to ask for instead of `limit` where a server has no room for so long a reply.
+
+    0: the message is about something else. `overflow` says that it is about the context. What the
+    message counts goes first, then a limit that it names, then half of what was asked for.
+    """
+    message = message[:2000]
+    context, prompt = _CONTEXT.search(message), _PROMPT.search(message)
+    if overflow and context and prompt:
+        room = _number(context) - _number(prompt)
+        return room if 0 < room < limit else 0
+    if not (_ABOUT_REPLY if overflow else _REPLY_TOO_LONG).search(message):
+        return 0
+    caps = [number for match in _CAP.finditer(message) if 0 < (number := _number(match)) < limit]
+    return caps[0] if caps and not overflow else limit // 2
+
+
+def _number(match: re.Match[str]) -> int:
+    return int(next(part for part in match.groups() if part).replace(",", "")[:12])
 
 
 def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -> str:
@@ -260,11 +303,13 @@ def parse_reply(raw: str) -> WireReply:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
+    text, declined = _text(message.get("content")), _text(message.get("refusal"))
+    stop = _text(choices[0].get("finish_reason"))
     return WireReply(
         # A refusal is what the model said to its user: words of the actor, not an error.
-        text=_text(message.get("content")) or _text(message.get("refusal")),
+        text=text or declined,
         reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
-        stop_reason=_text(choices[0].get("finish_reason")) or "unknown",
+        stop_reason="refusal" if declined and not text else stop or "unknown",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) or 0,

@@ -15,7 +15,7 @@ from soulkit.models.local.waves import Participant, WaveBarrier
 from soulkit.types import Call, Completion, Sampling
 
 BATCH_TOKENS = 262_144
-"""Rows x (longest prompt + max_tokens) of one batch; fewer rows run when they are long."""
+"""Rows x (longest prompt + room of its reply) of one batch; fewer rows run when they are long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,8 @@ class GenerationRequest:
     call: Call
     dropped: tuple[str, ...]
     future: asyncio.Future[Completion]
+    room: int
+    """Tokens that its reply may have: `max_tokens`, or what the context leaves of them."""
     participant: Participant | None = None
 
     @property
@@ -96,11 +98,11 @@ def batches_of(requests: list[GenerationRequest], most: int) -> list[list[Genera
     batches: list[list[GenerationRequest]] = []
     longest = 0
     for request in requests:
-        longest = max(longest, len(request.ids) + request.sampling.max_tokens)
+        longest = max(longest, len(request.ids) + request.room)
         full = batches and (len(batches[-1]) + 1) * longest > BATCH_TOKENS
         if not batches or full or len(batches[-1]) == most:
             batches.append([])
-            longest = len(request.ids) + request.sampling.max_tokens
+            longest = len(request.ids) + request.room
         batches[-1].append(request)
     return batches
 

@@ -45,6 +45,7 @@ from soulkit.models.local.queueing import GenerationRequest, Queue, batches_of, 
 from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
 from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
 from soulkit.models.local.waves import Participant, current_participant, loop_barrier, participants
+from soulkit.models.room import least_room, reply_room
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 _QUIET_TICKS = 3
@@ -140,20 +141,22 @@ class LocalModel:
     ) -> Completion:
         """One reply, in a batch with whatever else waits.
 
-        Raises ContextOverflow when prompt and `max_tokens` do not fit, ProviderError when the model
-        fails or is closed.
+        The reply may have what the context leaves of `max_tokens` (`room.py`). Raises
+        ContextOverflow when that is too little, ProviderError when the model fails or is closed.
         """
         if self._closed:
             raise ProviderError(f"The local model '{self.name}' has been closed.")
         ids = self.renderer(sampling.thinking).prompt_ids(context)
-        self._check_fits(len(ids), sampling.max_tokens)
+        room = self._room(len(ids), sampling.max_tokens)
         recorded_reply = self._recorded_reply(ids, sampling, call)
         if recorded_reply is not None:
             return recorded_reply
         loop = asyncio.get_running_loop()
         dropped = self._dropped(sampling)
         participant = current_participant() if self.deterministic else None
-        request = GenerationRequest(ids, sampling, call, dropped, loop.create_future(), participant)
+        request = GenerationRequest(
+            ids, sampling, call, dropped, loop.create_future(), room, participant
+        )
         queue = self._queue(loop)
         queue.waiting.append(request)
         queue.wake()
@@ -185,12 +188,15 @@ class LocalModel:
             queue.wake()
         self._worker.shutdown(wait=False)
 
-    def _check_fits(self, prompt: int, reply: int) -> None:
-        if self.context_limit is not None and prompt + reply > self.context_limit:
+    def _room(self, prompt: int, limit: int) -> int:
+        """Tokens that the reply to a prompt of so many may have; ContextOverflow for too few."""
+        room = reply_room(prompt, limit, self.context_limit)
+        if not room:
             raise ContextOverflow(
-                f"The prompt has {prompt} tokens and the reply may have {reply}; "
+                f"The prompt has {prompt} tokens and its reply needs room for {least_room(limit)}; "
                 f"'{self.name}' holds {self.context_limit}."
             )
+        return room
 
     def _dropped(self, sampling: Sampling) -> tuple[str, ...]:
         unread = sampling.thinking is not None and not self.renderer().reads_thinking
@@ -291,7 +297,9 @@ class LocalModel:
 
     def _end_rule(self, batch: list[GenerationRequest]) -> Finished:
         def ended(row: int, ids: list[int]) -> bool:
-            return ids[-1] in self.end_ids or self._hits_stop(ids, batch[row].sampling.stop)
+            request = batch[row]
+            over = len(ids) >= request.room or ids[-1] in self.end_ids
+            return over or self._hits_stop(ids, request.sampling.stop)
 
         return ended
 
@@ -312,14 +320,15 @@ class LocalModel:
         out = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
-            generation_config=self._config(batch[0].sampling.max_tokens),
+            generation_config=self._config(max(r.room for r in batch)),
             logits_processor=[draw],
         )
         return out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
 
     def _draw(self, batch: list[GenerationRequest], device: torch.device) -> Draw:
         s = batch[0].sampling
-        streams = np.stack([uniforms(r.sampling.seed, r.call, s.max_tokens) for r in batch])
+        most = max(r.room for r in batch)
+        streams = np.stack([uniforms(r.sampling.seed, r.call, most) for r in batch])
         wide = torch.float32 if device.type == "mps" else torch.float64
         return Draw(torch.from_numpy(streams).to(wide).to(device), s.temperature, s.top_p)
 
@@ -351,6 +360,7 @@ class LocalModel:
         seconds: float,
         version: str,
     ) -> Completion:
+        row = row[: request.room]  # `generate` runs as long as the longest of the batch
         end = next((i + 1 for i, t in enumerate(row) if t in self.end_ids), None)
         ids = row[:end]
         ids, text, cut = self._cut_at_stops(ids, request.sampling.stop)

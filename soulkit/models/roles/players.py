@@ -42,20 +42,21 @@ from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.calling import ASKING, CallSettings
 from soulkit.runs.folder import INSTEAD, is_secret, plain_config, refuse_secrets
-from soulkit.types import MAX_TOKENS, Role, Sampling
+from soulkit.types import Role, Sampling
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger
 
 FORMS = "endpoint:MODEL@URL, local:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
 _REPLY: dict[str, tuple[float, int]] = {
-    "partner": (1.0, MAX_TOKENS),
-    "environment": (1.0, MAX_TOKENS),
+    "partner": (1.0, 4096),
+    "environment": (1.0, 4096),
     "judge": (0.0, 4096),
     "coach": (1.0, 2048),
     "blind_reader": (1.0, 256),
 }
-"""Role → temperature and longest reply where nothing else is said. Reasoning counts as reply."""
+"""Role → temperature and longest reply where nothing else is said. Reasoning counts as reply, so
+that a reasoning partner says nothing within a few hundred tokens."""
 
 
 class RoleSettings(Settings):

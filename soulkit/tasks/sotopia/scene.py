@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from soulkit.errors import PartnerError
-from soulkit.models.base import Cast
+from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Rollout
 from soulkit.tasks.dialogue import Conversation, others_view, others_words
 from soulkit.tasks.sotopia.actions import (
@@ -45,6 +45,8 @@ class Scene:
     rollout: Rollout
     talk: Conversation
     done: list[tuple[str, Action]] = field(default_factory=list)
+    silence: str = "empty"
+    """Why the scene ended where a turn was none."""
 
     async def play(self) -> str:
         """Turn by turn to the end, whose reason is returned."""
@@ -53,7 +55,7 @@ class Scene:
             acting = self._act if seat == self.talk.seat else self._answer
             action = await acting(seat, index)
             if action is None:
-                return "empty"
+                return self.silence
             self.done.append((seat, action))
             if action.kind == LEAVE and index >= self.task.leave_from:
                 return "left"
@@ -61,11 +63,15 @@ class Scene:
                 return "stale"
         return "max_turns"
 
+    def actor(self) -> Player:
+        """Who speaks for the actor's seat, as this turn is sampled."""
+        return self.cast.actor
+
     async def _act(self, seat: str, index: int) -> Action | None:
         """The actor's turn; None when it fell silent and that ends the scene."""
         call = self.rollout.call("actor", self.example, index)
         context = tuple(self.talk.context)
-        reply = await self.talk.speak(self.cast.actor, call)
+        reply = await self.talk.speak(self.actor(), call)
         action = self._read(seat, reply, context)
         if action is None:
             return None

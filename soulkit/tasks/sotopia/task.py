@@ -31,8 +31,8 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import question
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.choice import actor_status
 from soulkit.tasks.dialogue import Conversation, cut_note, others_words, play_out
+from soulkit.tasks.endings import actor_status
 from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.sotopia import coach as coaching
 from soulkit.tasks.sotopia import scripts
@@ -300,7 +300,7 @@ class Sotopia(Task):
         )
         return Score(
             value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
-            status=actor_status(final, parsed) if final is not None else "empty",
+            status=actor_status(final, parsed, self.protocol) if final is not None else "empty",
             words="The character never said or did anything.", protocol=self.protocol,
             prompts=self._hashes(),
         )  # fmt: skip

@@ -34,7 +34,8 @@ from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.tasks.budgets import keep_latest
-from soulkit.tasks.choice import ChoiceTask, actor_status
+from soulkit.tasks.choice import ChoiceTask
+from soulkit.tasks.endings import actor_status, reply_failure
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.userllm.batch import paper_batch, with_novelty
@@ -157,6 +158,8 @@ class UserLLM(ChoiceTask):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
+        if reply_failure(episode.final, self.protocol):  # nothing that a judge should be paid for
+            return self._silent(example, episode, read_reply("", self.protocol))
         message = read_reply(episode.final.text, self.protocol)
         return await self.rated(example, episode, message, cast)
 
@@ -182,7 +185,9 @@ class UserLLM(ChoiceTask):
             metrics = {"intent_adherence": low}
         elif source == PRISM:
             metrics = self._parts(example, message) | {"ai_detector": None}
-        return self._scored(low, metrics, status=actor_status(episode.final, "empty"))
+        return self._scored(
+            low, metrics, status=actor_status(episode.final, "empty", self.protocol)
+        )
 
     def _role(self, example: Example, message: UserMessage) -> Score:
         choices = example.fields["choices"]

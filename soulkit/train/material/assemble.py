@@ -17,6 +17,7 @@ from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, RoleSettings, cast_of
+from soulkit.models.room import least_room, reply_room
 from soulkit.play.settings import chosen_rows, tasks_in
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
@@ -122,18 +123,28 @@ def check_training_roles(config: TrainConfig, pool: TaskRows) -> None:
 
 
 def check_room(policy: Policy, limit: int | None, material: Material, config: TrainConfig) -> None:
-    """Every training prompt and its response must fit the model's context, or nothing starts."""
-    if limit is None:
-        return
-    worst, count = 0, 0
+    """Every training prompt must leave room for a response in the model's context, and be no longer
+    than `max_prompt`, or nothing starts."""
+    lengths: list[int] = []
+    over = long = 0
     for task, example in material.pool:
-        room = config.reply_limit(task.spec.sampling)
-        length = len(policy.renderer.prompt_ids(task.preview(example))) + room
-        worst, count = max(worst, length), count + (length > limit)
-    if count:
+        prompt = len(policy.renderer.prompt_ids(task.preview(example)))
+        lengths.append(prompt)
+        over += not reply_room(prompt, config.reply_limit(task.spec.sampling), limit)
+        long += prompt > config.max_prompt
+    if long:
         raise DataError(
-            f"{count} of {len(material.pool)} prompts do not fit: the longest needs {worst} "
-            f"tokens, response included, and the model's context holds {limit}.",
+            f"{long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
+            f"and a training prompt may have {config.max_prompt}.",
+            "A prompt that is cut silently would train on another task.",
+            "Use shorter rows, or allow more with --set max_prompt=TOKENS.",
+        )
+    if over:
+        least = max(least_room(config.reply_limit(task.spec.sampling)) for task, _ in material.pool)
+        raise DataError(
+            f"{over} of {len(lengths)} prompts do not fit: the longest needs "
+            f"{max(lengths) + least} tokens, {least} of them for the response, and the model's "
+            f"context holds {limit}.",
             "A prompt that is cut silently would train on another task.",
             "Use --max-tokens with a smaller response, shorter rows, or a model with more context.",
         )

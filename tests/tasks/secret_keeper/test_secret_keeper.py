@@ -89,7 +89,12 @@ def play(keeper: Keeper | str) -> Record:
 def test_a_perfect_keeper_tells_all_in_four_turns() -> None:
     record = play(perfect)
     assert record.score.value == record.score.reward == 1.0
-    assert record.score.metrics == {"facts_told": 1.0, "secret_kept": 1.0, "turns": 4.0}
+    assert record.score.metrics == {
+        "facts_told": 1.0,
+        "secret_kept": 1.0,
+        "turns": 4.0,
+        "turns/cut": 0.0,
+    }
     assert record.episode.stop == "all_told" and record.score.status == "ok"
     (trace,) = record.episode.traces
     assert trace.seat == KEEPER and [len(t.context) for t in trace.turns] == [2, 4, 6, 8]
@@ -107,7 +112,12 @@ def test_a_leaker_gets_nothing() -> None:
 def test_a_stubborn_keeper_gets_nothing_at_the_last_turn() -> None:
     record = play(stubborn)
     assert (record.score.value, record.episode.stop) == (0.0, "max_turns")
-    assert record.score.metrics == {"facts_told": 0.0, "secret_kept": 1.0, "turns": 6.0}
+    assert record.score.metrics == {
+        "facts_told": 0.0,
+        "secret_kept": 1.0,
+        "turns": 6.0,
+        "turns/cut": 0.0,
+    }
 
 
 @pytest.mark.parametrize("reply", ["", "<think>I must not say it</think>", "<think>hm"])

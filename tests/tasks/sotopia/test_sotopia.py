@@ -135,9 +135,10 @@ def test_a_silent_partner_ends_the_scene_under_reference() -> None:
     assert outcome.episode.stop == "empty" and outcome.score.scored
 
 
-def test_the_references_partner_is_cut_at_its_words() -> None:
+def test_the_references_partner_is_cut_at_its_words_and_fills_the_episode() -> None:
     long = record(protocol="reference", partner=" ".join(f"w{i}" for i in range(3000))).episode
-    assert lines(long)[1].endswith('w2047 [...]"') and long.notes["cut_lines"] == {"agent2": 7}
+    assert lines(long)[1].endswith('w2047 [...]"') and long.notes["cut_lines"] == {"agent2": 4}
+    assert long.stop == "length", "8192 tokens of an episode are there for the words of both"
 
 
 def test_an_error_of_the_partners_server_is_no_line() -> None:
@@ -295,7 +296,9 @@ def test_a_megabyte_is_cut_before_anybody_hears_it(reply: str, protocol: str) ->
     assert len(longest) <= limit + 100
     assert protocol == "reference" or len(longest.split()) <= MAX_WORDS + 20
     assert len(outcome.episode.traces[0].turns[-1].context[-1].text) <= limit + 100
-    if len(longest) > 1000:
+    server_cut = outcome.episode.traces[0].turns[1].completion.stop_reason == "length"
+    assert server_cut == (protocol == "reference" and len(reply.split()) > 8192)
+    if len(longest) > 1000 and not server_cut:
         assert outcome.episode.notes["cut_lines"] == {"agent1": 1}
 
 

@@ -70,8 +70,9 @@ def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status:
     assert (grade.value, grade.reward, grade.status) == (0.0, 0.0, status)
 
 
-def test_an_answer_that_was_given_before_the_limit_counts() -> None:
-    assert score("<answer>B</answer> and then", "length").value == 1
+def test_a_reply_that_ran_into_its_limit_is_no_answer() -> None:
+    grade = score("<answer>B</answer> and then", "length")
+    assert (grade.value, grade.status) == (0.0, "truncated")
 
 
 def test_what_broke_outside_the_actor_is_unscored() -> None:

@@ -1,0 +1,64 @@
+"""How an actor's replies ended, and what that makes of a score.
+
+A reply that ran into its limit is no answer, whatever stands in it: where a task asks for one
+reply, it scores the minimum and its status is `truncated`. A dialogue is scored as it stands,
+but its status is `truncated` as well, since nobody knows what the cut turns would have become;
+`turns/cut` is their share. A refusal is the actor's own failure anywhere.
+
+Under `reference` what can be read of a cut reply counts, as the published code has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soulkit.types import Completion, Episode, Protocol, Score
+
+READABLE = ("ok", "salvaged")
+"""Statuses of an answer that is graded."""
+CUT_TURNS = "turns/cut"
+"""Metric of a dialogue: the share of the actor's turns that ran into their limit."""
+
+
+def reply_failure(completion: Completion, protocol: Protocol) -> str:
+    """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty."""
+    if completion.stop_reason == "refusal":
+        return "refusal"
+    if protocol != "paper":
+        return ""
+    return {"content_filter": "refusal", "length": "truncated"}.get(completion.stop_reason, "")
+
+
+def actor_status(completion: Completion, parsed: str, protocol: Protocol = "paper") -> str:
+    """How a single reply was read (`parsed`), or why it counts as none: the actor's own failure."""
+    failure = reply_failure(completion, protocol)
+    if failure or parsed in READABLE:
+        return failure or parsed
+    if completion.stop_reason == "content_filter":
+        return "refusal"
+    if completion.stop_reason == "length":
+        return "truncated"
+    return parsed if completion.text.strip() else "empty"
+
+
+def with_endings(
+    score: Score, episode: Episode, low: float, protocol: Protocol, *, dialogue: bool
+) -> Score:
+    """`score` with what the ends of the actor's replies make of it; `low` is the minimum."""
+    replies = [turn.completion for trace in episode.traces for turn in trace.turns]
+    if not score.scored or not replies:
+        return score
+    failures = [reply_failure(reply, protocol) for reply in replies]
+    if dialogue:
+        cut = sum(reply.stop_reason == "length" for reply in replies)
+        score = replace(score, metrics={**score.metrics, CUT_TURNS: cut / len(replies)})
+        if "refusal" not in failures:
+            return replace(score, status="truncated") if cut and _readable(score) else score
+    failure = next((name for name in ("refusal", "truncated") if name in failures), "")
+    if not failure or not _readable(score):
+        return score
+    return replace(score, value=low, reward=low, status=failure)
+
+
+def _readable(score: Score) -> bool:
+    return score.status in READABLE
