@@ -79,6 +79,8 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     else:
         _print_run(run)
     _say_failures(run, summary)
+    if not as_json:
+        _say_next(run)
     share = summary.unscored_share or 0.0
     if share > config.max_unscored:
         unscored = summary.n - summary.n_scored
@@ -102,15 +104,27 @@ def _print_run(run: Run) -> None:
         out.print(part)
 
 
+def _say_next(run: Run) -> None:
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import shell_path, show_command
+
+    name = shell_path(run.path)
+    say_next(f"{show_command(run.path)} --worst 10", f"soul report {name} --format html",
+             f"soul compare OTHER {name}")  # fmt: skip
+
+
 def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, and the first failure of each kind in its own words."""
     from soulkit.eval.runner import failures
+    from soulkit.report.hints import odd_cells
     from soulkit.runs.records import load_records
 
     for task, statuses in summary.statuses.items():
         if set(statuses) - {"ok"}:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
             _say(f"{task}: {counts}")
+    for line in odd_cells(summary, run.path):
+        _say(line)
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes)).items():
             _say(f"{reason}: {one_line(words, 300)}")

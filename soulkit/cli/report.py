@@ -62,10 +62,13 @@ def _text(runs: list[RunData], chosen: Format) -> str:
 
 def _print(runs: list[RunData]) -> None:
     from soulkit.cli.console import out
+    from soulkit.report.hints import odd_cells
     from soulkit.report.table import report_parts
 
     for part in report_parts(runs):
         out.print(part)
+    for line in (line for run in runs if run.summary for line in odd_cells(run.summary, run.path)):
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def _write_text(text: str, out: Path | None) -> None:

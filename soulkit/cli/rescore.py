@@ -48,6 +48,7 @@ def command(
         print_json(done.as_dict())
     else:
         _print(done)
+        _say_next(run, done.path)
 
 
 def _recorded(run: Path, trust: bool) -> Recorded:
@@ -81,6 +82,13 @@ def _print(done: Rescored) -> None:
              f"new scores in {done.path}"),
         soft_wrap=True,
     )  # fmt: skip
+
+
+def _say_next(old: Path, new: Path) -> None:
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import shell_path
+
+    say_next(f"soul report {shell_path(old)} {shell_path(new)}", f"soul show {shell_path(new)}")
 
 
 def _row(change: Change) -> tuple[str, ...]:

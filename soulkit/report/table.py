@@ -85,7 +85,8 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
         shown[run.name] = {
             **(run.summary.to_json() if run.summary else {}),
             "kind": run.kind,
-            "finished": run.summary is not None,
+            "finished": run.progress is None,
+            **({"progress": run.progress.as_dict()} if run.progress else {}),
             **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
     return {
@@ -203,8 +204,8 @@ def markdown(runs: Sequence[RunData]) -> str:
     for run in runs:
         parts.append(f"## {_md(run.name)}\n")
         parts.append(" · ".join(f"{label}: {_md(text)}" for label, text in facts(run)) + "\n")
-        if run.summary is None:
-            parts.append("This run is unfinished: it has no summary yet.\n")
+        if run.progress is not None:
+            parts.append(f"This run is unfinished: {run.progress.text()}.\n")
         if run.tasks:
             parts.append(_md_table(_HEAD, [_row(*item) for item in _cells(run)]))
         if run.steps:
@@ -262,8 +263,8 @@ def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
         head = Text("\n" + one_line(run.name), style="bold")
         head.append("   " + _facts_line(run), style="not bold dim")
         shown.append(head)
-        if run.summary is None:
-            shown.append(Text("unfinished: no summary yet", style="yellow"))
+        if run.progress is not None:
+            shown.append(Text(f"unfinished: {run.progress.text()}", style="yellow"))
         if run.tasks:
             shown.append(_terminal_table(run))
         if run.steps:
