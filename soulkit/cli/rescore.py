@@ -48,7 +48,7 @@ def command(
         print_json(done.as_dict())
     else:
         _print(done)
-        _say_next(run, done.path)
+        _say_next(run, Path(done.path))
 
 
 def _recorded(run: Path, trust: bool) -> Recorded:

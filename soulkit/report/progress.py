@@ -24,7 +24,7 @@ from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.records import stream_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.types import Completion, Record, Trace
+from soulkit.types import Completion, Protocol, Record, Trace
 
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
 _KEY = re.compile(rb'\{"key": "((?:[^"\\]|\\.)*)"')
@@ -176,7 +176,7 @@ def _bare(completion: Completion) -> Completion:
 def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, Task]:
     """The live tasks among those of `records` that soulkit itself declares."""
     registry = load_registry()
-    protocol = "reference" if settings.get("protocol") == "reference" else "paper"
+    protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
     names = dict.fromkeys(record.task for record in records)
     return {
         name: registry.task(name, protocol)
