@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Episodes at most, unless --limit says another number."""
-WORDS_IN_A_ROW = 12
+REST = 68
+"""Columns of a list that are not for the words of an episode."""
 
 
 def command(
@@ -119,17 +121,21 @@ def _print_list(folder: Path, pairs: Sequence[Places]) -> None:
 
     places = [place for pair in pairs for place in pair if place is not None]
     records = records_at(folder / "episodes.jsonl", places)
-    steps = any(record.step or record.kind != "draft" for record in records)
-    heads = ("example", "task", *(("step", "kind") if steps else ()), ">score", "status", "words")
-    made = table(*heads)
+    trained = any(record.step or record.kind != "draft" for record in records)
+    repeated = any(record.rollout for record in records)
+    shown = [True, True, repeated, trained, trained, True, True, True]
+    heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "words")
+    made = table(*compress(heads, shown))
+    for column in made.columns[:-1]:  # ids are there to be copied whole
+        column.no_wrap = True
     for record in records:
-        made.add_row(*(Text(cell) for cell in _cells(record, steps)))
+        cells = compress(_cells(record, max(out.width - REST, 20)), shown)
+        made.add_row(*map(Text, cells))
     out.print(made)
 
 
-def _cells(record: Record, steps: bool) -> tuple[str, ...]:
+def _cells(record: Record, room: int) -> tuple[str, ...]:
     from soulkit.report.table import number
-    from soulkit.report.transcript import fold
     from soulkit.text import one_line
 
     score, lines = record.score, record.episode.transcript
@@ -137,10 +143,12 @@ def _cells(record: Record, steps: bool) -> tuple[str, ...]:
     return (
         one_line(record.example_id),
         one_line(record.task),
-        *((str(record.step), record.kind) if steps else ()),
+        str(record.rollout),
+        str(record.step),
+        record.kind,
         number(score.value),
         one_line(f"{score.status}: {score.reason}" if score.reason else score.status),
-        one_line(fold(words, WORDS_IN_A_ROW), 100),
+        one_line(words, room),
     )
 
 

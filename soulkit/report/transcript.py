@@ -94,11 +94,11 @@ def _seen(record: Record, full: bool) -> Iterator[PageBlock]:
     """The first prompt of every acted seat; without traces the one that was noted for readers."""
     traces = [trace for trace in record.episode.traces if trace.turns and trace.turns[0].context]
     for trace in traces:
-        yield _title(f"what the {one_line(trace.seat)} saw")
+        yield _title(f"seen by {one_line(trace.seat)}")
         for segment in trace.turns[0].context:
             yield PageBlock(_labelled(segment.role, segment.text, full), 2)
     if not traces and record.prompt:
-        yield _title("what the actor saw")
+        yield _title("seen by the actor")
         yield PageBlock(_text(_shown(record.prompt, full)), 2)
 
 
@@ -158,10 +158,11 @@ def _score(record: Record, full: bool) -> Iterator[PageBlock]:
     head.append(f"   {one_line(status)}", STYLES.get(score.status, "red"))
     if score.reward != score.value:
         head.append(f"   reward {number(score.reward)}")
-    if record.gold:
-        head.append(f"   gold: {one_line(record.gold, 0 if full else 200)}")
     yield PageBlock(head, 2)
-    if score.words:
+    if record.gold:
+        yield PageBlock(_labelled("gold", record.gold, full), 4)
+    repeated = score.scored and any(verdict.said for verdict in score.verdicts)
+    if score.words and (full or not repeated):
         yield PageBlock(_labelled("read" if score.scored else "why", score.words, full), 4)
     if failure and failure.detail and failure.detail != score.words:
         yield PageBlock(_labelled("why", failure.detail, full), 4)
@@ -232,7 +233,7 @@ def _remark(words: str) -> PageBlock:
 
 def _labelled(label: str, text: str, full: bool, style: str = "bold") -> Text:
     made = _text(f"{one_line(label)}: ", style)
-    made.append(_shown(text, full), "none")
+    made.append(_shown(text, full))
     return made
 
 
@@ -256,4 +257,4 @@ def _plain_value(value: Any) -> str:
 def _text(words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text(words, style=style)
+    return Text.assemble((words, style))  # what is appended has a style of its own

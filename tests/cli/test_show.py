@@ -85,7 +85,7 @@ def test_a_conversation_is_told_from_prompt_to_verdict(
     record = records(scene)[0]
     page, _ = shown(capfd, scene, "--example", record.example_id)
     seat = record.episode.traces[0].seat
-    assert f"what the {seat} saw" in page and "dialogue (draft)" in page
+    assert f"seen by {seat}" in page and "dialogue (draft)" in page
     for line in record.episode.transcript:
         assert f"{line.seat}: {line.text}" in page
     (ratings, *_) = [v for v in record.score.verdicts if v.purpose == "score"]
@@ -93,7 +93,7 @@ def test_a_conversation_is_told_from_prompt_to_verdict(
     for dimension, verdict in ratings.said.items():
         assert f"    {dimension} {verdict['score']}: {verdict['reasoning']}" in page
     assert f"score {record.score.value:.3f}" in page.replace("\u2212", "-")
-    assert page.count("what the") == 1  # of no other example
+    assert page.count("seen by") == 1  # of no other example
 
 
 def test_a_long_prompt_is_folded_in_its_middle_unless_all_is_asked_for(
