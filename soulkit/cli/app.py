@@ -37,6 +37,8 @@ COMMANDS = {
     "eval": "Score a model: a local checkpoint or any API endpoint.",
     "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
     "plan": "Print the calls, tokens, cost, memory and time of a command.",
+    "runs": "List the runs of a folder: status, headline, cost.",
+    "show": "Show episodes: what was seen, said, judged, advised.",
     "report": "Show what runs recorded: tables, figures, one HTML page.",
     "rescore": "Score recorded episodes again, without asking any model.",
     "ledger": "Look at paid replies: totals, single calls, damage.",

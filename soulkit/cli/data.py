@@ -14,6 +14,7 @@ from rich.panel import Panel
 from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
+from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
@@ -358,6 +359,17 @@ def _say_written(
         return
     console().print(f"{rows} rows of {safe(task)} → {safe(str(path))}", soft_wrap=True)
     _say_bad(bad)
+    _say_next(task, path)
+
+
+def _say_next(task: str, path: Path) -> None:
+    """Of soulkit's own tasks: others are known only to who names their file again."""
+    from soulkit.tasks.registry import load_registry
+
+    spec, name = load_registry().specs.get(task), shlex.quote(str(path))
+    if spec is not None:
+        play = [f"soul eval api --model MODEL --task {task} --data {name}"] if spec.module else []
+        say_next(f"soul data check {name}", *play)
 
 
 def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None:

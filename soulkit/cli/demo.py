@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
+from soulkit.cli.onward import say_next
 from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
 
@@ -42,6 +43,7 @@ def command(
         print_json(results)
     else:
         _print(results)
+        _say_next(out)
 
 
 class _Stages:
@@ -74,6 +76,13 @@ def _print(results: dict[str, Any]) -> None:
         f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
     )
     err.print(f"{duration(results['seconds'])}; open the report: {results['report']}")
+
+
+def _say_next(out: Path) -> None:
+    from soulkit.report.hints import shell_path, show_command
+
+    before, after = shell_path(out / "before"), shell_path(out / "after")
+    say_next(f"{show_command(out / 'train')} --improved", f"soul compare {before} {after}")
 
 
 def _with_ci(results: dict[str, Any], name: str) -> str:

@@ -79,6 +79,8 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     else:
         _print_run(run, config)
     _say_failures(run, summary)
+    if not as_json:
+        _say_next(run)
     if text := _too_many(config, run, summary):
         _say(text)
         raise typer.Exit(1)
@@ -120,11 +122,21 @@ def _print_run(run: Run, config: EvalConfig) -> None:
         out.print(part)
 
 
+def _say_next(run: Run) -> None:
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import shell_path, show_command
+
+    name = shell_path(run.path)
+    say_next(f"{show_command(run.path)} --worst 10", f"soul report {name} --format html",
+             f"soul compare OTHER {name}")  # fmt: skip
+
+
 def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, replies that ran into their limit, and the first failure of each kind
     in its own words."""
     from soulkit.eval.remarks import truncation_text
     from soulkit.eval.runner import failures
+    from soulkit.report.hints import odd_cells
     from soulkit.runs.records import load_records
 
     for task, statuses in summary.statuses.items():
@@ -133,6 +145,8 @@ def _say_failures(run: Run, summary: Summary) -> None:
             _say(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
         _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
+    for line in odd_cells(summary, run.path):
+        _say(line)
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes)).items():
             _say(f"{reason}: {one_line(words, 300)}")

@@ -13,6 +13,7 @@ import typer
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
+from soulkit.cli.onward import say_next
 from soulkit.cli.options import Json, row_sources
 from soulkit.errors import ConfigError
 
@@ -105,6 +106,8 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
     )
     say_unsealed()
     _print(report, as_json)
+    if not as_json:
+        _say_next(config, run.path)
     missing = sum(
         reading["no_answer"]
         for task_report in report["tasks"].values()
@@ -116,6 +119,13 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
             f"--out {run.path} asks for them again"
         )
         raise typer.Exit(1)
+
+
+def _say_next(config: CheckConfig, check: Path) -> None:
+    from soulkit.report.hints import shell_path, show_command
+
+    shown = [f"{show_command(Path(config.run))} --worst 10"] if config.run else []
+    say_next(f"soul judge show {shell_path(check)}", *shown)
 
 
 def _say(remark: str) -> None:

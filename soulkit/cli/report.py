@@ -101,9 +101,12 @@ def _text(view: ReportView, chosen: Format) -> str:
 
 def _print(view: ReportView) -> None:
     from soulkit.cli.console import out
+    from soulkit.report.hints import odd_cells
 
     for part in view.parts():
         out.print(part)
+    for line in (line for run in runs if run.summary for line in odd_cells(run.summary, run.path)):
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def _write_text(text: str, out: Path | None) -> None:

@@ -90,6 +90,7 @@ def command(
         print_json(done.as_dict())
     else:
         _print(done, here)
+        _say_next(run, Path(done.path))
 
 
 def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
@@ -167,6 +168,13 @@ def _print(done: Rescored, here: Path) -> None:
              f"new scores in {shown}"),
         soft_wrap=True,
     )  # fmt: skip
+
+
+def _say_next(old: Path, new: Path) -> None:
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import shell_path
+
+    say_next(f"soul report {shell_path(old)} {shell_path(new)}", f"soul show {shell_path(new)}")
 
 
 def _row(change: Change) -> tuple[str, ...]:

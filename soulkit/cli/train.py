@@ -24,13 +24,13 @@ from soulkit.cli.derive import (
     tasks_in,
     union,
 )
+from soulkit.cli.onward import say_next
 from soulkit.cli.options import values_by_task
 from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
     from soulkit.train.ablate import Ended, Planned
-    from soulkit.train.config import TrainConfig
     from soulkit.train.state.lines import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
 
@@ -144,13 +144,16 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     out = values["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
+    finished = (out / "summary.json").is_file()
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar), _say)
+    if finished:  # said when it is known to be this very training
+        _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
     if values["json"]:
         print_json(summary.to_json())
     else:
-        _print(config, out, summary)
+        _print(out, summary)
 
 
 def _say(remark: str) -> None:
@@ -196,7 +199,7 @@ def one_line_summary(line: StepLine) -> str:
     return " ".join(parts + (["dev", *dev] if dev else []))
 
 
-def _print(config: TrainConfig, out: Path, summary: TrainSummary) -> None:
+def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.report.table import canary_text, feedback_text
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
@@ -213,10 +216,18 @@ def _print(config: TrainConfig, out: Path, summary: TrainSummary) -> None:
     if unscored := summary.n - summary.n_scored:
         last = summary.summary_steps
         print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")
-    err.print(
-        f"run folder {out}; weights {out / 'model'}; look closer with: soul report {out}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    _say(f"run folder {out}; weights {out / 'model'}")
+    _say_next(out, summary)
+
+
+def _say_next(out: Path, summary: TrainSummary) -> None:
+    """Imitation plays nothing, so that there is nothing to show of it."""
+    from soulkit.report.hints import shell_path, show_command
+
+    refined = summary.rewards.refined is not None
+    played = (out / "episodes.jsonl").is_file()
+    shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
+    say_next(f"soul report {shell_path(out)}", *shown)
 
 
 def _gap(rewards: Rewards) -> str:
@@ -235,6 +246,7 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
+    from soulkit.report.hints import shell_path, show_command
     from soulkit.train.ablate import parse_arms, plan_arms, run_all
     from soulkit.train.planning import comparison_plan
 
@@ -265,6 +277,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
         for part in ablation.ablation_parts(comparison):
             console().print(part)
     err.print(f"comparison {page}", markup=False, soft_wrap=True)
+    if not values["json"]:
+        say_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
     failed = sum(run.status == "failed" for run in ended)
     if failed:
         err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")

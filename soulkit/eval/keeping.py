@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import (
@@ -30,6 +30,8 @@ from soulkit.types import Record
 
 CLOCK, LOCK = "clock.json", ".lock"
 _SAVE_EVERY = 5.0
+_LOOKS, _LOOK_S = 3, 0.02
+"""How often, and after how many seconds again, a lock is tried before it counts as held."""
 
 
 def unfinished(
@@ -137,17 +139,43 @@ class GroupWriter:
 def alone(run: Run) -> Iterator[None]:
     """Hold the run folder for this process; RunError when another one is at work in it."""
     try:
-        import fcntl
+        import fcntl  # noqa: F401 - whether it is there
     except ModuleNotFoundError:  # Windows has no such locks
         yield
         return
     with (run.path / LOCK).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _locked(handle):
             raise RunError(
                 f"Another process is at work in {run.path}.",
                 "Two at once would play and pay for the same episodes twice.",
                 "Wait until it ends, or give another folder with --out.",
-            ) from error
+            )
         yield
+
+
+def _locked(handle: IO[str]) -> bool:
+    """Whether this process has the lock now. `at_work` holds it for a moment while it looks."""
+    import fcntl
+
+    for _ in range(_LOOKS):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_S)
+        else:
+            return True
+    return False
+
+
+def at_work(folder: Path) -> bool:
+    """Whether a process holds the run folder; nothing is waited for."""
+    try:
+        import fcntl
+
+        with (folder / LOCK).open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ModuleNotFoundError, OSError):  # no locks here, none taken, or a folder of others
+        return False
+    return False

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -95,13 +96,14 @@ def run_eval(
         if run is not None:
             check_weights(run, model)
     run = run or _open(folder, config)
-    say(f"{'resuming' if run.resumed else 'run folder'} {run.path}")
+    if not run.resumed:
+        say(f"run folder {run.path}")
     for server in config.servers() if config.ledger != "replay" else ():
         say(server)
     with alone(run), open_ledger(run, config) as ledger:
         players = eval_players(config, ledger, model)
         keep_provenance(run, _provenance(config, players, work))
-        return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger))
+        return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
 
 
 def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
@@ -143,16 +145,26 @@ def _silent(remark: str) -> None:
 
 async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
-    ledger: Ledger,
+    ledger: Ledger, say: Callable[[str], None],
 ) -> Summary:  # fmt: skip
     cast = eval_cast(config, players)
     try:
         left = len(jobs_left(run, work, config.repeats))
+        if run.resumed:
+            say(resuming_words(run, left, len(_keys(work, config.repeats))))
         with bars(left) if bars else nullcontext() as bar:
             return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
     finally:
         await cast.actor.model.close()
         await players.close()
+
+
+def resuming_words(run: Run, left: int, total: int) -> str:
+    """What a run that was begun before still has to do; a finished one says so."""
+    if left:
+        return f"resuming {run.path}: {left} of {total} episodes are left to play"
+    again = f"soul report {shlex.quote(str(run.path))}"
+    return f"{run.path} is finished already: nothing is left to play; see: {again}"
 
 
 # -- the models ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from soulkit.report.load import RunData
 from soulkit.report.table import number
@@ -22,7 +22,24 @@ CAP = 200
 TEXT_LIMIT = 6000
 """Characters of one text; what is longer ends with a note of how much is left out."""
 
+
+class Played(Protocol):
+    """One play of an example: a record, or what stands for one."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def example_id(self) -> str: ...
+    @property
+    def rollout(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+
+
 _T = TypeVar("_T")
+_P = TypeVar("_P", bound=Played)
 TakeOutcome = Literal["right", "partial", "wrong", "unscored"]
 
 
@@ -64,7 +81,7 @@ def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode],
     """(the units to show, the number there are), shown in the order of run, task, step, example."""
     groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
     for index, run in enumerate(runs):
-        for pair in _pairs(run.records):
+        for pair in with_twins(run.records):
             groups.setdefault((index, pair[0].task), []).append(pair)
     for pairs in groups.values():
         pairs.sort(key=lambda pair: hashlib.sha256(pair[0].key.encode("utf-8", "replace")).digest())
@@ -80,12 +97,12 @@ def _in_turn(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:
         yield from (item for item in row if item is not None)
 
 
-def _pairs(records: Iterable[Record]) -> list[tuple[Record, Record | None]]:
+def with_twins(records: Iterable[_P]) -> list[tuple[_P, _P | None]]:
     """Every draft with its refined twin; a refined episode without its draft stands alone."""
-    slots: dict[tuple[str, int, str, int], dict[str, Record]] = {}
+    slots: dict[tuple[str, int, str, int], dict[str, _P]] = {}
     for r in records:
         slots.setdefault((r.task, r.step, r.example_id, r.rollout), {})[r.kind] = r
-    pairs: list[tuple[Record, Record | None]] = []
+    pairs: list[tuple[_P, _P | None]] = []
     for kinds in slots.values():
         twin = kinds.pop("refined", None)
         if "draft" in kinds:

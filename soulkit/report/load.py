@@ -2,7 +2,8 @@
 
 A run is recognised by its files, so that a run which was killed before its summary can still be
 looked at: `metrics.jsonl` makes it a training run, otherwise it is an evaluation. Nothing is scored
-or averaged here; what a run did not write is missing from the report, and the report says so.
+here; of an evaluation without a summary the means so far are taken, and the report says of how
+many episodes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from typing import Any, Literal
 from soulkit.errors import DataError, RunError
 from soulkit.eval.summary import Cells, Summary
 from soulkit.runs.provenance import origin_of
+from soulkit.report.progress import (
+    JUDGEMENTS,
+    RunProgress,
+    command_in,
+    run_progress,
+    summary_so_far,
+)
+from soulkit.runs.folder import is_run
 from soulkit.runs.records import load_records
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
@@ -34,9 +43,12 @@ class RunData:
     path: Path
     kind: Literal["eval", "train"]
     summary: Summary | None
-    """That of a training run is a TrainSummary; None while the run is unfinished."""
+    """That of a training run is a TrainSummary, None while it is unfinished. An unfinished
+    evaluation has the means so far, None before its first episode."""
     steps: tuple[StepLine, ...] = ()
     """Training lines of `metrics.jsonl`, by step."""
+    progress: RunProgress | None = None
+    """How far an unfinished run came; None once it is finished."""
     evals: tuple[tuple[int, dict[str, float]], ...] = ()
     """(step, task → mean) of the evaluations during training."""
     records: tuple[Record, ...] = ()
@@ -74,7 +86,9 @@ def find_runs(path: Path) -> list[Path]:
             "A report compares what models scored.",
             f"Print the check with: soul judge show {path}",
         )
-    records_something = any((path / name).is_file() for name in _FILES if name != "summary.json")
+    records_something = is_run(path) or any(
+        (path / name).is_file() for name in _FILES if name != "summary.json"
+    )
     if records_something or (_is_run(path) and not inside):
         return [path]
     if not inside:
@@ -91,12 +105,15 @@ def _rank(name: str) -> int:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in _FILES) and not _is_check(path)
+    return (any((path / name).is_file() for name in _FILES) or is_run(path)) and not _is_check(path)
 
 
 def _is_check(path: Path) -> bool:
     """Whether `soul judge check` wrote it."""
-    return (path / "judgements.jsonl").is_file()
+    try:
+        return (path / JUDGEMENTS).is_file() or command_in(path).startswith("judge")
+    except RunError:  # damaged: whoever reads it says so
+        return False
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -113,16 +130,19 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str, episodes: bool) -> RunData:
-    line = _summary(path / "summary.json")
+    line = read_summary(path / "summary.json")
     lines = read_step_lines(path / "metrics.jsonl")
     log = path / "episodes.jsonl"
-    training = bool(lines) or str((line or {}).get("command", "")).startswith("train")
+    command = str((line or {}).get("command") or command_in(path))
+    training = bool(lines) or command.startswith("train")
     kind: type[Summary] = TrainSummary if training else Summary
+    so_far = None if training or line is not None else summary_so_far(path, command)
     return RunData(
         name=name,
         path=path,
         kind="train" if training else "eval",
-        summary=None if line is None else kind.from_json(line),
+        summary=so_far if line is None else kind.from_json(line),
+        progress=run_progress(path, command) if line is None else None,
         steps=_steps(lines),
         evals=_evals(lines),
         records=tuple(load_records(log)) if episodes and log.is_file() else (),
@@ -130,7 +150,8 @@ def _read(path: Path, name: str, episodes: bool) -> RunData:
     )
 
 
-def _summary(path: Path) -> dict[str, Any] | None:
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """What the `summary.json` at `path` says, None without one; DataError for a damaged one."""
     if not path.is_file():
         return None
     try:

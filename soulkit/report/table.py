@@ -92,8 +92,9 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
         shown[run.name] = {
             **(run.summary.to_json() if run.summary else {}),
             "kind": run.kind,
-            "finished": run.summary is not None,
+            "finished": run.progress is None,
             "provenance": dict(run.provenance),
+            **({"progress": run.progress.as_dict()} if run.progress else {}),
             **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
     return {
@@ -215,8 +216,8 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
     for run in runs:
         parts.append(f"## {md_text(run.name)}\n")
         parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
-        if run.summary is None:
-            parts.append("This run is unfinished: it has no summary yet.\n")
+        if run.progress is not None:
+            parts.append(f"This run is unfinished: {run.progress.text()}.\n")
         if run.tasks:
             parts.append(md_table(_HEAD, [_row(*item) for item in _cells(run, details)]))
         if run.steps:
@@ -276,8 +277,8 @@ def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[Rend
         shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
         shown.append(run_head(run))
-        if run.summary is None:
-            shown.append(Text("unfinished: no summary yet", style="yellow"))
+        if run.progress is not None:
+            shown.append(Text(f"unfinished: {run.progress.text()}", style="yellow"))
         if run.tasks:
             shown.append(_terminal_table(run, details))
         if run.steps:

@@ -95,15 +95,21 @@ def read_jsonl(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
         return []
     if repair:
         _mend_tail(path)
-    return list(_objects(path))
+    return [value for _, value in placed_objects(path)]
 
 
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
+def placed_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(byte offset, object) of every line, one at a time; a torn last line is left out.
+
+    DataError names file and line of anything else that is no JSON object.
+    """
+    offset = 0
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
-            value = _parsed(line)
+            value, start = _parsed(line), offset
+            offset += len(line)
             if value is not None:
-                yield value
+                yield start, value
             elif line.endswith(b"\n") and line.strip():
                 raise DataError(
                     f"{path}:{number} is not a JSON object.",

@@ -5,7 +5,7 @@ Later lines with the same key replace earlier ones: an unscored episode that was
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.runs.jsonl import JsonlWriter, placed_objects
 from soulkit.types import Record
 
 DEV_EPISODES = "dev.jsonl"
@@ -59,13 +59,22 @@ def load_records(path: Path) -> list[Record]:
             "Name a folder that `soul eval` or `soul train` wrote, or run that command first.",
         )
     records: dict[str, Record] = {}
-    for number, line in enumerate(read_jsonl(path), 1):
-        record = _record(line, path, number)
+    for record in stream_records(path):
         records[record.key] = record
     return list(records.values())
 
 
-def _record(line: Mapping[str, Any], path: Path, number: int) -> Record:
+def stream_records(path: Path) -> Iterator[Record]:
+    """Every line of an `episodes.jsonl`, one at a time, replaced ones as well.
+
+    DataError for a line that cannot be read.
+    """
+    for number, (_, line) in enumerate(placed_objects(path), 1):
+        yield record_of_line(line, path, number)
+
+
+def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
+    """The record in a parsed line, which DataError calls object `number` of `path`."""
     try:
         return _adapter().validate_python(line)
     except ValidationError as error:

@@ -155,7 +155,9 @@ def test_unchanged_code_gives_the_same_records(old: Path, home: Path) -> None:
 def test_a_changed_scorer_is_applied_without_a_call(old: Path, home: Path) -> None:
     (home / "plea.py").write_text(CHANGED)
     code, out, err = rescore(old, "--out", home / "new")
-    assert (code, err) == (0, "")
+    assert (
+        code == 0 and err == f"next: soul report {old} {home / 'new'}; soul show {home / 'new'}\n"
+    )
     shown = " ".join(out.split())
     first, second = value(old, "plea")["mean"], value(home / "new", "plea")["mean"]
     assert second == pytest.approx(9.5 - first)

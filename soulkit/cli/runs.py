@@ -1,0 +1,75 @@
+"""`soul runs [FOLDER]`: which runs there are, how far they came and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from soulkit.cli.options import Json
+from soulkit.text import one_line
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from soulkit.report.listing import ListedFolder
+
+HEADLINES = 3
+"""Of one run that are shown; --json has all of them."""
+STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
+
+
+def command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="A folder of runs.", show_default=False)
+    ] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs of a folder, the newest first: status, headline, cost.
+
+    A run is unfinished when its command was stopped; the same command takes it up again.
+    """
+    from soulkit.cli.console import print_json
+    from soulkit.report.listing import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([run.as_dict() for run in runs])
+    else:
+        _print(runs, folder)
+
+
+def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
+    from soulkit.cli.console import out, safe, table
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import shell_path
+
+    if not runs:
+        out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
+        say_next("soul demo")
+        return
+    made = table("run", "command", "model", "status", "headline", ">cost", "started")
+    for column in made.columns:
+        column.overflow = "fold"
+    for run in runs:
+        made.add_row(*_row(run))
+    out.print(made)
+    newest = next((run for run in runs if run.state != "damaged"), runs[0])
+    say_next(f"soul report {shell_path(newest.path)}", f"soul show {shell_path(newest.path)}")
+
+
+def _row(run: ListedFolder) -> tuple[Text, ...]:
+    from rich.text import Text
+
+    from soulkit.report.listing import cost_text, headline_texts, started_text, state_text
+
+    names = (Text(one_line(text)) for text in (run.name, run.command, run.model))
+    return (
+        *names,
+        Text(one_line(state_text(run)), STYLES[run.state]),
+        Text("\n".join(headline_texts(run, HEADLINES))),
+        Text(cost_text(run)),
+        Text(started_text(run)),
+    )

@@ -1,0 +1,209 @@
+"""`soul show RUN`: episodes of a run as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.options import Json
+
+if TYPE_CHECKING:
+    from soulkit.report.lookup import EpisodePlace, Places, Selection
+    from soulkit.report.transcript import PageBlock
+    from soulkit.types import Record
+
+SHOWN = 10
+"""Episodes at most, unless --limit says another number."""
+REST = 68
+"""Columns of a list that are not for the words of an episode."""
+
+
+def command(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of an evaluation or training.")
+    ],
+    example: Annotated[
+        str | None, typer.Option("--example", help="One row, by its id or the beginning of it.")
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(
+            "--status",
+            help="A status (truncated), a reason (judge_error), or hacked, leaked, cut.",
+        ),
+    ] = None,
+    worst: Annotated[
+        int | None, typer.Option("--worst", min=1, help="So many with the lowest scores.")
+    ] = None,
+    improved: Annotated[
+        bool, typer.Option("--improved", help="Drafts that feedback helped, the most first.")
+    ] = False,
+    task: Annotated[str | None, typer.Option("--task", help="Only episodes of this task.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="draft, refined or gold.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="Only this training step.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="At most so many; 10 without it.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Fold nothing.")] = False,
+    pager: Annotated[bool, typer.Option("--pager", help="Show through the pager.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show episodes: what was seen, said, judged, advised.
+
+    Without an option that selects, the newest are listed with how to select. A draft and the
+    refined episode that its feedback led to are shown together.
+    """
+    from soulkit.report.lookup import Selection, episode_places, select
+
+    folder = _one_run(run)
+    wish = Selection(
+        example=example, status=status, task=task, kind=kind, step=step, worst=worst is not None,
+        improved=improved,
+    )  # fmt: skip
+    places = episode_places(folder / "episodes.jsonl")
+    pairs = select(places, wish, run)
+    shown = pairs[: limit or worst or SHOWN]
+    if as_json:
+        _print_json(folder, shown)
+        return
+    with _paged(pager):
+        if wish.empty:
+            _print_list(folder, shown)
+        else:
+            _print_pages(folder, shown, full)
+    _say_more(run, places, wish, len(shown), len(pairs))
+
+
+def _one_run(path: Path) -> Path:
+    """The run folder that is meant; RunError for a folder of several, naming some."""
+    from soulkit.errors import RunError
+    from soulkit.report.hints import shell_path
+    from soulkit.report.load import find_runs
+
+    runs = find_runs(path)
+    if len(runs) == 1:
+        return runs[0]
+    names = [shell_path(one) for one in runs]
+    raise RunError(
+        f"'{path}' holds {len(runs)} runs.",
+        "The episodes of one run are shown.",
+        f"Name one of them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}",
+    )
+
+
+def _print_json(folder: Path, pairs: Sequence[Places]) -> None:
+    from soulkit.cli.console import print_json
+    from soulkit.report.lookup import lines_at
+
+    places = [place for pair in pairs for place in pair if place is not None]
+    print_json(lines_at(folder / "episodes.jsonl", places))
+
+
+def _paged(pager: bool) -> AbstractContextManager[Any]:
+    from soulkit.cli.console import out
+
+    return out.pager(styles=True) if pager and out.is_terminal else nullcontext()
+
+
+# -- a list ----------------------------------------------------------------------------------------
+
+
+def _print_list(folder: Path, pairs: Sequence[Places]) -> None:
+    from rich.text import Text
+
+    from soulkit.cli.console import out, table
+    from soulkit.report.lookup import records_at
+
+    places = [place for pair in pairs for place in pair if place is not None]
+    records = records_at(folder / "episodes.jsonl", places)
+    trained = any(record.step or record.kind != "draft" for record in records)
+    repeated = any(record.rollout for record in records)
+    shown = [True, True, repeated, trained, trained, True, True, True]
+    heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "words")
+    made = table(*compress(heads, shown))
+    for column in made.columns[:-1]:  # ids are there to be copied whole
+        column.no_wrap = True
+    for record in records:
+        cells = compress(_cells(record, max(out.width - REST, 20)), shown)
+        made.add_row(*map(Text, cells))
+    out.print(made)
+
+
+def _cells(record: Record, room: int) -> tuple[str, ...]:
+    from soulkit.report.table import number
+    from soulkit.text import one_line
+
+    score, lines = record.score, record.episode.transcript
+    words = lines[-1].text if lines else record.episode.final.text if record.episode.final else ""
+    return (
+        one_line(record.example_id),
+        one_line(record.task),
+        str(record.rollout),
+        str(record.step),
+        record.kind,
+        number(score.value),
+        one_line(f"{score.status}: {score.reason}" if score.reason else score.status),
+        one_line(words, room),
+    )
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def _print_pages(folder: Path, pairs: Sequence[Places], full: bool) -> None:
+    from soulkit.cli.console import out
+    from soulkit.report.lookup import records_at
+    from soulkit.report.transcript import transcript
+
+    for number, pair in enumerate(pairs):
+        draft, *rest = records_at(folder / "episodes.jsonl", [p for p in pair if p is not None])
+        if number:
+            out.print()
+        for block in transcript(draft, rest[0] if rest else None, full=full):
+            _print_block(block)
+
+
+def _print_block(block: PageBlock) -> None:
+    """Folded to the terminal's width; whole lines in a pipe, where others search them."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from soulkit.cli.console import out
+
+    if out.is_terminal:
+        out.print(Padding.indent(block.text, block.indent))
+        return
+    margin = Text(" " * block.indent)
+    for line in block.text.split("\n", allow_blank=True):
+        out.print(Text.assemble(margin, line), soft_wrap=True)
+
+
+# -- what else there is ----------------------------------------------------------------------------
+
+
+def _say_more(
+    run: Path, places: Sequence[EpisodePlace], wish: Selection, shown: int, total: int
+) -> None:
+    """On stderr: how many there are in all, of which statuses, and how to see others."""
+    from soulkit.cli.console import err
+    from soulkit.cli.onward import say_next
+    from soulkit.report.hints import show_command
+    from soulkit.report.lookup import status_counts
+
+    counts = status_counts(places)
+    if wish.empty:
+        listed = ", ".join(f"{count:,} {word}" for word, count in counts.items())
+        err.print(f"{len(places):,} episodes: {listed}", markup=False, soft_wrap=True)
+        odd = next((word for word in counts if word != "ok"), "")
+        show = show_command(run)
+        ways = [f"{show} --example {places[-1].example_id}", f"{show} --worst 10"]
+        ways += [show_command(run, odd)] if odd else []
+        ways += [f"{show} --improved"] if any(p.kind == "refined" for p in places) else []
+        say_next(*ways)
+    elif shown < total and not wish.worst:
+        err.print(f"{shown:,} of {total:,} are shown; --limit {total} shows all", soft_wrap=True)

@@ -1,0 +1,236 @@
+"""The runs of a folder, one line each: what they are, how far they came, what they say.
+
+Only small files are read. Of an unfinished run the episodes are counted, none is averaged; a run
+that cannot be read is listed as damaged, with the reason, so that one bad folder hides no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from soulkit.errors import RunError, UserError
+from soulkit.eval.keeping import at_work
+from soulkit.eval.summary import Cell, Summary
+from soulkit.report.load import read_summary
+from soulkit.report.progress import (
+    EPISODES,
+    JUDGEMENTS,
+    METRICS,
+    RunProgress,
+    command_in,
+    paid_so_far,
+    run_progress,
+)
+from soulkit.report.table import mean_text, number
+from soulkit.runs.folder import is_run, read_config, read_environment
+from soulkit.text import one_line
+from soulkit.train.state.summary import TrainSummary
+
+DEPTH = 3
+"""Folders below the named one that are looked into: `runs/NAME/METHOD/seed_0` of a comparison."""
+_RECORDS = (EPISODES, METRICS, JUDGEMENTS)
+State = Literal["finished", "unfinished", "running", "damaged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One number that a run is known by."""
+
+    label: str
+    """The task; in a training run what of it: `drafts TASK`, `dev`, `loss TASK`."""
+    cell: Cell
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("mean", "ci_low", "ci_high", "n_scored", "n")
+        return {"label": self.label, **{name: getattr(self.cell, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedFolder:
+    """One run as `soul runs` lists it."""
+
+    path: Path
+    name: str
+    """Its path below the folder that is listed."""
+    state: State
+    command: str = ""
+    model: str = ""
+    started: str = ""
+    """ISO 8601 with its zone; empty when unknown."""
+    progress: RunProgress | None = None
+    """None for a finished run."""
+    headlines: tuple[Headline, ...] = ()
+    cost: float | None = None
+    """US dollars; None where no price is known."""
+    unpriced_calls: int = 0
+    problem: str = ""
+    """Why it is damaged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values under stable names."""
+        return {
+            **asdict(self),
+            "path": str(self.path),
+            "progress": self.progress.as_dict() if self.progress else None,
+            "headlines": [one.as_dict() for one in self.headlines],
+        }
+
+
+def list_runs(folder: Path) -> list[ListedFolder]:
+    """The runs in `folder`, the newest first; `folder` itself when it is one.
+
+    RunError when there is no such folder.
+    """
+    if not folder.is_dir():
+        raise RunError(
+            f"There is no folder '{folder}'.",
+            "Runs are kept in the folder runs, unless --out names another place.",
+            "Name a folder with runs, or start one: soul demo",
+        )
+    runs = [_listed(path, folder) for path in _folders(folder, DEPTH)]
+    return sorted(runs, key=lambda run: (_moment(run.started), run.name), reverse=True)
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Run folders in and below `folder`; what stands below a run that records something is its
+    own."""
+    if is_run(folder) or any((folder / name).is_file() for name in _RECORDS):
+        yield folder
+        return
+    children = _children(folder) if depth > 0 else []
+    inside = [run for child in children for run in _folders(child, depth - 1)]
+    if not inside and (folder / "summary.json").is_file():
+        yield folder
+    yield from inside
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return [p for p in sorted(folder.iterdir()) if p.is_dir() and not p.name.startswith(".")]
+    except OSError:  # a folder of somebody else's, in which nothing can be listed
+        return []
+
+
+def _moment(started: str) -> datetime:
+    """For sorting; what is unknown counts as long ago."""
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def _listed(path: Path, folder: Path) -> ListedFolder:
+    name = path.resolve().name if path == folder else path.relative_to(folder).as_posix()
+    try:
+        return _read(path, name)
+    except (UserError, OSError, UnicodeDecodeError) as error:
+        what = error.what if isinstance(error, UserError) else str(error)
+        return ListedFolder(path=path, name=name, state="damaged", problem=one_line(what))
+
+
+def _read(path: Path, name: str) -> ListedFolder:
+    line = read_summary(path / "summary.json") or {}
+    settings = read_config(path) if is_run(path) else {}
+    command = command_in(path) or str(line.get("command", ""))
+    running = at_work(path)
+    summary = _summary(line, path, command) if line and not command.startswith("judge") else None
+    unfinished = not line or running
+    cost, unpriced = _cost(path, summary, line)
+    return ListedFolder(
+        path=path,
+        name=name,
+        state="running" if running else "finished" if line else "unfinished",
+        command=command,
+        model=_model(summary, settings),
+        started=str(read_environment(path).get("started", "")) if is_run(path) else "",
+        progress=run_progress(path, command) if unfinished else None,
+        headlines=tuple(_headlines(summary)),
+        cost=cost,
+        unpriced_calls=unpriced,
+    )
+
+
+def _summary(line: Mapping[str, Any], path: Path, command: str) -> Summary:
+    training = command.startswith("train") or (path / METRICS).is_file()
+    return TrainSummary.from_json(line) if training else Summary.from_json(line)
+
+
+def _model(summary: Summary | None, settings: Mapping[str, Any]) -> str:
+    if summary is not None and summary.model:
+        return summary.model
+    model, adapter = settings.get("model") or "", settings.get("adapter")
+    return f"{model} + {adapter}" if adapter else str(model)
+
+
+def _cost(path: Path, summary: Summary | None, line: Mapping[str, Any]) -> tuple[float | None, int]:
+    """The recorded cost and the calls that it leaves out; of a run without summary the ledger's."""
+    if summary is not None:
+        return summary.cost, summary.unpriced_calls
+    if line:  # a check of a judge
+        cost = line.get("cost")
+        return (float(cost) if isinstance(cost, int | float) else None), 0
+    return paid_so_far(path)
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def _headlines(summary: Summary | None) -> Iterator[Headline]:
+    """Of a training run the best score on its dev rows before the means over its last drafts."""
+    if summary is None:
+        return
+    training = isinstance(summary, TrainSummary)
+    if isinstance(summary, TrainSummary) and summary.best_dev is not None:
+        yield Headline(label=f"dev (step {summary.best_step})", cell=Cell(mean=summary.best_dev))
+    for task, cells in summary.tasks.items():
+        kind, cell = headline_of(cells)
+        if cell is not None:
+            label = f"{kind} {task}" if kind else f"drafts {task}" if training else task
+            yield Headline(label=label, cell=cell)
+
+
+def headline_of(cells: Mapping[str, Cell]) -> tuple[str, Cell | None]:
+    """("", the headline's cell) of a task, or (`loss`, its cell) of imitation, which has no score;
+    ("", None) where it has neither."""
+    if "value" in cells:
+        return "", cells["value"]
+    return ("loss", cells["loss"]) if "loss" in cells else ("", None)
+
+
+def state_text(run: ListedFolder) -> str:
+    """`finished`, `unfinished: 37 of 120 episodes`, `running: …`, `damaged: why`."""
+    more = run.problem or (run.progress.text() if run.progress else "")
+    return f"{run.state}: {more}" if more else run.state
+
+
+def cost_text(run: ListedFolder) -> str:
+    """`$1.25`, `at least $1.25`, `unknown` where calls were made and none has a price, or empty."""
+    if run.cost is None:
+        return "unknown" if run.unpriced_calls else ""
+    return f"{'at least ' if run.unpriced_calls else ''}${run.cost:,.2f}"
+
+
+def started_text(run: ListedFolder) -> str:
+    """When it was begun, in this machine's zone, to the minute; empty when unknown."""
+    if not run.started or _moment(run.started) == _moment(""):
+        return ""
+    return _moment(run.started).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
+    """At most so many headlines, `tomi 0.724 ± 0.087 (98/100)`, and how many more there are."""
+    shown = [f"{one_line(one.label)} {_cell_text(one.cell)}" for one in run.headlines[:most]]
+    more = len(run.headlines) - most
+    return [*shown, f"and {more} more"] if more > 0 else shown
+
+
+def _cell_text(cell: Cell) -> str:
+    return mean_text(cell) if cell.n else number(cell.mean)

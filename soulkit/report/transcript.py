@@ -1,0 +1,260 @@
+"""One episode for a reader in a terminal: what was seen, said, judged, advised and cut.
+
+    what the actor saw, seat by seat ──▶ the dialogue ──▶ score, verdicts, audit ──▶ feedback
+                                         ──▶ the refined episode beside its draft
+
+A page of blocks, each a rich Text with its indentation: the command line folds them in a terminal
+and prints plain lines into a pipe. Texts of models and files are sanitised and never markup.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from soulkit.report.table import number
+from soulkit.text import one_line, sanitise
+from soulkit.types import Feedback, Record, Trace, Verdict
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+WORDS = 150
+"""Of one text that are shown unless all are asked for."""
+WORDS_OF_REASONING = 60
+"""Of a judge's reasoning and a model's thinking."""
+_WORD = re.compile(r"\S+")
+_SPARE = 20
+"""So few words are not left out: the note on them would be as long."""
+_AUDIT = "audit"
+STYLES = {"ok": "green", "salvaged": "green", "unscored": "yellow"}
+"""Status → colour; what is not here is a failure of the actor's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageBlock:
+    """Some lines with one indentation, in columns."""
+
+    text: Text
+    indent: int = 0
+
+
+def fold(text: str, words: int) -> str:
+    """`text` with at most so many words: its beginning and its end, where prompts ask.
+
+    0 folds nothing. What stands between is counted in its place: `[… 812 words …]`.
+    """
+    places = [match.span() for match in _WORD.finditer(text)] if words else []
+    hidden = len(places) - words
+    if hidden <= _SPARE:
+        return text
+    head, tail = words - words // 3, words // 3
+    begin, end = text[: places[head - 1][1]], text[places[-tail][0] :] if tail else ""
+    return f"{begin} [… {hidden:,} words …] {end}".rstrip()
+
+
+def transcript(
+    draft: Record, refined: Record | None = None, *, full: bool = False
+) -> list[PageBlock]:
+    """The page of a draft with its refined episode, or of one episode that stands alone."""
+    blocks = [*_head(draft, refined), *_seen(draft, full), *_taken(draft, full)]
+    feedback = draft.received or (refined.given if refined else None)
+    if feedback is not None:
+        blocks += _feedback(feedback, full)
+    if draft.given is not None:  # a refined episode without its draft
+        blocks += _feedback(draft.given, full)
+    if refined is not None:
+        blocks += [*_refined_prompt(refined, full), *_taken(refined, full)]
+    return blocks
+
+
+# -- the parts of a page ---------------------------------------------------------------------------
+
+
+def _head(draft: Record, refined: Record | None) -> Iterator[PageBlock]:
+    parts = [draft.task, draft.example_id, f"rollout {draft.rollout}"]
+    parts += [f"step {draft.step}"] if draft.step or refined else []
+    yield PageBlock(_text(" · ".join(map(one_line, parts)), "bold"))
+    beside = [f"{one_line(tag)} {one_line(value)}" for tag, value in draft.tags.items()]
+    if draft.cluster and draft.cluster != draft.example_id:
+        beside.append(f"cluster {one_line(draft.cluster)}")
+    if beside:
+        yield PageBlock(_text(" · ".join(beside), "dim"))
+    if refined is not None and None not in (draft.score.value, refined.score.value):
+        before, after = draft.score.value or 0.0, refined.score.value or 0.0
+        plus = "+" if after > before else ""
+        yield PageBlock(_text(
+            f"draft {number(before)} → refined {number(after)} ({plus}{number(after - before)})"
+        ))  # fmt: skip
+
+
+def _seen(record: Record, full: bool) -> Iterator[PageBlock]:
+    """The first prompt of every acted seat; without traces the one that was noted for readers."""
+    traces = [trace for trace in record.episode.traces if trace.turns and trace.turns[0].context]
+    for trace in traces:
+        yield _title(f"seen by {one_line(trace.seat)}")
+        for segment in trace.turns[0].context:
+            yield PageBlock(_labelled(segment.role, segment.text, full), 2)
+    if not traces and record.prompt:
+        yield _title("seen by the actor")
+        yield PageBlock(_text(_shown(record.prompt, full)), 2)
+
+
+def _refined_prompt(record: Record, full: bool) -> Iterator[PageBlock]:
+    """What changed for the second try; the prompt again only where all is asked for."""
+    if full:
+        yield from _seen(record, full)
+    else:
+        yield _title("refined: the same prompt with this feedback")
+
+
+def _taken(record: Record, full: bool) -> Iterator[PageBlock]:
+    """What came of it: the words, what was cut, the score, who judged it and how."""
+    yield _title("dialogue" if len(record.episode.transcript) > 1 else "answer", record.kind)
+    yield from _spoken_lines(record, full)
+    yield from _cuts(record)
+    yield from _score(record, full)
+    for verdict in record.score.verdicts:
+        yield from _verdict(verdict, full)
+
+
+def _spoken_lines(record: Record, full: bool) -> Iterator[PageBlock]:
+    acted = {trace.seat for trace in record.episode.traces}
+    for line in record.episode.transcript:
+        style = "bold cyan" if line.seat in acted else "bold"
+        yield PageBlock(_labelled(line.seat, line.text, full, style), 2)
+    final = record.episode.final
+    if final is not None and not record.episode.transcript:
+        yield PageBlock(_text(_shown(final.text, full)), 2)
+    if final is not None and final.reasoning:
+        thought = fold(final.reasoning, 0 if full else WORDS_OF_REASONING)
+        yield PageBlock(_text(f"thought: {sanitise(thought).strip()}", "dim"), 2)
+    if final is None and not record.episode.transcript:
+        yield PageBlock(_text("nothing was said", "dim"), 2)
+
+
+def _cuts(record: Record) -> Iterator[PageBlock]:
+    """What a limit or a budget cut, and what a server left out."""
+    for trace in record.episode.traces:
+        turns = _turns_at_limit(trace)
+        if turns:
+            listed = ", ".join(map(str, turns))
+            yield _remark(f"{one_line(trace.seat)}: cut at the reply limit in turn {listed} "
+                          f"of {len(trace.turns)}")  # fmt: skip
+    for name, value in record.episode.notes.items():
+        yield _remark(f"{one_line(name).replace('_', ' ')}: {_plain_value(value)}")
+
+
+def _turns_at_limit(trace: Trace) -> list[int]:
+    return [i for i, turn in enumerate(trace.turns, 1) if turn.completion.stop_reason == "length"]
+
+
+def _score(record: Record, full: bool) -> Iterator[PageBlock]:
+    score, failure = record.score, record.episode.failure
+    status = f"{score.status}: {score.reason}" if score.reason else score.status
+    head = _text(f"score {number(score.value)}", "bold")
+    head.append(f"   {one_line(status)}", STYLES.get(score.status, "red"))
+    if score.reward != score.value:
+        head.append(f"   reward {number(score.reward)}")
+    yield PageBlock(head, 2)
+    if record.gold:
+        yield PageBlock(_labelled("gold", record.gold, full), 4)
+    repeated = score.scored and any(verdict.said for verdict in score.verdicts)
+    if score.words and (full or not repeated):
+        yield PageBlock(_labelled("read" if score.scored else "why", score.words, full), 4)
+    if failure and failure.detail and failure.detail != score.words:
+        yield PageBlock(_labelled("why", failure.detail, full), 4)
+    if score.metrics:
+        metrics = (f"{one_line(name)} {number(value)}" for name, value in score.metrics.items())
+        yield PageBlock(_text(" · ".join(metrics), "dim"), 4)
+
+
+def _verdict(verdict: Verdict, full: bool) -> Iterator[PageBlock]:
+    """Who judged, on which question, and a line for each dimension."""
+    act = "audited by" if verdict.purpose == _AUDIT else "judged by"
+    which = "" if verdict.purpose in ("score", _AUDIT) else f" ({one_line(verdict.purpose)})"
+    sample = f", sample {verdict.sample + 1}" if verdict.sample else ""
+    replies = f", {verdict.replies} replies" if verdict.replies > 1 else ""
+    quoting = f", {verdict.quoting} of them quote the actor" if verdict.quoting else ""
+    who = f"{act} {one_line(verdict.judge)}{which}{sample}{replies}{quoting}"
+    yield PageBlock(_text(who, "bold"), 2)
+    if verdict.problem:
+        yield PageBlock(_text(f"could not be read: {one_line(verdict.problem)}", "yellow"), 4)
+    for name, value in verdict.said.items():
+        yield PageBlock(_dimension(name, value, full), 4)
+
+
+def _dimension(name: str, value: Any, full: bool) -> Text:
+    """`goal 7: because …`: the grade first, then the words for it."""
+    parts = value if isinstance(value, Mapping) else {name: value}
+    words = {k: v for k, v in parts.items() if isinstance(v, str) and _is_prose(k, v)}
+    grades = {k: v for k, v in parts.items() if k not in words}
+    grade = _plain_value(next(iter(grades.values())) if len(grades) == 1 else grades)
+    made = _text(f"{one_line(name)} {grade}".strip())
+    if words:
+        made.append(f": {_folded_line(' '.join(words.values()), full)}", "dim")
+    return made
+
+
+def _is_prose(name: str, text: str) -> bool:
+    """Whether a field of a verdict gives reasons; a label has a word or two."""
+    return name == "reasoning" or len(text.split()) > 3
+
+
+def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
+    kind = feedback.kind.replace("_", " ")
+    about = f" on {', '.join(map(one_line, feedback.dimensions))}" if feedback.dimensions else ""
+    yield _title(f"feedback: {kind} by {one_line(feedback.author)}{about}")
+    yield PageBlock(_text(_shown(feedback.text, full)), 2)
+    if feedback.leak:
+        use = "shown all the same" if feedback.usable else "not shown to the actor"
+        yield PageBlock(_text(f"leaks ({one_line(feedback.leak)}): {use}", "yellow"), 2)
+    else:
+        yield PageBlock(_text("no leak", "dim"), 2)
+    if feedback.blind is not None:
+        chance = "" if feedback.chance is None else f", by chance {number(feedback.chance)}"
+        yield PageBlock(
+            _text(f"a blind reader is right {number(feedback.blind)}{chance}", "dim"), 2
+        )
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def _title(words: str, kind: str = "") -> PageBlock:
+    return PageBlock(_text(f"{words} ({kind})" if kind else words, "underline"), 0)
+
+
+def _remark(words: str) -> PageBlock:
+    return PageBlock(_text(words, "yellow"), 2)
+
+
+def _labelled(label: str, text: str, full: bool, style: str = "bold") -> Text:
+    made = _text(f"{one_line(label)}: ", style)
+    made.append(_shown(text, full))
+    return made
+
+
+def _shown(text: str, full: bool) -> str:
+    return sanitise(fold(text, 0 if full else WORDS)).strip() or "(nothing)"
+
+
+def _folded_line(text: str, full: bool) -> str:
+    return one_line(fold(text, 0 if full else WORDS_OF_REASONING))
+
+
+def _plain_value(value: Any) -> str:
+    """A note or grade on one line: `story 120, memory 7`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{one_line(str(k))} {_plain_value(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain_value, value))
+    return one_line(str(value))
+
+
+def _text(words: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text.assemble((words, style))  # what is appended has a style of its own
