@@ -18,7 +18,7 @@ from soulkit.errors import DataError, RunError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.keeping import CLOCK
 from soulkit.eval.provenance import read_provenance
-from soulkit.eval.summary import Summary, records_by_task, summarise
+from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.records import stream_records
