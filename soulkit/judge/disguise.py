@@ -5,7 +5,7 @@
     spelled_names     options that are written joined, apart, one letter at a time, in digits for
                       letters, or backwards
     places_named      options that are named by their place: "the second option", "option two"
-    letters_named     options whose letter is spoken or pointed at: "option bravo", "the one after A"
+    letters_named     letters that are spoken or pointed at: "option bravo", "the one after A"
 
 All of it is about form. What a text means is not read: translations, synonyms, descriptions,
 riddles, acrostics, rhymes and codes (base64, rot13, Morse) pass, as `docs/tasks.md` says.
