@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soulkit.metrics.ppi import ClusterSums, powered_mean_of_sums
+from soulkit.metrics.ppi import ClusterSums, CorrectedMean, corrected_mean
 
 Floats = np.ndarray
 Judge = Callable[[Floats, np.random.Generator], Floats]
@@ -90,6 +90,14 @@ def sums(values: Floats, of: Floats, clusters: int) -> Floats:
     return np.bincount(of, values, minlength=clusters)
 
 
+NOBODY = ClusterSums(np.zeros(0), np.zeros(0), np.zeros(0))
+
+
+def holds(mean: CorrectedMean, truth: float) -> bool:
+    """Whether the interval is there and holds the truth."""
+    return bool(abs(mean.value - truth) <= mean.half_width)
+
+
 def simulate(judge: Judge, labelled: int, n: int, truth: float, seed: int) -> Tally:
     """`n` draws of clusters, judged and in part labelled. Clusters are exchangeable: those that
     come first are a random sample of them."""
@@ -99,16 +107,15 @@ def simulate(judge: Judge, labelled: int, n: int, truth: float, seed: int) -> Ta
         grades = np.clip(judge(values, rng), *SCALE)
         people, machine = sums(values, of, CLUSTERS), sums(grades, of, CLUSTERS)
         sizes = np.bincount(of, minlength=CLUSTERS).astype(float)
-        every = ClusterSums(people, machine, sizes)
         part = ClusterSums(people[:labelled], machine[:labelled], sizes[:labelled])
         rest = ClusterSums(people[labelled:], machine[labelled:], sizes[labelled:])
-        mean = powered_mean_of_sums(part, rest, every, SCALE)
-        for name in ("corrected", "labelled", "judged"):
-            cell = getattr(mean, name)
-            hit = cell.low is not None and cell.low <= truth <= cell.high
-            setattr(tally, name, getattr(tally, name) + hit)
-        tally.width += mean.corrected.high - mean.corrected.low
-        tally.labelled_width += mean.labelled.high - mean.labelled.low
+        alone = ClusterSums(machine, machine, sizes)
+        mean, labels = corrected_mean(part, rest), corrected_mean(part, NOBODY)
+        tally.corrected += holds(mean, truth)
+        tally.labelled += holds(labels, truth)
+        tally.judged += holds(corrected_mean(alone, NOBODY), truth)
+        tally.width += 2 * mean.half_width
+        tally.labelled_width += 2 * labels.half_width
         tally.power += mean.power
     return tally
 

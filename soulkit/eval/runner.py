@@ -355,7 +355,7 @@ def summary_of(
             w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
             for w in work
         },
-        scale=_scales(w.task for w in work),
+        scale=task_scales(w.task for w in work),
         beside={w.task.name: w.task.spec.metric.beside for w in work},
     )
 
@@ -412,7 +412,7 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}
 
 
-def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
+def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
     """Task, and task/metric, → lowest and highest value."""
     scales: dict[str, tuple[float, float]] = {}
     for task in tasks:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from soulkit.errors import DataError
-from soulkit.metrics.statistics import Interval, bounds, estimate
+from soulkit.metrics.intervals import Interval, bounds, estimate
 from soulkit.runs.records import drafts
 from soulkit.types import Record
 
@@ -34,6 +34,8 @@ class Cell:
     ci_high: float | None = None
     n_scored: int = 0
     n: int = 0
+    n_clusters: int = 0
+    """Of what was scored; 0: not recorded."""
     method: str = ""
     """How the interval was made; `batch` for a number over the whole batch, which has none."""
     unscored: Mapping[str, int] = field(default_factory=dict)
@@ -43,23 +45,36 @@ class Cell:
     best: float | None = None
     beside: bool = False
     """Whether it belongs beside the headline."""
+    variance: float | None = None
+    """Of the mean, in the unit squared; with `df` and `scale` what a suite's mean needs."""
+    df: float | None = None
+    scale: Interval | None = None
+    """The lowest and the highest value, where they are sure."""
+    events: int | None = None
+    """Of yes-or-no scores: failures or successes, whichever are fewer."""
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        sparse = ("method", "worst", "best", "beside")
-        return {name: value for name, value in line.items() if value or name not in sparse
-                or (name in ("worst", "best") and value is not None)}  # fmt: skip
+        always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
+        empty = Cell()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in always or value != getattr(empty, name)
+        }
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
             **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: _number(line.get(name)) for name in ("worst", "best")},
+            **{name: _number(line.get(name)) for name in ("worst", "best", "variance", "df")},
             n_scored=int(_number(line.get("n_scored")) or 0),
             n=int(_number(line.get("n")) or 0),
+            n_clusters=int(_number(line.get("n_clusters")) or 0),
             method=str(line.get("method", "")),
             unscored=_members(line.get("unscored")),
             beside=bool(line.get("beside")),
+            scale=_ends(line.get("scale")),
+            events=None if (events := _number(line.get("events"))) is None else int(events),
         )
 
 
@@ -126,6 +141,13 @@ class Summary:
 def _number(value: object) -> float | None:
     """A number of a file; None for anything else."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _ends(value: object) -> Interval | None:
+    """The two ends of a scale in a file; None for anything else."""
+    ends = [_number(end) for end in value] if isinstance(value, list) else []
+    low, high = ends if len(ends) == 2 else (None, None)
+    return None if low is None or high is None else (low, high)
 
 
 def _members(value: object) -> dict[str, Any]:
@@ -246,8 +268,8 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
-    mean = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     limits = scale or ((0.0, 1.0) if binary else None)
+    mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
     incomplete = limits is not None and mean.n_scored < mean.n
     worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
     return Cell(
@@ -256,10 +278,15 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
         ci_high=mean.ci_high,
         n_scored=mean.n_scored,
         n=mean.n,
+        n_clusters=mean.n_clusters,
         method=mean.method,
         unscored=_reasons(pairs),
         worst=worst,
         best=best,
+        variance=mean.variance,
+        df=mean.df,
+        scale=mean.scale,
+        events=mean.events,
     )
 
 

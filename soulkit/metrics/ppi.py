@@ -25,13 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from soulkit.metrics.agreement import Measured
-from soulkit.metrics.statistics import Floats, Interval, t_quantile
+from soulkit.metrics.intervals import Floats, Interval, estimate
+from soulkit.metrics.student import t_quantile
 
 MIN_LABELLED = 5
 """Fewer labelled clusters cannot tune λ: the labels stand alone, with the interval they allow."""
@@ -76,10 +76,27 @@ class ClusterSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectedMean:
+    """θ(λ) with its variance and degrees of freedom; NaN where the labels allow none."""
+
+    value: float
+    variance: float
+    df: float
+    power: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95 % interval; NaN without one."""
+        if not self.variance > _SPECK**2:
+            return math.nan
+        return t_quantile(max(1.0, self.df)) * math.sqrt(self.variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoweredMean:
     """A mean of what people would say of everything that was judged, and what led to it.
 
-    All in the unit of the values; an interval that the labels cannot support is None, with why.
+    All in the unit of the values; an interval that the labels cannot support is None.
     """
 
     corrected: Measured
@@ -90,7 +107,7 @@ class PoweredMean:
     bias: Measured
     """Judge minus people, over labelled episodes."""
     power: float
-    """λ; 0: the judge adds nothing."""
+    """λ; 0: the judge adds nothing, and the labels stand alone."""
     clusters: int
     labelled_clusters: int
 
@@ -116,45 +133,48 @@ def powered_mean(
     """
     if not len(judged) == len(labels) == len(clusters):
         raise ValueError("one grade, one label (or None) and one cluster per episode are needed")
-    names = {c: i for i, c in enumerate(sorted(set(clusters), key=repr))}
-    of = np.array([names[c] for c in clusters], dtype=np.intp)
-    grades = np.array(judged, dtype=np.float64)
-    has_label = np.array([label is not None for label in labels], dtype=bool)
-    people = np.array([0.0 if label is None else label for label in labels], dtype=np.float64)
-    asked_clusters = np.zeros(len(names), dtype=bool)
-    asked_clusters[of[has_label]] = True
-    rest = ~asked_clusters[of]
-    return powered_mean_of_sums(
-        _summed(people, grades, of, has_label),
-        _summed(people, grades, of, rest),
-        _summed(people, grades, of, np.ones(len(of), dtype=bool)),
-        scale,
+    rated = [(f, y, c) for f, y, c in zip(judged, labels, clusters, strict=True) if y is not None]
+    asked_clusters = {c for _, _, c in rated}
+    rest = [(f, c) for f, c in zip(judged, clusters, strict=True) if c not in asked_clusters]
+    of_rated, of_rest = [c for _, _, c in rated], [c for _, c in rest]
+    labelled = _plain_mean([y for _, y, _ in rated], of_rated, scale)
+    mean = corrected_mean(
+        _summed([y for _, y, _ in rated], [f for f, _, _ in rated], of_rated),
+        _summed([0.0] * len(rest), [f for f, _ in rest], of_rest),
+    )
+    return PoweredMean(
+        corrected=_within(mean, scale, labelled) if mean.power else labelled,
+        judged=_plain_mean(judged, clusters, scale),
+        labelled=labelled,
+        bias=_plain_mean([f - y for f, y, _ in rated], of_rated, None),
+        power=mean.power,
+        clusters=len(set(clusters)),
+        labelled_clusters=len(asked_clusters),
     )
 
 
-def _summed(people: Floats, grades: Floats, of: Any, chosen: Any) -> ClusterSums:
-    """The clusters of the chosen episodes."""
-    _, places = np.unique(of[chosen], return_inverse=True)
-    count = int(places.max()) + 1 if places.size else 0
-    sizes = np.bincount(places, minlength=count).astype(np.float64)
-    sums = [np.bincount(places, values[chosen], minlength=count) for values in (people, grades)]
-    return ClusterSums(sums[0], sums[1], sizes)
+def corrected_mean(labelled: ClusterSums, rest: ClusterSums) -> CorrectedMean:
+    """The prediction-powered mean of labelled clusters and of others that were judged alone.
 
-
-def powered_mean_of_sums(
-    labelled: ClusterSums, rest: ClusterSums, every: ClusterSums, scale: Interval | None = None
-) -> PoweredMean:
-    """`powered_mean` from the sums of labelled clusters, of the others, and of all judged ones."""
+    With λ = 0 it is the mean of the labels.
+    """
+    count = len(labelled.sizes)
+    if not count:
+        return CorrectedMean(value=math.nan, variance=math.nan, df=1.0, power=0.0)
     power = _power(labelled, rest)
-    wide = None if scale is None else (scale[0] - scale[1], scale[1] - scale[0])
-    return PoweredMean(
-        corrected=_corrected(labelled, rest, power, scale),
-        judged=_plain_mean(every, every.judge, scale),
-        labelled=_plain_mean(labelled, labelled.people, scale),
-        bias=_plain_mean(labelled, labelled.judge - labelled.people, wide),
+    residual = labelled.people - power * labelled.judge
+    near, df = labelled.covariance(residual, residual), labelled.df
+    if not power:
+        return CorrectedMean(value=labelled.mean(residual), variance=near, df=df, power=0.0)
+    near *= (count - 1) / (count - 2)
+    beyond = power**2 * rest.covariance(rest.judge, rest.judge)
+    variance = near + beyond
+    spread = near**2 / max(1.0, df - 1) + beyond**2 / rest.df
+    return CorrectedMean(
+        value=labelled.mean(residual) + power * rest.mean(rest.judge),
+        variance=variance,
+        df=variance**2 / spread if spread > 0 else 1.0,
         power=power,
-        clusters=len(every.sizes),
-        labelled_clusters=len(labelled.sizes),
     )
 
 
@@ -169,55 +189,38 @@ def _power(labelled: ClusterSums, rest: ClusterSums) -> float:
     return labelled.covariance(labelled.people, labelled.judge) / noise
 
 
-def _corrected(
-    labelled: ClusterSums, rest: ClusterSums, power: float, scale: Interval | None
+def _summed(
+    people: Sequence[float], grades: Sequence[float], clusters: Sequence[Hashable]
+) -> ClusterSums:
+    """Sums by cluster, clusters in the order of their text."""
+    names = {c: i for i, c in enumerate(sorted(set(clusters), key=repr))}
+    of = np.array([names[c] for c in clusters], dtype=np.intp)
+    sums = [
+        np.bincount(of, np.array(values, dtype=np.float64), minlength=len(names))
+        for values in (people, grades)
+    ]
+    return ClusterSums(*sums, np.bincount(of, minlength=len(names)).astype(np.float64))
+
+
+def _plain_mean(
+    values: Sequence[float], clusters: Sequence[Hashable], scale: Interval | None
 ) -> Measured:
-    if power == 0:
-        return _plain_mean(labelled, labelled.people, scale)
-    residual = labelled.people - power * labelled.judge
-    mean = labelled.mean(residual) + power * rest.mean(rest.judge)
-    count = len(labelled.sizes)
-    near = labelled.covariance(residual, residual) * (count - 1) / (count - 2)
-    rest_part = power**2 * rest.covariance(rest.judge, rest.judge)
-    variance = near + rest_part
-    if variance <= _SPECK**2:
-        return _within(mean, None, scale, int(labelled.n), f"no spread in {count} clusters")
-    df = variance**2 / (near**2 / max(1.0, labelled.df - 1) + rest_part**2 / rest.df)
-    return _within(mean, _t(df) * math.sqrt(variance), scale, int(labelled.n), "")
-
-
-def _plain_mean(group: ClusterSums, sums: Floats, scale: Interval | None) -> Measured:
-    """A mean over episodes with its CR2-t interval."""
-    if not len(group.sizes):
+    """A mean over episodes with the interval of every mean."""
+    if not values:
         return Measured(value=None, why="no episodes")
-    mean, n = group.mean(sums), int(group.n)
-    if len(group.sizes) < 2:
-        return _within(mean, None, scale, n, "one cluster")
-    variance = group.covariance(sums, sums)
-    if variance <= _SPECK**2:
-        return _within(mean, None, scale, n, f"no spread in {len(group.sizes)} clusters")
-    return _within(mean, _t(group.df) * math.sqrt(variance), scale, n, "")
+    mean = estimate(values, clusters, scale=scale)
+    return Measured(
+        value=mean.mean, low=mean.ci_low, high=mean.ci_high, n=len(values),
+        n_clusters=mean.n_clusters, why="" if mean.ci_low is not None else mean.method,
+    )  # fmt: skip
 
 
-def _within(mean: float, half: float | None, scale: Interval | None, n: int, why: str) -> Measured:
-    """A mean ± half a width, kept inside the scale."""
+def _within(mean: CorrectedMean, scale: Interval | None, labelled: Measured) -> Measured:
+    """A corrected mean with its interval, kept inside the scale."""
     low, high = scale or (-math.inf, math.inf)
-    value = min(max(mean, low), high)
-    if half is None:
-        return Measured(value=value, n=n, why=why)
-    ends = min(max(mean - half, low), high), min(max(mean + half, low), high)
-    if ends[0] == ends[1]:
-        return Measured(value=value, n=n, why="the labels cannot be of this scale")
-    return Measured(value=value, low=ends[0], high=ends[1], n=n)
-
-
-def _t(df: float) -> float:
-    """Student's t quantile at real degrees of freedom: a line between those of the integers."""
-    whole = max(1, math.floor(df))
-    share = min(max(df - whole, 0.0), 1.0)
-    return (1 - share) * _whole_t(whole) + share * _whole_t(whole + 1)
-
-
-@lru_cache(maxsize=1024)
-def _whole_t(df: int) -> float:
-    return t_quantile(df)
+    value = min(max(mean.value, low), high)
+    ends = [min(max(mean.value + side * mean.half_width, low), high) for side in (-1, 1)]
+    counts = {"n": labelled.n, "n_clusters": labelled.n_clusters}
+    if math.isnan(mean.half_width) or not ends[0] < ends[1]:
+        return Measured(value=value, **counts, why="no-spread")
+    return Measured(value=value, low=ends[0], high=ends[1], **counts)

@@ -1,9 +1,9 @@
 """Results as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100)` is the
-mean, half the width of its interval, and scored of all episodes. Wilson and bootstrap intervals are
-not symmetric, so the interval itself is printed too; where anything is unscored, the worst and best
-mean it could hide.
+All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100, 32
+clusters)` is the mean, half the width of its interval, scored of all episodes, and how many clusters
+the interval rests on. Intervals on a scale are not symmetric, so the interval itself is printed too;
+where anything is unscored, the worst and best mean it could hide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.summary import Cell, Summary
-from soulkit.report.alike import NOT_ALIKE, unlike_pairs
+from soulkit.metrics.intervals import interval_remark
+from soulkit.report.alike import unlike_pairs
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
@@ -23,8 +24,6 @@ from soulkit.train.state.summary import CanaryTotals, FeedbackTotals, TrainSumma
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-    from soulkit.eval.compare import Comparison, TaskDifference
 
 DASH = "\u2013"
 
@@ -37,10 +36,16 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def mean_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n)`, as much of it as is known."""
+    """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
     low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
+    beside = ", ".join(filter(None, (f"{cell.n_scored}/{cell.n}", clusters_text(cell))))
+    return f"{number(cell.mean)}{half} ({beside})"
+
+
+def clusters_text(cell: Cell) -> str:
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known."""
+    return interval_remark(cell.n_clusters, cell.method, cell.events)
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -284,48 +289,6 @@ def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
     return capture.get()
 
 
-def comparison_parts(result: Comparison) -> list[RenderableType]:
-    """What `soul compare` prints: one row a task, then what qualifies the table."""
-    from rich.text import Text
-
-    shown: list[RenderableType] = [
-        Text(f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}")
-    ]
-    table = _table()
-    table.add_column("task")
-    for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for task in result.tasks:
-        table.add_row(*map(_plain, _comparison_row(task)))
-    shown.append(table)
-    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
-    notes += [f"beside the difference: {line}" for line in result.remarks]
-    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
-    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
-    notes += [
-        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
-        for t in result.tasks
-        if t.paired.n_only_a or t.paired.n_only_b
-    ]
-    notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
-    return [*shown, *(Text(one_line(note), style="dim") for note in notes)]
-
-
-def _comparison_row(task: TaskDifference) -> list[str]:
-    pair = task.paired
-    difference = number(pair.difference)
-    plus = "+" if pair.difference is not None and pair.difference > 0 else ""
-    return [
-        one_line(task.task),
-        number(pair.mean_a),
-        number(pair.mean_b),
-        plus + difference,
-        interval_text(pair.ci_low, pair.ci_high),
-        number(task.p_holm, 4),
-        str(pair.n_shared),
-    ]
-
-
 _HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored")
 
 
@@ -364,7 +327,7 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
 
 
 def _terminal_table(run: RunData) -> RenderableType:
-    table = _table()
+    table = plain_table()
     rows = [_row(*item) for item in _cells(run)]
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
@@ -383,27 +346,27 @@ def _terminal_table(run: RunData) -> RenderableType:
         label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
         cells = [row[0] if row[0] != before else "", label, *row[2:]]
         cells = [cells[i] for i in shown]
-        table.add_row(*map(_plain, cells), style="bold" if row[1] == "value" else None)
+        table.add_row(*map(literal_text, cells), style="bold" if row[1] == "value" else None)
         before = row[0]
     return table
 
 
 def _overview(runs: Sequence[RunData]) -> RenderableType:
-    table = _table()
+    table = plain_table()
     table.add_column("task")
     for run in runs:
-        table.add_column(_plain(one_line(run.name, 40)), justify="right")
+        table.add_column(literal_text(one_line(run.name, 40)), justify="right")
     for task, cells in rows_across(runs):
         texts = [mean_text(c) if c else DASH for c in cells]
-        table.add_row(*map(_plain, [one_line(task), *texts]))
+        table.add_row(*map(literal_text, [one_line(task), *texts]))
         for name, others in beside(runs, task):
             texts = [mean_text(c) if c else DASH for c in others]
-            table.add_row(*map(_plain, [f"  {one_line(name)}", *texts]), style="dim")
+            table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
     return table
 
 
 def _terminal_steps(run: RunData) -> RenderableType:
-    table = _table()
+    table = plain_table()
     table.add_column("training")
     steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
     for step in steps:
@@ -418,7 +381,7 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
 
     tables: list[RenderableType] = []
     for table in published(runs):
-        shown = _table()
+        shown = plain_table()
         shown.add_column(table.title)
         for model in table.highlight:
             shown.add_column(model, justify="right")
@@ -433,7 +396,8 @@ def _facts_line(run: RunData) -> str:
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """An empty rich table in the house's style."""
     from rich import box
     from rich.table import Table
 
@@ -443,7 +407,7 @@ def _table() -> Table:
     )  # fmt: skip
 
 
-def _plain(text: str) -> Any:
+def literal_text(text: str) -> Any:
     """Text that rich does not read as markup: names come from files."""
     from rich.text import Text
 

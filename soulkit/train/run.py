@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance
+from soulkit.eval.runner import task_scales
 from soulkit.eval.summary import Cell, summarise
-from soulkit.metrics.statistics import mean_interval
+from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
@@ -276,6 +276,7 @@ def rollout_summary(
         protocol=config.protocol,
         seconds=loop.seconds,
         cost=paid["cost"],
+        scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
     lines = read_step_lines(loop.run.metrics)
@@ -296,8 +297,10 @@ def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummar
     """The loss over the last steps, one cell for every task of the mixture."""
     losses = [line.learned.loss for line in read_step_lines(run.metrics)]
     last = [loss for loss in losses if loss is not None][-SUMMARY_STEPS:]
-    low, high = mean_interval(last) if len(last) > 1 else (None, None)
-    cell = Cell(mean=fmean(last), ci_low=low, ci_high=high, n_scored=len(last), n=len(last))
+    mean = estimate(last, range(len(last)))
+    cell = Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
     return TrainSummary(
         command="train sft",
         model=config.model,

@@ -124,7 +124,10 @@ class TrainSummary(Summary):
 def _headline(rewards: Rewards) -> dict[str, Any]:
     """The numbers that a summary repeats of the rewards."""
     line = rewards.to_json()
-    names = ("reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high")
+    names = (
+        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high",
+        "gap/loo_clusters",
+    )  # fmt: skip
     return {name: line[name] for name in names if name in line}
 
 
