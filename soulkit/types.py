@@ -282,8 +282,8 @@ class Feedback:
     kind: Literal["coach", "worked_example"] = "coach"
     dimensions: tuple[str, ...] = ()
     leak: str = ""
-    """Empty, or how it gives something away: `gold_text`, `gold_letter`, `answerable`,
-    `private_text`, `rubric_words`, `gold_reference`."""
+    """Empty, or how it gives something away: `gold_text`, `gold_letter`, `gold_place`,
+    `answerable`, `private_text`, `rubric_words`, `gold_reference`, `too_long`."""
     blind: float | None = None
     """How often a reader who sees question, options and this text, but not the story, picks the
     gold."""

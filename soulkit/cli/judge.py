@@ -1,4 +1,4 @@
-"""`soul judge check`: can the judge of an evaluation be trusted?"""
+"""`soul judge`: can the judge of an evaluation be trusted? The people's part: `judge_people.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from soulkit.cli.console import err, one_line, out, print_json, progress, safe, 
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
 from soulkit.cli.onward import say_next
+from soulkit.cli.judge_people import correct, import_labels, sheet
 from soulkit.cli.options import Json, row_sources
 from soulkit.errors import ConfigError
 
@@ -96,6 +97,11 @@ def show(
     from soulkit.eval.judge_check import read_report
 
     _print(read_report(check), as_json)
+
+
+app.command()(sheet)
+app.command("import")(import_labels)
+app.command()(correct)
 
 
 def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool) -> None:

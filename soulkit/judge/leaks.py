@@ -7,7 +7,9 @@ a word of their own, and trusts either the mentioned or the unmentioned ones, wh
 better; a model can read blind as well. A dialogue has other things to give away: what belongs to
 another seat (`private_text`), words that only a judge's rubric uses (`rubric_words`), and the text
 that a human wrote in the actor's place (`gold_reference`); `echoes.py` says when a text is
-repeated. Leaking feedback is dropped and counted, never shown to the actor.
+repeated. Leaking feedback is dropped and counted, never shown to the actor. A text is read as it is
+and as it looks (`disguise.py`): invisible signs, look-alike letters, words that are joined, torn or
+spelled, and options that are named by their place are no way around the check.
 
 What no such check can rule out: feedback says in kind whether a draft was right, so an actor that
 remembers its draft learns to keep or to change its answer. It does not see that draft again, and
@@ -19,15 +21,25 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from soulkit.judge.disguise import (
+    folded,
+    letters_named,
+    places_named,
+    respelled,
+    spelled_names,
+)
 from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase
 from soulkit.judge.verdict import named_options, plain, tagged_letter
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
 SIGNIFICANCE = 0.05
+MAX_CHARACTERS = 30_000
+"""No coach writes that much; what nobody has read is not shown."""
 MAX_NAME_WORDS = 3
 """Options up to this length are names, whose single words (`the red one`) point at them."""
 
@@ -105,7 +117,7 @@ def _letter_pattern(letter: str) -> str:
 def lexical_share(text: str, view: LeakView) -> float:
     """Probability that the lexical blind reader picks the gold, in [1/n, 1] at its best reading."""
     names, gold = view.names(), plain(view.gold)
-    mentioned = named_options(text, names)
+    mentioned = named_options(text, names) | spelled_names(text, names) | _pointed_at(text, view)
     mentioned |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
     sides = [mentioned, *_hint_groups(text, view, names)]
     halves = [half for side in sides for half in (set(side), set(names) - side) if gold in half]
@@ -126,6 +138,14 @@ def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[
     return [{name for name in names if word in name.split()} for word in sorted(words)]
 
 
+def _pointed_at(text: str, view: LeakView) -> set[str]:
+    """The options that `text` names by their place, or by their letter without writing it."""
+    options = [plain(option) for option in view.options]
+    pointed = {options[place] for place in places_named(text, len(options))}
+    letters = letters_named(text, view.options) if view.letters else frozenset()
+    return pointed | {name for name, spoken in view.names().items() if spoken & letters}
+
+
 def above_chance(hits: int, reads: int, chance: float) -> bool:
     """Whether `hits` of `reads` is more than guessing gives (one-sided binomial test)."""
     tail = sum(
@@ -141,19 +161,54 @@ def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
     """
     if view is None:
         return feedback
-    leak = _answer_leak(feedback.text, view) or _text_leak(feedback.text, view)
+    if len(feedback.text) > MAX_CHARACTERS:
+        return replace(feedback, leak="too_long")
+    leak, share = "", view.chance
+    for text, seen in _readings(feedback.text, view):
+        leak = leak or _answer_leak(text, seen) or _text_leak(text, seen)
+        share = max(share, lexical_share(text, seen)) if view.options else share
     if not view.options:
         return replace(feedback, leak=leak)
-    share = lexical_share(feedback.text, view)
     if not leak and share > view.chance:
         leak = "answerable"
     return replace(feedback, leak=leak, blind=share, chance=view.chance)
 
 
+def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
+    """The text as it is, as it looks, and with spelled words joined; each with what it is read for.
+
+    Options that look alike in another way than they are written cannot be told apart by looks.
+    """
+    yield text, view
+    looks, looked_for = folded(text), _folded_view(view)
+    if (looks, looked_for) != (text, view) and len(looked_for.names()) == len(view.names()):
+        yield looks, looked_for
+    joined = respelled(looks)
+    if joined != looks:
+        yield joined, replace(looked_for, options=(), letters=(), gold="")
+
+
+@lru_cache(maxsize=64)
+def _folded_view(view: LeakView) -> LeakView:
+    return replace(
+        view,
+        question=folded(view.question),
+        options=tuple(map(folded, view.options)),
+        gold=folded(view.gold),
+        private=tuple(map(folded, view.private)),
+        rubric=tuple(map(folded, view.rubric)),
+        reference=folded(view.reference),
+        public=folded(view.public),
+    )
+
+
 def _answer_leak(text: str, view: LeakView) -> str:
-    if names_gold(text, view):
+    gold = plain(view.gold)
+    if names_gold(text, view) or gold in spelled_names(text, {*view.names(), gold}):
         return "gold_text"
-    return "gold_letter" if names_letter(text, view.letter) else ""
+    if names_letter(text, view.letter):
+        return "gold_letter"
+    return "gold_place" if view.options and gold in _pointed_at(text, view) else ""
 
 
 def _text_leak(text: str, view: LeakView) -> str:

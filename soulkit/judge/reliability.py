@@ -401,3 +401,15 @@ def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:
     return {
         "value": share.mean, **interval, "n": share.n_scored, "n_clusters": share.n_clusters,
     }  # fmt: skip
+
+
+def rater_agreement(
+    rows: Mapping[OpinionKey, Sequence[Grade | None]],
+    clusters: Mapping[str, str],
+    level: Level,
+) -> dict[str, Any]:
+    """Agreement of raters who are the columns of `rows`, as plain JSON values.
+
+    `clusters` names the cluster of each episode. Fewer than two raters agree with nobody: n is 0.
+    """
+    return _ratings(rows, clusters, level).agreement()

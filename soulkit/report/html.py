@@ -97,7 +97,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None =
         units=units,
         total=total,
         choices=_choices(units),
-        script_hash=_script_hash(),
+        script_hash=script_hash(),
     )  # fmt: skip
 
 
@@ -128,9 +128,9 @@ def environment() -> Environment:
     return made
 
 
-def _script_hash() -> str:
-    """The CSP source of the script, which stands between its tags exactly as the file has it."""
-    text = environment().get_template("script.html.j2").render()
+def script_hash(name: str = "script.html.j2") -> str:
+    """The CSP source of a script, which stands between its tags exactly as the file has it."""
+    text = environment().get_template(name).render()
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 

@@ -1,0 +1,146 @@
+"""Does the corrected mean of a biased judge hold the truth as often as it says?
+
+    .venv/bin/python benchmarks/ppi_coverage.py            # about a minute
+    .venv/bin/python benchmarks/ppi_coverage.py --quick    # 200 simulations of each, no bounds
+
+Clusters of one to six episodes on a scale from 0 to 10, a third of the spread between clusters; all
+are judged, some are labelled. The truth is the mean of the distribution, so that every interval has
+to allow for the draw of the clusters as well. Beside the corrected mean stand the judge's own
+interval, which knows nothing of its bias, and that of the labels alone.
+
+Exit code 1 when the corrected mean covers the truth in less than 93 % or more than 99.5 % of the
+simulations, or is wider than the labels alone by more than a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from soulkit.metrics.ppi import ClusterSums, CorrectedMean, corrected_mean
+
+Floats = np.ndarray
+Judge = Callable[[Floats, np.random.Generator], Floats]
+
+SCALE = (0.0, 10.0)
+CLUSTERS = 500
+LABELLED = (20, 50, 100)
+LEAST, MOST, WIDEST = 0.93, 0.995, 1.10
+SIMULATIONS = 4000
+WARM_UP = 400_000
+
+
+def noisy(truth: Floats, rng: np.random.Generator, spread: float) -> Floats:
+    return truth + rng.normal(0, spread, truth.shape)
+
+
+JUDGES: dict[str, Judge] = {
+    "good": lambda y, rng: noisy(y, rng, 0.7),
+    "two points too kind": lambda y, rng: noisy(y, rng, 0.7) + 2,
+    "compressed to the middle": lambda y, rng: 5 + 0.4 * (noisy(y, rng, 0.7) - 5),
+    "never below seven": lambda y, rng: np.maximum(noisy(y, rng, 0.7), 7),
+    "noise about seven": lambda y, rng: noisy(np.full_like(y, 7), rng, 2),
+    "anti-correlated": lambda y, rng: 10 - noisy(y, rng, 0.7),
+    "kind to the poor alone": lambda y, rng: noisy(np.where(y < 5, y + 4, y), rng, 0.7),
+    "always seven": lambda y, rng: np.full_like(y, 7),
+}
+
+
+@dataclass
+class Tally:
+    """What the simulations of one case came to."""
+
+    corrected: int = 0
+    judged: int = 0
+    labelled: int = 0
+    width: float = 0.0
+    labelled_width: float = 0.0
+    power: float = 0.0
+    n: int = 0
+
+    def line(self, judge: str, labelled: int) -> str:
+        shares = [self.corrected / self.n, self.labelled / self.n, self.judged / self.n]
+        covered = "".join(f"{share:10.3f}" for share in shares)
+        widths = f"{self.width / self.n:8.2f}{self.labelled_width / self.n:9.2f}"
+        return f"{judge:26}{labelled:9}{covered}{widths}{self.power / self.n:8.2f}"
+
+    @property
+    def broken(self) -> str:
+        share = self.corrected / self.n
+        if not LEAST <= share <= MOST:
+            return f"covers {share:.3f}"
+        wide = self.width > WIDEST * self.labelled_width
+        return f"{self.width / self.labelled_width:.2f} times as wide as the labels" if wide else ""
+
+
+def drawn(clusters: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """(the true value of every episode, the cluster of each)."""
+    sizes = rng.integers(1, 7, clusters)
+    level = np.repeat(rng.normal(0, 1.15, clusters), sizes)
+    values = np.round(5.5 + level + rng.normal(0, 1.63, sizes.sum()))
+    return np.clip(values, *SCALE), np.repeat(np.arange(clusters), sizes)
+
+
+def sums(values: Floats, of: Floats, clusters: int) -> Floats:
+    return np.bincount(of, values, minlength=clusters)
+
+
+NOBODY = ClusterSums(np.zeros(0), np.zeros(0), np.zeros(0))
+
+
+def holds(mean: CorrectedMean, truth: float) -> bool:
+    """Whether the interval is there and holds the truth."""
+    return bool(abs(mean.value - truth) <= mean.half_width)
+
+
+def simulate(judge: Judge, labelled: int, n: int, truth: float, seed: int) -> Tally:
+    """`n` draws of clusters, judged and in part labelled. Clusters are exchangeable: those that
+    come first are a random sample of them."""
+    rng, tally = np.random.default_rng(seed), Tally(n=n)
+    for _ in range(n):
+        values, of = drawn(CLUSTERS, rng)
+        grades = np.clip(judge(values, rng), *SCALE)
+        people, machine = sums(values, of, CLUSTERS), sums(grades, of, CLUSTERS)
+        sizes = np.bincount(of, minlength=CLUSTERS).astype(float)
+        part = ClusterSums(people[:labelled], machine[:labelled], sizes[:labelled])
+        rest = ClusterSums(people[labelled:], machine[labelled:], sizes[labelled:])
+        alone = ClusterSums(machine, machine, sizes)
+        mean, labels = corrected_mean(part, rest), corrected_mean(part, NOBODY)
+        tally.corrected += holds(mean, truth)
+        tally.labelled += holds(labels, truth)
+        tally.judged += holds(corrected_mean(alone, NOBODY), truth)
+        tally.width += 2 * mean.half_width
+        tally.labelled_width += 2 * labels.half_width
+        tally.power += mean.power
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="200 simulations, no bounds.")
+    quick = parser.parse_args().quick
+    n, start = 200 if quick else SIMULATIONS, time.monotonic()
+    values, _ = drawn(WARM_UP, np.random.default_rng(0))
+    truth = float(values.mean())
+    heads = "".join(f"{head:>10}" for head in ("corrected", "labels", "judge"))
+    print(f"{n} simulations of each; {CLUSTERS} clusters judged; truth {truth:.3f}")
+    print(f"{'judge':26}{'labelled':>9}{heads}{'width':>8}{'labels':>9}{'lambda':>8}")
+    broken = []
+    for number, (name, judge) in enumerate(JUDGES.items()):
+        for labelled in LABELLED:
+            tally = simulate(judge, labelled, n, truth, 1000 * number + labelled)
+            print(tally.line(name, labelled), flush=True)
+            broken += [f"{name}, {labelled} labelled: {tally.broken}"] if tally.broken else []
+    print(f"{time.monotonic() - start:.0f} s")
+    for line in [] if quick else broken:
+        print(f"out of bounds: {line}")
+    return int(bool(broken) and not quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
