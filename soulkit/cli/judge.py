@@ -13,8 +13,8 @@ import typer
 from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
-from soulkit.cli.onward import say_next
 from soulkit.cli.judge_people import correct, import_labels, sheet
+from soulkit.cli.onward import say_next
 from soulkit.cli.options import Json, row_sources
 from soulkit.errors import ConfigError
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.summary import Cells, Summary
-from soulkit.runs.provenance import origin_of
 from soulkit.report.progress import (
     JUDGEMENTS,
     RunProgress,
@@ -25,6 +24,7 @@ from soulkit.report.progress import (
     summary_so_far,
 )
 from soulkit.runs.folder import is_run
+from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
