@@ -105,7 +105,7 @@ def _print(view: ReportView) -> None:
 
     for part in view.parts():
         out.print(part)
-    for line in (line for run in runs if run.summary for line in odd_cells(run.summary, run.path)):
+    for line in (line for run in view.runs if run.summary for line in odd_cells(run.summary, run.path)):
         out.print(line, markup=False, soft_wrap=True)
 
 
