@@ -200,6 +200,7 @@ def one_line_summary(line: StepLine) -> str:
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
+    from soulkit.eval.remarks import truncation_text
     from soulkit.report.table import canary_text, feedback_text
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
@@ -216,6 +217,10 @@ def _print(out: Path, summary: TrainSummary) -> None:
     if unscored := summary.n - summary.n_scored:
         last = summary.summary_steps
         print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")
+    if text := truncation_text(summary.statuses):
+        print_line(
+            f"  truncated          {text} in the last {summary.summary_steps} steps", markup=False
+        )
     _say(f"run folder {out}; weights {out / 'model'}")
     _say_next(out, summary)
 

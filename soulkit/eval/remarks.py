@@ -55,7 +55,7 @@ def truncated_total(statuses: Counts) -> int:
 
 
 def truncation_text(statuses: Counts) -> str:
-    """`mistakes 30 of 60 (50 %)` for the tasks in which more than TELLING are; else empty."""
+    """`TASK 30 of 60 (50 %)` for the tasks in which more than TELLING are; else empty."""
     return ", ".join(
         f"{task} {cut} of {total} ({cut / total:.0%})".replace("%", " %")
         for task, (cut, total) in truncated_counts(statuses).items()
@@ -64,7 +64,7 @@ def truncation_text(statuses: Counts) -> str:
 
 
 def cuts_text(cuts: Counts) -> str:
-    """`lifechoices 12 episodes, 3,400 words`, or empty."""
+    """`TASK 12 episodes, 3,400 words`, or empty."""
     return "; ".join(
         f"{task} {one['episodes']:,} episode{'s' * (one['episodes'] != 1)}, {one['words']:,} words"
         for task, one in cuts.items()
@@ -73,7 +73,7 @@ def cuts_text(cuts: Counts) -> str:
 
 
 def ignored_text(ignored: Counts) -> str:
-    """`sotopia judge form 30`, or empty."""
+    """`TASK judge form 30`, or empty."""
     return "; ".join(
         f"{task} {', '.join(f'{what} {n}' for what, n in counts.items())}"
         for task, counts in ignored.items()

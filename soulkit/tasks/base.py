@@ -78,6 +78,10 @@ class Rollout:
 class Task(ABC):
     """One benchmark. Instances are stateless; everything about a play comes in as arguments."""
 
+    grades_cut_replies = False
+    """Whether a single reply that ran into its limit is graded all the same; else it is truncated,
+    and scores the minimum."""
+
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
     ) -> None:
@@ -161,6 +165,11 @@ class Task(ABC):
     def acted_seat(self, example: Example) -> str:
         return next(seat for seat, role in example.seats.items() if role == "actor")
 
+    @property
+    def strict_endings(self) -> bool:
+        """Whether a cut reply is no answer, whatever can be read of it."""
+        return self.protocol == "paper" and not self.grades_cut_replies
+
     # -- the road -----------------------------------------------------------------------------
 
     @abstractmethod
@@ -179,7 +188,7 @@ class Task(ABC):
             return self._without_score(episode, error)
         dialogue = self.calls(example).get("actor", 1) > 1
         low = self.spec.metric.low
-        score = with_endings(score, episode, low, self.protocol, dialogue=dialogue)
+        score = with_endings(score, episode, low, strict=self.strict_endings, dialogue=dialogue)
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:

@@ -135,7 +135,7 @@ class ChoiceTask(Task):
         completion = episode.final
         assert completion is not None
         answer, status = self.read(example, completion.text)
-        status = actor_status(completion, status, self.protocol)
+        status = actor_status(completion, status, self.strict_endings)
         readable = status in READABLE
         value = self.grade(example, answer) if readable else self.spec.metric.low
         return Score(

@@ -5,14 +5,15 @@ reply, it scores the minimum and its status is `truncated`. A dialogue is scored
 but its status is `truncated` as well, since nobody knows what the cut turns would have become;
 `turns/cut` is their share. A refusal is the actor's own failure anywhere.
 
-Under `reference` what can be read of a cut reply counts, as the published code has it.
+Under `reference` what can be read of a cut reply counts, as the published code has it, and so it
+does in a task that says so (`grades_cut_replies`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from soulkit.types import Completion, Episode, Protocol, Score
+from soulkit.types import Completion, Episode, Score
 
 READABLE = ("ok", "salvaged")
 """Statuses of an answer that is graded."""
@@ -20,18 +21,21 @@ CUT_TURNS = "turns/cut"
 """Metric of a dialogue: the share of the actor's turns that ran into their limit."""
 
 
-def reply_failure(completion: Completion, protocol: Protocol) -> str:
-    """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty."""
+def reply_failure(completion: Completion, strict: bool) -> str:
+    """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty.
+
+    Not `strict`: only what names itself a refusal is one.
+    """
     if completion.stop_reason == "refusal":
         return "refusal"
-    if protocol != "paper":
+    if not strict:
         return ""
     return {"content_filter": "refusal", "length": "truncated"}.get(completion.stop_reason, "")
 
 
-def actor_status(completion: Completion, parsed: str, protocol: Protocol = "paper") -> str:
+def actor_status(completion: Completion, parsed: str, strict: bool = True) -> str:
     """How a single reply was read (`parsed`), or why it counts as none: the actor's own failure."""
-    failure = reply_failure(completion, protocol)
+    failure = reply_failure(completion, strict)
     if failure or parsed in READABLE:
         return failure or parsed
     if completion.stop_reason == "content_filter":
@@ -42,13 +46,13 @@ def actor_status(completion: Completion, parsed: str, protocol: Protocol = "pape
 
 
 def with_endings(
-    score: Score, episode: Episode, low: float, protocol: Protocol, *, dialogue: bool
+    score: Score, episode: Episode, low: float, *, strict: bool, dialogue: bool
 ) -> Score:
     """`score` with what the ends of the actor's replies make of it; `low` is the minimum."""
     replies = [turn.completion for trace in episode.traces for turn in trace.turns]
     if not score.scored or not replies:
         return score
-    failures = [reply_failure(reply, protocol) for reply in replies]
+    failures = [reply_failure(reply, strict) for reply in replies]
     if dialogue:
         cut = sum(reply.stop_reason == "length" for reply in replies)
         score = replace(score, metrics={**score.metrics, CUT_TURNS: cut / len(replies)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,11 @@ def test_a_model_that_gives_no_reply_so_long() -> None:
         "whereas you provided {limit}."
     )
     with small_server(4096, 0, words) as server:
-        assert ask(endpoint(server), Sampling()).text == "hi"
-        assert [body["max_tokens"] for body in server.requests] == [8192, 4096]
+        model = endpoint(server)
+        for index in range(2):
+            assert ask(model, Sampling(), replace(CALL, rollout=index)).text == "hi"
+        assert ask(model, Sampling(max_tokens=300)).text == "hi"
+        assert [body["max_tokens"] for body in server.requests] == [8192, 4096, 4096, 300]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -201,6 +202,7 @@ class Endpoint:
         optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
         self._key = read_key(api_key_env, optional=optional)
         self._refused: set[str] = set()
+        self._longest = math.inf  # tokens of a reply that the server gives to anybody
         self._defaults = ServerDefaults(model, self.base_url, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
@@ -268,7 +270,9 @@ class Endpoint:
     async def _ask(
         self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
     ) -> LedgerEntry:
-        settings = parameters(sampling, call)
+        settings, least = parameters(sampling, call), least_room(sampling.max_tokens)
+        if least <= self._longest < sampling.max_tokens:
+            settings["max_tokens"] = int(self._longest)
         tokens = estimated_tokens(messages, sampling.max_tokens)
         attempts = requests = 0
         while True:
@@ -283,8 +287,10 @@ class Endpoint:
                 # This ends: every round sends one parameter less, or the same in another way.
                 self._remember(outcome.refused)
                 continue
-            if outcome.room >= least_room(sampling.max_tokens):
+            if outcome.room >= least:
                 settings = {**settings, "max_tokens": outcome.room}  # so does this: it is less
+                if not outcome.overflow:
+                    self._longest = min(self._longest, outcome.room)
                 continue
             if outcome.probe:
                 continue  # this ends too: after `down_after_s` the gate lets nobody wait

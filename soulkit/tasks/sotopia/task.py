@@ -294,13 +294,14 @@ class Sotopia(Task):
         """The score of an actor that did nothing: its own failure, and no judge's business."""
         final = episode.final
         parsed = "malformed" if any(act.status == "malformed" for act in acts) else "empty"
+        status = actor_status(final, parsed, self.strict_endings) if final is not None else "empty"
         low = self.spec.metric.low
         nothing: dict[str, float | None] = dict.fromkeys(
             (*DIMENSIONS, "eval_avg", "weighted", "hacked")
         )
         return Score(
             value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
-            status=actor_status(final, parsed, self.protocol) if final is not None else "empty",
+            status=status,
             words="The character never said or did anything.", protocol=self.protocol,
             prompts=self._hashes(),
         )  # fmt: skip

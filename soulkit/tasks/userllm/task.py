@@ -158,7 +158,9 @@ class UserLLM(ChoiceTask):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         assert episode.final is not None
-        if reply_failure(episode.final, self.protocol):  # nothing that a judge should be paid for
+        if reply_failure(
+            episode.final, self.strict_endings
+        ):  # nothing that a judge should be paid for
             return self._silent(example, episode, read_reply("", self.protocol))
         message = read_reply(episode.final.text, self.protocol)
         return await self.rated(example, episode, message, cast)
@@ -186,7 +188,7 @@ class UserLLM(ChoiceTask):
         elif source == PRISM:
             metrics = self._parts(example, message) | {"ai_detector": None}
         return self._scored(
-            low, metrics, status=actor_status(episode.final, "empty", self.protocol)
+            low, metrics, status=actor_status(episode.final, "empty", self.strict_endings)
         )
 
     def _role(self, example: Example, message: UserMessage) -> Score:

@@ -84,7 +84,9 @@ class Praising(Shade):
 
 
 class Generous(Kind):
-    """Likes whatever is said."""
+    """Likes whatever is said, even half of it."""
+
+    grades_cut_replies = True
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         return Score(value=1.0, reward=1.0)
