@@ -225,7 +225,7 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
     from soulkit.report.hints import shell_path, show_command
 
     refined = summary.rewards.refined is not None
-    played = (out / "episodes.jsonl").is_file()
+    played = summary.n > 0
     shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
     say_next(f"soul report {shell_path(out)}", *shown)
 

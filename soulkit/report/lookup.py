@@ -85,19 +85,19 @@ class Selection:
 def episode_places(path: Path) -> list[EpisodePlace]:
     """The episodes of the file `path`, the newest last; a replaced one is left out.
 
-    DataError when the file is missing or a line holds no record.
+    DataError when there is none, or a line holds no record.
     """
-    if not path.is_file():
-        raise DataError(
-            f"There are no episodes at '{path}'.",
-            "Training on worked answers plays none, and a run that was just begun has none yet.",
-            "Name the folder of an evaluation or a training; list them with: soul runs",
-        )
     places: dict[str, EpisodePlace] = {}
-    for number, (offset, line) in enumerate(placed_objects(path), 1):
+    for number, (offset, line) in enumerate(placed_objects(path) if path.is_file() else (), 1):
         place = _place(line, offset, number, path)
         places.pop(place.key, None)  # played again: it is a new one
         places[place.key] = place
+    if not places:
+        raise DataError(
+            f"There are no episodes in '{path}'.",
+            "Training on worked answers plays none, and a run that was just begun has none yet.",
+            "Name the folder of an evaluation or a training; list them with: soul runs",
+        )
     return list(places.values())
 
 

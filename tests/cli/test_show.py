@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,10 +272,13 @@ def test_what_is_not_there_is_refused_with_what_is(
     assert hint in refused(capfd, odd, *arguments)[2]
 
 
-def test_one_run_is_shown_at_a_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_shown_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     what, _, way = refused(capfd, RECORDED)
     assert "runs" in what and "after" in way
     assert "no episodes" in refused(capfd, RECORDED / "sft")[0]
+    shutil.copytree(RECORDED / "sft", tmp_path / "sft")
+    (tmp_path / "sft" / "episodes.jsonl").touch()
+    assert "no episodes" in refused(capfd, tmp_path / "sft")[0]
     assert "no run" in refused(capfd, RECORDED / "rows")[0]
 
 
