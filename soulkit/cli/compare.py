@@ -38,7 +38,7 @@ def command(
 
 def _print(comparison: Comparison) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import comparison_parts
+    from soulkit.report.differences import comparison_parts
 
     for part in comparison_parts(comparison):
         out.print(part)

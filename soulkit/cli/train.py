@@ -231,9 +231,13 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
 
 
 def _gap(rewards: Rewards) -> str:
+    from soulkit.metrics.intervals import interval_remark
+
     low, high = rewards.loo_low, rewards.loo_high
-    interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
-    return f"{rewards.loo:+.3f}{interval}"
+    if low is None or high is None:
+        return f"{rewards.loo:+.3f}"
+    beside = interval_remark(rewards.loo_clusters)
+    return f"{rewards.loo:+.3f} [{low:+.3f}, {high:+.3f}]" + (f" ({beside})" if beside else "")
 
 
 # --- many methods ---------------------------------------------------------------------------------

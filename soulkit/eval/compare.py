@@ -18,7 +18,7 @@ from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.eval.conditions import read_conditions
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.summary import cluster_of, metric_values, records_by_task
-from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
+from soulkit.metrics.comparisons import PairedDifference, holm, paired_difference
 from soulkit.runs.records import drafts, load_records
 from soulkit.types import Record
 
@@ -32,7 +32,7 @@ class TaskDifference:
     task: str
     paired: PairedDifference
     p_holm: float | None
-    """`paired.p`, adjusted for the number of tasks compared."""
+    """`paired.p`, adjusted for the number of tasks compared (Holm)."""
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int

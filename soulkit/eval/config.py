@@ -10,14 +10,14 @@ folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
@@ -69,6 +69,11 @@ class EvalConfig(PlayConfig):
         complete="suites",
         metavar="SUITE",
         help="A named list of tasks instead.",
+    )
+    playable: bool = setting(
+        False,
+        section="Task and model",
+        help="Of the suite what can be played here; the rest is named, and there is no average.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
 
@@ -152,6 +157,8 @@ class EvalConfig(PlayConfig):
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
             raise ValueError("name either tasks (--task NAME,NAME) or one suite (--suite small)")
+        if self.playable and self.suite is None:
+            raise ValueError("--playable is about the members of a suite (--suite soul-10)")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
         if self.base_url is not None:
@@ -236,8 +243,48 @@ def load_work(config: EvalConfig) -> list[Work]:
                 "They would be ignored, and the task they were meant for might have none.",
                 did_you_mean(name, names),
             )
+    if config.playable:
+        return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
     return [_work(registry.task(name, config.protocol), config) for name in names]
+
+
+def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
+    """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
+    registry, played = eval_registry(config), {part.task.name for part in work}
+    names = task_names(config, registry) if config.suite is not None else ()
+    tried = {name: _work_or_why(config, registry, name) for name in names if name not in played}
+    return {name: why for name, why in tried.items() if isinstance(why, str)}
+
+
+def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
+    tried = {name: _work_or_why(config, registry, name) for name in names}
+    work = [one for one in tried.values() if not isinstance(one, str)]
+    if not work:
+        reasons = "; ".join(f"{name}: {why}" for name, why in tried.items())
+        raise ConfigError(
+            f"Of the suite '{config.suite}' nothing can be played here.",
+            reasons + ("" if reasons.endswith(".") else "."),
+            "Name rows with --data and players with --judge and --partner; see: soul tasks list",
+        )
+    return work
+
+
+def _work_or_why(config: EvalConfig, registry: Registry, name: str) -> Work | str:
+    """A task with its rows, or in words why it cannot be played here.
+
+    DataError when rows that were named for this very task are of no use.
+    """
+    if registry.spec(name).rows_only:
+        return "this version cannot play it"
+    try:
+        work = _work(registry.task(name, config.protocol), config)
+    except DataError as error:
+        if name in config.data:
+            raise
+        return error.what.rstrip(".")
+    unfilled_roles = sorted(work.roles - set(config.filled()))
+    return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
 
 
 def load_rows(config: EvalConfig) -> list[Work]:

@@ -30,7 +30,15 @@ from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import eval_cast, eval_players, summary_of
-from soulkit.eval.summary import Cell, Summary, metric_values, records_by_task, summarise
+from soulkit.eval.summary import (
+    VALUE,
+    Cell,
+    Summary,
+    headline_name,
+    metric_values,
+    records_by_task,
+    summarise,
+)
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -380,10 +388,11 @@ def _old_summary(recorded: Recorded) -> Summary:
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
         seconds=before.seconds or 0.0, cost=before.cost,
+        headlines={task: headline_name(cells) or VALUE for task, cells in before.tasks.items()},
     )  # fmt: skip
     tasks = dict(made.tasks)
     for task, cells in before.tasks.items():
-        batch = {name: cell for name, cell in cells.items() if cell.method == "batch"}
+        batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
     return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.batch import summary_terms
+from soulkit.eval.config import EvalConfig, left_out, load_work
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
 from soulkit.eval.summary import Summary, summarise
@@ -34,7 +35,6 @@ from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.records import load_records
-from soulkit.tasks.base import Task
 from soulkit.types import Record, record_key
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -
     """The work of a configuration, with the checks that need no model."""
     work = load_work(config)
     check_work_roles(work, config.filled())
+    if config.playable and say:
+        for task, why in left_out(config, work).items():
+            say(f"left out of {config.suite}: {task}: {why}")
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -356,20 +359,19 @@ def summary_of(
     cost: float | None,
 ) -> Summary:  # fmt: skip
     """What `summary.json` says of these records."""
-    return summarise(
+    summary = summarise(
         records,
         command=config.command,
         model=f"{config.model} + {config.adapter}" if config.adapter else config.model,
         protocol=config.protocol,
         seconds=round(seconds, 3),
         cost=cost,
-        extra={
-            w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
-            for w in work
-        },
-        scale=scales_of(w.task for w in work),
-        beside={w.task.name: w.task.spec.metric.beside for w in work},
+        **summary_terms(w.task for w in work),
     )
+    if config.suite is None:
+        return summary
+    missing = left_out(config, work) if config.playable else {}
+    return replace(summary, suite=config.suite, left_out=missing)
 
 
 def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
@@ -422,13 +424,3 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}
-
-
-def scales_of(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
-    """Task, and task/metric, → lowest and highest value."""
-    scales: dict[str, tuple[float, float]] = {}
-    for task in tasks:
-        metric = task.spec.metric
-        scales[task.name] = (metric.low, metric.high)
-        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-    return scales

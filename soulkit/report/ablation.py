@@ -1,9 +1,10 @@
 """Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
 
 Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
-number is a mean over seeds with Student's 95% interval; differences are taken seed by seed, because
-equal seeds share their rows. Only finished runs count, and what failed or is missing is listed. A
-method that was not measured like the first stands beside it without a difference, and why is said.
+number is a mean over seeds with a 95% interval, which stays on the scores' scale where the runs
+recorded it; differences are taken seed by seed, because equal seeds share their rows. Only finished
+runs count, and what failed or is missing is listed. A method that was not measured like the first
+stands beside it without a difference, and why is said.
 
 Budgets are shown and not assumed: rollouts sampled and tokens trained stand beside every result.
 """
@@ -11,8 +12,8 @@ Budgets are shown and not assumed: rollouts sampled and tokens trained stand bes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.metrics.statistics import auc, mean_interval
+from soulkit.eval.summary import Cell
+from soulkit.metrics.comparisons import auc
+from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration_text, number
@@ -139,6 +142,8 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
                        _column(_trained_tokens)),
 }  # fmt: skip
 """Name → title, caption, and where a run's points come from; in reading order."""
+ON_SCALE = ("reward/draft", "eval/dev", "reward/refined")
+"""The curves of scores."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -179,14 +184,17 @@ def _row(
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
     against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
     same = runs is first or not first
-    paired = {name: None if same else _paired(measured[name], against[name]) for name in MEASURES}
+    scale = _scale([*runs.values(), *first.values()])
+    paired = {
+        name: None if same else _paired(measured[name], against[name], scale) for name in MEASURES
+    }
     lines = [line for run in runs.values() for line in run.steps]
     return MethodRow(
         arm=arm,
         group_size=group_size,
-        final=over_seeds(measured["final"].values()),
-        area=over_seeds(measured["area"].values()),
-        dev=over_seeds(measured["dev"].values()),
+        final=over_seeds(measured["final"].values(), scale),
+        area=over_seeds(measured["area"].values(), scale),
+        dev=over_seeds(measured["dev"].values(), scale),
         final_difference=paired["final"],
         area_difference=paired["area"],
         dev_difference=paired["dev"],
@@ -194,7 +202,10 @@ def _row(
         refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
         seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
-        curves={name: band([f(run) for run in runs.values()]) for name, (*_, f) in CURVES.items()},
+        curves={
+            name: band([f(run) for run in runs.values()], scale if name in ON_SCALE else None)
+            for name, (*_, f) in CURVES.items()
+        },
         mixed=mixed,
         remarks=beside,
     )
@@ -241,34 +252,49 @@ MEASURES: dict[str, Callable[[RunData], float | None]] = {
 }  # fmt: skip
 
 
-def _paired(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> OverSeeds:
-    """a − b over the seeds that both have."""
-    return over_seeds(
+def _scale(runs: Sequence[RunData]) -> Interval | None:
+    """Between which ends every score of the runs lies; None where one did not record it."""
+    scales = [metrics.get("value", Cell()).scale for run in runs for metrics in run.tasks.values()]
+    ends = [scale for scale in scales if scale is not None]
+    if not ends or len(ends) < len(scales):
+        return None
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _paired(
+    a: Mapping[int, float | None], b: Mapping[int, float | None], scale: Interval | None
+) -> OverSeeds:
+    """a − b over the seeds that both have, within what differences of scores can be."""
+    stat = over_seeds(
         [
             value - other
             for seed, value in a.items()
             if value is not None and (other := b.get(seed)) is not None
         ]
     )
+    if scale is None or stat.low is None or stat.high is None:
+        return stat
+    width = scale[1] - scale[0]
+    return replace(stat, low=max(stat.low, -width), high=min(stat.high, width))
 
 
-def over_seeds(values: Any) -> OverSeeds:
+def over_seeds(values: Iterable[float | None], scale: Interval | None = None) -> OverSeeds:
     """Mean and interval of one number a seed; None stands for a seed without it."""
     seeds = tuple(v for v in values if v is not None)
-    if not seeds:
-        return OverSeeds(None, None, None, ())
-    low, high = mean_interval(seeds) if len(seeds) > 1 else (None, None)
-    return OverSeeds(fmean(seeds), low, high, seeds)
+    mean = estimate(seeds, range(len(seeds)), scale=scale)
+    return OverSeeds(mean.mean, mean.ci_low, mean.ci_high, seeds)
 
 
-def band(seeds: Sequence[Sequence[tuple[int, float | None]]]) -> Band:
+def band(
+    seeds: Sequence[Sequence[tuple[int, float | None]]], scale: Interval | None = None
+) -> Band:
     """One curve a seed, as (step, value), to their mean and interval at every step."""
     at: dict[int, list[float | None]] = {}
     for points in seeds:
         for step, value in points:
             at.setdefault(step, []).append(value)
     steps = tuple(sorted(at))
-    means = [over_seeds(at[step]) for step in steps]
+    means = [over_seeds(at[step], scale) for step in steps]
     return Band(
         steps,
         tuple(m.mean for m in means),
@@ -369,7 +395,7 @@ def cells(row: MethodRow) -> tuple[str, ...]:
 def method_notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
     sentences = [
-        "Means over seeds with Student's 95% interval; differences to "
+        "Means over seeds with 95% intervals; differences to "
         f"{ablation.first or 'the first method'} are paired by seed. The final reward is that of "
         f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
         "height of its curve.",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from soulkit.errors import DataError, RunError
+from soulkit.eval.batch import summary_terms
 from soulkit.eval.keeping import CLOCK
 from soulkit.eval.provenance import read_provenance
-from soulkit.eval.runner import scales_of
-from soulkit.eval.summary import Summary, records_by_task, summarise
+from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.records import stream_records
@@ -141,7 +141,6 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         return None
     records, settings = list(newest.values()), read_config(path) if is_run(path) else {}
     tasks = _built_in(settings, records)
-    groups = records_by_task(records)
     cost, unpriced = paid_so_far(path)
     model, adapter = str(settings.get("model") or ""), settings.get("adapter")
     summary = summarise(
@@ -151,9 +150,7 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         protocol=str(settings.get("protocol") or ""),
         seconds=_seconds(path),
         cost=cost,
-        extra={name: task.summarise(groups[name]) for name, task in tasks.items()},
-        scale=scales_of(tasks.values()),
-        beside={name: task.spec.metric.beside for name, task in tasks.items()},
+        **summary_terms(tasks.values()),
     )
     return replace(summary, unpriced_calls=unpriced)
 

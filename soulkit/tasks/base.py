@@ -21,11 +21,13 @@ from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
 from soulkit.models.base import Cast
+from soulkit.tasks.batches import as_batch_metrics
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.text import one_line
 from soulkit.types import (
+    BatchMetric,
     Call,
     Completion,
     Episode,
@@ -277,9 +279,17 @@ class Task(ABC):
         """What a leak check needs to know; None when the task has no answer to give away."""
         return None
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """Metrics that exist only over a batch (joint accuracy, diversity)."""
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.
+
+        Pure, and total on every subset of the records of a run: intervals come of leaving out one
+        cluster after another.
+        """
         return {}
+
+    def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""
+        return as_batch_metrics(self.summarise(records), records)
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The one message of the seat's conversation that holds the feedback slot.

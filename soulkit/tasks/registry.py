@@ -25,6 +25,7 @@ from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.installed import DECLARATION, offer_of, offers, say_shadowed
+from soulkit.tasks.suites import Suite
 from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Metric(Strict):
     """Other metric → its lowest and highest value, where it is more than yes or no."""
     beside: tuple[str, ...] = ()
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
+    headline: str = ""
+    """The metric over the batch that is the headline; empty: the mean of the scores."""
 
 
 class Files(Strict):
@@ -194,7 +197,7 @@ def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> No
 
 class RegistryFile(Strict):
     tasks: dict[str, TaskSpec] = Field(default_factory=dict)
-    suites: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    suites: dict[str, Suite] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ class Registry:
 
     specs: dict[str, TaskSpec]
     """The declared tasks, and of the installed ones those that were named."""
-    suites: Mapping[str, tuple[str, ...]]
+    suites: Mapping[str, Suite]
 
     def spec(self, name: str) -> TaskSpec:
         """The declaration of a task; ConfigError when there is none."""
@@ -276,6 +279,10 @@ class Registry:
 
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
+        return self.suite_spec(name).tasks
+
+    def suite_spec(self, name: str) -> Suite:
+        """The declaration of a suite: members, groups and axes; ConfigError when there is none."""
         if name not in self.suites:
             raise ConfigError(
                 f"There is no suite named '{name}'.",
@@ -308,7 +315,8 @@ def cannot_play(
         if len(names) == 1
         else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
         "them; leaving them out silently would change what is measured.",
-        f"Name tasks that it can play: --task {','.join(able)}"
+        f"{'Play the rest with --playable, or name' if suite else 'Name'} tasks that it can play: "
+        f"--task {','.join(able)}"
         if able
         else "See which can: soul tasks list",
     )
@@ -426,6 +434,8 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
         "feedback": FeedbackSpec,
     }
     parts = [str(part) for part in loc[:-1]]
+    if parts[:1] == ["suites"] and len(parts) == 2:
+        return list(Suite.model_fields)
     if parts[:1] != ["tasks"]:
         return list(RegistryFile.model_fields)
     inner = next((nested[p] for p in parts[2:3] if p in nested), TaskSpec)
@@ -436,7 +446,7 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
 def load_registry(*extra: Path) -> Registry:
     """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
     specs: dict[str, TaskSpec] = {}
-    suites: dict[str, tuple[str, ...]] = {}
+    suites: dict[str, Suite] = {}
     for path in (builtin_file(), *extra):
         parsed = read_file(path)
         _refuse_second(path, "task", parsed.tasks, specs)
@@ -459,9 +469,16 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
             )
 
 
-def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, tuple[str, ...]]) -> None:
-    for suite, names in suites.items():
-        for name in names:
+def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, Suite]) -> None:
+    for suite, declared in suites.items():
+        for name in declared.groups:
+            if name in specs:
+                raise ConfigError(
+                    f"In the suite '{suite}' the group '{name}' is itself a task.",
+                    "Its line could mean the task or the mean of the group.",
+                    "Give the group another name.",
+                )
+        for name in declared.tasks:
             if name not in specs and name not in offers():
                 raise ConfigError(
                     f"The suite '{suite}' lists the unknown task '{name}'.",

@@ -100,7 +100,7 @@ def test_a_killed_run_is_reported_from_its_episodes(
     done = len(records(out))
     text, _ = streams_of(capfd, "report", out)
     assert f"unfinished: {done} of {PLAYED} episodes" in text
-    assert re.search(rf"tomi +value +1\.000 .*\({done}/{done}\)", text)
+    assert re.search(rf"tomi +value +1\.000 .*\({done}/{done}[,)]", text)
     report = json.loads(streams_of(capfd, "report", out, "--json")[0])["runs"]["run"]
     assert report["finished"] is False and report["progress"]["total"] == PLAYED
     assert report["tasks"]["tomi"]["value"]["n_scored"] == done

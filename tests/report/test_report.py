@@ -334,7 +334,7 @@ def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None
 
 
 def test_published_figures() -> None:
-    paper, card = publications()
+    paper, card, _ = publications()
     assert paper.figure("hitom", "Ditto 8B") == 0.78
     assert card.figure("hitom", "Ditto-8B") == 0.79
     assert card.figure("tomi", "Ditto-8B") is None

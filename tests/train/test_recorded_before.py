@@ -48,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_reported_as_it_was(name: str) -> None:
     report = (RECORDED / "reports" / f"{name}.md").read_text(encoding="utf-8")
-    assert markdown(load_runs([RECORDED / name])) == report
+    assert markdown(load_runs([RECORDED / name]), details=True) == report
 
 
 @pytest.mark.parametrize("name", TRAINED)

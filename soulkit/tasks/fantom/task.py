@@ -25,9 +25,10 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.fantom.coach import advice_on
-from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
+from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
 
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
@@ -158,7 +159,7 @@ class Fantom(ChoiceTask):
             episode = replace(episode, notes={**episode.notes, **note, **sizes})
         return episode
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
 
         A set counts if it has a lettered belief, a question on who can answer and one on who has
@@ -168,19 +169,19 @@ class Fantom(ChoiceTask):
         where rows have the size of their set, as made and imported ones do: `sets_complete` counts
         these, and beyond it (released rows) a part of a set counts as a set.
         """
-        every = _sets(drafts(records))
-        sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
+        sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
         if not sets:
             return {}
-        metrics = {
-            "set_all": sum(s.all_right() for s in sets) / len(sets),
-            "sets": float(len(sets)),
-            "sets_complete": float(sum(s.size is not None for s in sets)),
-        }
+        scored = [s for s in sets if not s.broken]
         starred = [s for s in sets if "belief" in s.right and s.all_free]
-        if starred:
-            metrics["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
-        return metrics
+        metrics = {
+            "set_all": _over(sets),
+            "sets": _count(len(scored), len(scored), len(sets)),
+            "sets_complete": _count(
+                sum(s.size is not None for s in scored), len(scored), len(sets)
+            ),
+        }
+        return metrics | ({"set_all_star": _over(starred, free=True)} if starred else {})
 
     # -- gold ---------------------------------------------------------------------------------
 
@@ -270,12 +271,19 @@ class _Set:
     """Free beliefs (True) and all others."""
     size: int | None = None
     beliefs: int | None = None
+    broken: bool = False
+    """Whether a question on its conversation is unscored."""
 
     def add(self, notes: Mapping[str, Any], right: bool) -> None:
         group = str(notes["form"])
         self.right[group] = self.right.get(group, True) and right
         self.counts[group == "belief"] += 1
         self.size, self.beliefs = (notes.get(name) for name in _SIZES)
+
+    @property
+    def strict(self) -> bool:
+        """Whether it has all that ALL asks for."""
+        return {"choice", "answerability", "info"} <= set(self.right)
 
     @property
     def whole(self) -> bool:
@@ -301,7 +309,19 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
                 sets[*play, notes["set"]].add(notes, near == 1)
-    return [one for key, one in sets.items() if key[:-1] not in broken]
+    for key, one in sets.items():
+        one.broken = key[:-1] in broken
+    return list(sets.values())
+
+
+def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
+    """The share of sets that are all right."""
+    right = [None if one.broken else float(one.all_right(free=free)) for one in sets]
+    return mean_of(right, "sets")
+
+
+def _count(value: int, scored: int, n: int) -> BatchMetric:
+    return BatchMetric(value=float(value), n=n, n_scored=scored, unit="sets", low=0.0)
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -33,10 +33,10 @@ from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import macro
 from soulkit.tasks.budgets import keep_latest
 from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
-from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
@@ -63,6 +63,7 @@ from soulkit.tasks.userllm.metrics import (
     termination_scores,
 )
 from soulkit.types import (
+    BatchMetric,
     Episode,
     Example,
     Failure,
@@ -353,21 +354,23 @@ class UserLLM(ChoiceTask):
 
     # -- batches ------------------------------------------------------------------------------
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`macro_source` (the headline), `first_turn_diversity`, `termination_precision`,
         `termination_recall` and `termination_f1` with "end" as the positive class; what nothing is
         known of is left out."""
         main = [r for r in drafts(records) if r.score.scored]
         prism = [r for r in main if r.tags.get("source") == PRISM]
-        metrics: dict[str, float | None] = {
-            "macro_source": macro(records, "source"),
-            "first_turn_diversity": self._variety(prism),
-        }
+        metrics: dict[str, float | None] = {"first_turn_diversity": self._variety(prism)}
         pairs = [(message.ended, message.ended == bool(r.score.metrics["termination"]))
                  for r in prism if (message := self._message(r.episode)) is not None
                  and r.score.metrics.get("termination") is not None]  # fmt: skip
         metrics |= _ending([p for p, _ in pairs], [t for _, t in pairs])
-        return {name: value for name, value in metrics.items() if value is not None}
+        by_source, n = macro(records, "source"), len(drafts(records))
+        batch = {
+            name: BatchMetric(value, n, len(main), low=0.0, high=1.0)
+            for name, value in metrics.items() if value is not None
+        }  # fmt: skip
+        return batch if by_source is None else {"macro_source": by_source, **batch}
 
     def _variety(self, prism: Sequence[Record]) -> float | None:
         """Diversity of first messages, per rollout: those of one example are meant to be alike."""

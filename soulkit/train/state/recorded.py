@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
+from soulkit.eval.batch import task_scales
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
@@ -37,15 +38,18 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         players = Players(ledger, actor, Absent, config.call_arguments(ledger))
         return cast_of(config, players, Player(actor), config.seed)
 
+    rows = _rows(config)
+    scale = task_scales(task for task, _ in rows.values())
+
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
         return summarise(
             records, command=f"train {config.method}", model=config.model,
-            protocol=config.protocol, seconds=seconds, cost=cost,
+            protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
         )  # fmt: skip
 
     return Recorded(
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
-        rows=_rows(config),
+        rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=cast, sampling=None, summary=summary,
     )  # fmt: skip

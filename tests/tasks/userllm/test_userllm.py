@@ -22,7 +22,7 @@ from soulkit.tasks.userllm.metrics import choices_named, tokenize
 from soulkit.tasks.userllm.task import UserLLM
 from soulkit.types import Record, Score
 from tests.support.letters import released
-from tests.support.road import NO_ONE, episode_of, played_by, synth, task_of
+from tests.support.road import NO_ONE, batch_values, episode_of, played_by, synth, task_of
 from tests.support.servers.detector_server import DetectorServer
 from tests.support.servers.openai_server import Body, Fault
 from tests.support.userllm import (
@@ -401,10 +401,10 @@ def test_the_headline_is_the_mean_of_the_three_subsets() -> None:
         recorded(QUIZ, "x", zero, "c"), recorded(QUIZ, "x", zero, "d"),
         recorded(SEARCH, "x", one, "e"), recorded(FIRST, "x", prism(0.5), "f"),
     ]  # fmt: skip
-    means = task_of("userllm").summarise(records)
+    means = batch_values(task_of("userllm"), records)
     assert means["macro_source"] == pytest.approx((0.25 + 1 + 0.5) / 3)
     assert "first_turn_diversity" not in means, "one text is compared with none"
-    assert task_of("userllm").summarise([]) == {}
+    assert batch_values(task_of("userllm"), []) == {}
 
 
 def test_diversity_and_termination_of_a_batch() -> None:
@@ -415,7 +415,7 @@ def test_diversity_and_termination_of_a_batch() -> None:
         recorded(OPEN, f"bye {END}", prism(0.5, 0.0), "f"),
         recorded(OPEN, "a b c", prism(None, None), "g"), recorded(QUIZ, "a b c", prism(1.0), "h"),
     ]  # fmt: skip
-    means = task_of("userllm").summarise(records)
+    means = batch_values(task_of("userllm"), records)
     assert means["first_turn_diversity"] == pytest.approx(0.833333, abs=1e-6)
     ends = [means[f"termination_{name}"] for name in ("precision", "recall", "f1")]
     assert ends == [0.5, 0.5, 0.5]
@@ -424,9 +424,9 @@ def test_diversity_and_termination_of_a_batch() -> None:
 def test_a_batch_without_ends_has_no_score_of_ending() -> None:
     going_on = [recorded(row, "more", prism(0.5, 1.0), "a") for row in (FIRST, OPEN)]
     assert not any(
-        name.startswith("termination") for name in task_of("userllm").summarise(going_on)
+        name.startswith("termination") for name in batch_values(task_of("userllm"), going_on)
     )
-    missed = task_of("userllm").summarise([recorded(LATER, "more", prism(0.5, 0.0), "a")])
+    missed = batch_values(task_of("userllm"), [recorded(LATER, "more", prism(0.5, 0.0), "a")])
     assert (missed["termination_recall"], missed["termination_f1"]) == (0.0, 0.0)
     assert "termination_precision" not in missed
 
