@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
 from soulkit.eval.keeping import at_work
+from soulkit.eval.suites import suite_lines
 from soulkit.eval.summary import DEV, Cell, Summary, headline_name
 from soulkit.report.load import read_summary
 from soulkit.report.progress import (
@@ -25,8 +26,10 @@ from soulkit.report.progress import (
     paid_so_far,
     run_progress,
 )
+from soulkit.report.suites import scales_of
 from soulkit.report.table import mean_text, number
 from soulkit.runs.folder import is_run, read_config, read_environment
+from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
 
@@ -189,6 +192,7 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
     """Of a training run the score on its dev rows, where there is one; else that of its drafts."""
     if summary is None:
         return
+    yield from _suite_headline(summary)
     cells = {task: (headline_name(metrics), metrics) for task, metrics in summary.tasks.items()}
     if isinstance(summary, TrainSummary) and summary.best_dev is not None and not any(
         name == DEV for name, _ in cells.values()
@@ -200,6 +204,17 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
             yield Headline(label=f"{kind} {task}".strip(), cell=metrics[name])
         elif LOSS in metrics:
             yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])
+
+
+def _suite_headline(summary: Summary) -> Iterator[Headline]:
+    """The suite's mean, where it was played as one and every member has a score."""
+    registry = load_registry() if summary.suite else None
+    if registry is None or summary.suite not in registry.suites:
+        return
+    lines = suite_lines(registry.suite_spec(summary.suite), summary.tasks, scales_of(registry))
+    for line in lines:
+        if line.level == "suite" and line.cell.mean is not None:
+            yield Headline(label=f"suite {summary.suite}", cell=line.cell)
 
 
 def _kind(name: str, trained: bool) -> str:

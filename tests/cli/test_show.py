@@ -289,3 +289,17 @@ def test_runs_of_earlier_versions_are_shown(capfd: pytest.CaptureFixture[str]) -
     page, _ = shown(capfd, RECORDED / "judged", "--worst", 1)
     assert "judged by j" in page and "    quality 4: so it seems" in page
     assert "    style plain" in page
+
+
+def test_episodes_on_held_out_rows_are_shown_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ditto"
+    shutil.copytree(DITTO, out)
+    assert "dev.jsonl" in refused(capfd, out, "--dev")[0]
+    drafts = [r for r in load_records(DITTO / "episodes.jsonl") if r.kind == "draft"][:3]
+    writer = RecordWriter(out / "dev.jsonl")
+    writer.write(*drafts)
+    writer.close()
+    assert sorted(keys(capfd, out, "--dev")) == sorted(r.key for r in drafts)
+    assert f"soul show {out} --dev --worst 10" in shown(capfd, out, "--dev")[1]
