@@ -22,6 +22,14 @@ SHOWN = 10
 REST = 68
 """Columns of a list that are not for the words of an episode."""
 
+StatusWord = Annotated[
+    str | None,
+    typer.Option(
+        "--status", help="A status (truncated), a reason (judge_error), or hacked, leaked, cut."
+    ),
+]
+OneStep = Annotated[int | None, typer.Option("--step", help="Only this training step.")]
+
 
 def command(
     run: Annotated[
@@ -30,13 +38,7 @@ def command(
     example: Annotated[
         str | None, typer.Option("--example", help="One row, by its id or the beginning of it.")
     ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            "--status",
-            help="A status (truncated), a reason (judge_error), or hacked, leaked, cut.",
-        ),
-    ] = None,
+    status: StatusWord = None,
     worst: Annotated[
         int | None, typer.Option("--worst", min=1, help="So many with the lowest scores.")
     ] = None,
@@ -45,7 +47,7 @@ def command(
     ] = False,
     task: Annotated[str | None, typer.Option("--task", help="Only episodes of this task.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="draft, refined or gold.")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Only this training step.")] = None,
+    step: OneStep = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="At most so many; 10 without it.")
     ] = None,
