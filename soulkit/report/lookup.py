@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.report.episodes import with_twins
@@ -102,17 +102,33 @@ def episode_places(path: Path) -> list[EpisodePlace]:
 
 
 def _place(line: Mapping[str, Any], offset: int, number: int, path: Path) -> EpisodePlace:
-    try:
-        score = line["score"]
-        return EpisodePlace(
-            key=line["key"], task=line["task"], example_id=line["example_id"],
-            rollout=line["rollout"], step=line.get("step", 0), kind=line["kind"],
-            value=score["value"], status=score.get("status", "ok"), reason=score.get("reason", ""),
-            marks=_marks(line), offset=offset, number=number,
-        )  # fmt: skip
-    except (KeyError, TypeError, AttributeError):
-        record_of_line(line, path, number)  # says in words what is wrong with it
-        raise
+    if not _usual(line):  # what reads records says in words what is wrong, or reads it after all
+        line = asdict(record_of_line(line, path, number))
+    score = line["score"]
+    return EpisodePlace(
+        key=line["key"], task=line["task"], example_id=line["example_id"],
+        rollout=line["rollout"], step=line.get("step", 0), kind=line["kind"],
+        value=score["value"], status=score.get("status", "ok"), reason=score.get("reason", ""),
+        marks=_marks(line), offset=offset, number=number,
+    )  # fmt: skip
+
+
+def _usual(line: Mapping[str, Any]) -> bool:
+    """Whether a line has what a place is made of, in the types that are written."""
+    score, episode = line.get("score"), line.get("episode")
+    if not isinstance(score, dict) or not isinstance(episode, dict):
+        return False
+    texts = [*(line.get(name) for name in ("key", "task", "example_id")),
+             score.get("status", ""), score.get("reason", "")]  # fmt: skip
+    numbers = [line.get("rollout"), line.get("step", 0), score.get("value", "")]
+    members = [score.get("metrics"), episode.get("notes"), line.get("received"), line.get("given")]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(number is None or isinstance(number, int | float) for number in numbers)
+        and None not in numbers[:2]
+        and line.get("kind") in get_args(Kind)
+        and all(member is None or isinstance(member, dict) for member in members)
+    )
 
 
 def _marks(line: Mapping[str, Any]) -> tuple[str, ...]:

@@ -229,6 +229,37 @@ def test_an_episode_that_was_played_again_counts_once_and_is_the_newest(
     assert records_at(tmp_path / "episodes.jsonl", places) == [second, again]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"score": {"value": [1]}}, "score.value"),
+        ({"score": "high"}, "score"),
+        ({"rollout": None}, "rollout"),
+        ({"kind": "sketch"}, "kind"),
+        ({"received": "well done"}, "received"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(
+    odd: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any],
+    problem: str,
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    shutil.copytree(odd, out)
+    lines = (out / "episodes.jsonl").read_text().splitlines(keepends=True)
+    lines[1] = json.dumps({**json.loads(lines[1]), **change}) + "\n"
+    (out / "episodes.jsonl").write_text("".join(lines))
+    what, _, way = refused(capfd, out, "--worst", 3)
+    assert "Object 2 of" in what and problem in what and "replay" in way
+
+
+def test_a_line_that_another_program_wrote_is_read_like_everywhere(tmp_path: Path) -> None:
+    first = json.loads((DITTO / "episodes.jsonl").read_text().splitlines()[0])
+    first["score"]["value"] = "0.25"
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(first) + "\n")
+    (place,) = episode_places(tmp_path / "episodes.jsonl")
+    assert place.value == load_records(tmp_path / "episodes.jsonl")[0].score.value == 0.25
+
+
 # -- lists and refusals ----------------------------------------------------------------------------
 
 
