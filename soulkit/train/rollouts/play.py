@@ -75,17 +75,17 @@ class Rollouts:
         return records
 
     async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
-        """Greedy accuracy of the moved weights on the dev split, per task; empty between turns."""
+        """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
         if not self.config.eval_every or (step + 1) % self.config.eval_every:
             return {}
         self.sampler.policy_version = policy.version()
-        values: dict[str, list[float]] = {}
+        values: dict[str, float | None] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
         for name, jobs_of_task in jobs_by_task(jobs).items():
             engine = self.engine(jobs_of_task[0].task, None, 0.0)
             records = await engine.run(jobs_of_task, _ignore)
-            values[name] = [r.score.value for r in records if r.score.value is not None]
-        return {name: sum(v) / len(v) if v else None for name, v in values.items()}
+            values[name] = jobs_of_task[0].task.headline(records)
+        return values
 
     def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
         """What plays the rollouts of one task."""
