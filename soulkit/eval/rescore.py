@@ -48,6 +48,7 @@ from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_conf
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import (
     Call,
@@ -110,6 +111,8 @@ class Recorded:
     """How the actor is sampled in a task; None leaves it as the cast says."""
     summary: Callable[[Sequence[Record], float, float | None], Summary]
     """The contents of `summary.json` for records, seconds and cost."""
+    grouped: bool = False
+    """Whether rewards of a row depend on each other, as those of training do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +182,16 @@ async def _scored_again(
         records.append(_with_score(recorded, record, score))
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return records, misses
+    return _regrouped(recorded, records), misses
+
+
+def _regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
+    """The records, in their order, with what their rewards owe to the others of their rows."""
+    if not recorded.grouped:
+        return list(records)
+    tasks = {task.name: task for task, _ in recorded.rows.values()}
+    by_key = {record.key: record for record in with_group_rewards(tasks, records)}
+    return [by_key[record.key] for record in records]
 
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.batch import task_scales
+from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.play.settings import tasks_in
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
@@ -51,7 +52,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
         rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=cast, sampling=None, summary=summary,
+        cast=cast, sampling=None, summary=summary, grouped=True,
     )  # fmt: skip
 
 
@@ -64,6 +65,6 @@ def _kind(path: Path, trust: bool) -> type[TrainConfig]:
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    tasks = [registry.task(name, config.protocol) for name in config.tasks]
+    tasks = tasks_in(registry, config.tasks, config, training=True).values()
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
     return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
