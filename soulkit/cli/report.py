@@ -105,8 +105,9 @@ def _print(view: ReportView) -> None:
 
     for part in view.parts():
         out.print(part)
-    for line in (line for run in view.runs if run.summary for line in odd_cells(run.summary, run.path)):
-        out.print(line, markup=False, soft_wrap=True)
+    for run in view.runs:
+        for line in odd_cells(run.summary, run.path) if run.summary else ():
+            out.print(line, markup=False, soft_wrap=True)
 
 
 def _write_text(text: str, out: Path | None) -> None:

@@ -22,6 +22,14 @@ SHOWN = 10
 REST = 68
 """Columns of a list that are not for the words of an episode."""
 
+StatusWord = Annotated[
+    str | None,
+    typer.Option(
+        "--status", help="A status (truncated), a reason (judge_error), or hacked, leaked, cut."
+    ),
+]
+OneStep = Annotated[int | None, typer.Option("--step", help="Only this training step.")]
+
 
 def command(
     run: Annotated[
@@ -30,13 +38,7 @@ def command(
     example: Annotated[
         str | None, typer.Option("--example", help="One row, by its id or the beginning of it.")
     ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            "--status",
-            help="A status (truncated), a reason (judge_error), or hacked, leaked, cut.",
-        ),
-    ] = None,
+    status: StatusWord = None,
     worst: Annotated[
         int | None, typer.Option("--worst", min=1, help="So many with the lowest scores.")
     ] = None,
@@ -45,10 +47,13 @@ def command(
     ] = False,
     task: Annotated[str | None, typer.Option("--task", help="Only episodes of this task.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="draft, refined or gold.")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Only this training step.")] = None,
+    step: OneStep = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="At most so many; 10 without it.")
     ] = None,
+    dev: Annotated[
+        bool, typer.Option("--dev", help="Of a training: its episodes on the rows it held out.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Fold nothing.")] = False,
     pager: Annotated[bool, typer.Option("--pager", help="Show through the pager.")] = False,
     as_json: Json = False,
@@ -58,25 +63,29 @@ def command(
     Without an option that selects, the newest are listed with how to select. A draft and the
     refined episode that its feedback led to are shown together.
     """
+    from soulkit.report.hints import show_command
     from soulkit.report.lookup import Selection, episode_places, select
+    from soulkit.report.progress import EPISODES
+    from soulkit.runs.records import DEV_EPISODES
 
     folder = _one_run(run)
     wish = Selection(
         example=example, status=status, task=task, kind=kind, step=step, worst=worst is not None,
         improved=improved,
     )  # fmt: skip
-    places = episode_places(folder / "episodes.jsonl")
+    file = folder / (DEV_EPISODES if dev else EPISODES)
+    places = episode_places(file)
     pairs = select(places, wish, run)
     shown = pairs[: limit or worst or SHOWN]
     if as_json:
-        _print_json(folder, shown)
+        _print_json(file, shown)
         return
     with _paged(pager):
         if wish.empty:
-            _print_list(folder, shown)
+            _print_list(file, shown)
         else:
-            _print_pages(folder, shown, full)
-    _say_more(run, places, wish, len(shown), len(pairs))
+            _print_pages(file, shown, full)
+    _say_more(f"{show_command(run)}{' --dev' if dev else ''}", places, wish, len(shown), len(pairs))
 
 
 def _one_run(path: Path) -> Path:
@@ -96,12 +105,12 @@ def _one_run(path: Path) -> Path:
     )
 
 
-def _print_json(folder: Path, pairs: Sequence[Places]) -> None:
+def _print_json(file: Path, pairs: Sequence[Places]) -> None:
     from soulkit.cli.console import print_json
     from soulkit.report.lookup import lines_at
 
     places = [place for pair in pairs for place in pair if place is not None]
-    print_json(lines_at(folder / "episodes.jsonl", places))
+    print_json(lines_at(file, places))
 
 
 def _paged(pager: bool) -> AbstractContextManager[Any]:
@@ -113,14 +122,14 @@ def _paged(pager: bool) -> AbstractContextManager[Any]:
 # -- a list ----------------------------------------------------------------------------------------
 
 
-def _print_list(folder: Path, pairs: Sequence[Places]) -> None:
+def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     from rich.text import Text
 
     from soulkit.cli.console import out, table
     from soulkit.report.lookup import records_at
 
     places = [place for pair in pairs for place in pair if place is not None]
-    records = records_at(folder / "episodes.jsonl", places)
+    records = records_at(file, places)
     trained = any(record.step or record.kind != "draft" for record in records)
     repeated = any(record.rollout for record in records)
     shown = [True, True, repeated, trained, trained, True, True, True]
@@ -155,13 +164,13 @@ def _cells(record: Record, room: int) -> tuple[str, ...]:
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def _print_pages(folder: Path, pairs: Sequence[Places], full: bool) -> None:
+def _print_pages(file: Path, pairs: Sequence[Places], full: bool) -> None:
     from soulkit.cli.console import out
     from soulkit.report.lookup import records_at
     from soulkit.report.transcript import transcript
 
     for number, pair in enumerate(pairs):
-        draft, *rest = records_at(folder / "episodes.jsonl", [p for p in pair if p is not None])
+        draft, *rest = records_at(file, [p for p in pair if p is not None])
         if number:
             out.print()
         for block in transcript(draft, rest[0] if rest else None, full=full):
@@ -187,12 +196,14 @@ def _print_block(block: PageBlock) -> None:
 
 
 def _say_more(
-    run: Path, places: Sequence[EpisodePlace], wish: Selection, shown: int, total: int
+    show: str, places: Sequence[EpisodePlace], wish: Selection, shown: int, total: int
 ) -> None:
-    """On stderr: how many there are in all, of which statuses, and how to see others."""
+    """On stderr: how many there are in all, of which statuses, and how to see others.
+
+    `show` is the command without its selection.
+    """
     from soulkit.cli.console import err
     from soulkit.cli.onward import say_next
-    from soulkit.report.hints import show_command
     from soulkit.report.lookup import status_counts
 
     counts = status_counts(places)
@@ -200,9 +211,8 @@ def _say_more(
         listed = ", ".join(f"{count:,} {word}" for word, count in counts.items())
         err.print(f"{len(places):,} episodes: {listed}", markup=False, soft_wrap=True)
         odd = next((word for word in counts if word != "ok"), "")
-        show = show_command(run)
         ways = [f"{show} --example {places[-1].example_id}", f"{show} --worst 10"]
-        ways += [show_command(run, odd)] if odd else []
+        ways += [f"{show} --status {odd}"] if odd else []
         ways += [f"{show} --improved"] if any(p.kind == "refined" for p in places) else []
         say_next(*ways)
     elif shown < total and not wish.worst:

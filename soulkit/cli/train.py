@@ -177,11 +177,14 @@ def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
     from soulkit.train.rollouts.remarks import step_remarks
+    from soulkit.train.rollouts.watched import FELL
 
     for alarm in line.canaries.alarms:
+        meaning = "the judge can be played; look at its verdicts"
+        if FELL in alarm.why:
+            meaning = "the drafts of different rows become alike; read some of them"
         err.print(
-            f"{who}canary alarm at step {alarm_text(alarm)}: the judge can be played; "
-            "look at its verdicts",
+            f"{who}canary alarm at step {alarm_text(alarm)}: {meaning}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     for remark in step_remarks(line):
@@ -230,7 +233,7 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
     from soulkit.report.hints import shell_path, show_command
 
     refined = summary.rewards.refined is not None
-    played = (out / "episodes.jsonl").is_file()
+    played = summary.n > 0
     shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
     say_next(f"soul report {shell_path(out)}", *shown)
 

@@ -67,25 +67,10 @@ def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
     every = list(tasks)
     return {
         "batch": {task.name: task.batch_metrics for task in every},
-        "headlines": {task.name: name for task in every if (name := declared_headline(task))},
+        "headlines": {task.name: task.headline_metric for task in every if task.headline_metric},
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},
     }
-
-
-def declared_headline(task: Task) -> str:
-    """The number over the batch that is a task's headline; empty: the mean of its scores, as
-    `reference` always has it."""
-    return task.spec.metric.headline if task.protocol == "paper" else ""
-
-
-def headline_value(task: Task, records: Sequence[Record]) -> float | None:
-    """The headline of a task over records of it; None when nothing was scored."""
-    if name := declared_headline(task):
-        metric = task.batch_metrics(records).get(name)
-        return None if metric is None else metric.value
-    values = [r.score.value for r in records if r.score.value is not None]
-    return sum(values) / len(values) if values else None
 
 
 def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:

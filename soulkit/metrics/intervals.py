@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -272,22 +272,22 @@ def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> E
     mean of the parts' scales; on it the interval is Wilson's with t, as for one task. No mean where
     a part has none, no interval where a part has no variance.
     """
-    counts = {
-        "n_scored": sum(p.n_scored for p in parts), "n": sum(p.n for p in parts),
-        "n_clusters": sum(p.n_clusters for p in parts),
-    }  # fmt: skip
+    counted = Estimate(
+        n_scored=sum(p.n_scored for p in parts), n=sum(p.n for p in parts),
+        n_clusters=sum(p.n_clusters for p in parts), method="nothing-scored",
+    )  # fmt: skip
     means = [p.mean for p in parts if p.mean is not None]
     if not parts or len(means) < len(parts):
-        return Estimate(**counts, method="nothing-scored")
+        return counted
     mean, scale = math.fsum(means) / len(means), _mean_scale([p.scale for p in parts])
     added = added_variance([(p.variance, p.df) for p in parts])
     if added is None:
-        return Estimate(mean=mean, scale=scale, **counts, method="undefined")
-    shape = _Shape(mean, *added, counts["n_clusters"], scale)
+        return replace(counted, mean=mean, scale=scale, method="undefined")
+    shape = _Shape(mean, *added, counted.n_clusters, scale)
     low, high, variance, method = _interval(shape, confidence, "strata-t")
-    return Estimate(
-        mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
-        **counts, method=method,
+    return replace(
+        counted, mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
+        method=method,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
 from soulkit.eval.keeping import at_work
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.suites import suite_lines
+from soulkit.eval.summary import DEV, Cell, Summary, headline_name
 from soulkit.report.load import read_summary
 from soulkit.report.progress import (
     EPISODES,
@@ -25,14 +26,18 @@ from soulkit.report.progress import (
     paid_so_far,
     run_progress,
 )
+from soulkit.report.suites import scales_of
 from soulkit.report.table import mean_text, number
 from soulkit.runs.folder import is_run, read_config, read_environment
+from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
 
 DEPTH = 3
 """Folders below the named one that are looked into: `runs/NAME/METHOD/seed_0` of a comparison."""
 _RECORDS = (EPISODES, METRICS, JUDGEMENTS)
+LOSS = "loss"
+"""What imitation has in the place of a score."""
 State = Literal["finished", "unfinished", "running", "damaged"]
 
 
@@ -184,25 +189,37 @@ def _cost(path: Path, summary: Summary | None, line: Mapping[str, Any]) -> tuple
 
 
 def _headlines(summary: Summary | None) -> Iterator[Headline]:
-    """Of a training run the best score on its dev rows before the means over its last drafts."""
+    """Of a training run the score on its dev rows, where there is one; else that of its drafts."""
     if summary is None:
         return
-    training = isinstance(summary, TrainSummary)
-    if isinstance(summary, TrainSummary) and summary.best_dev is not None:
+    yield from _suite_headline(summary)
+    cells = {task: (headline_name(metrics), metrics) for task, metrics in summary.tasks.items()}
+    if isinstance(summary, TrainSummary) and summary.best_dev is not None and not any(
+        name == DEV for name, _ in cells.values()
+    ):  # as earlier versions recorded it  # fmt: skip
         yield Headline(label=f"dev (step {summary.best_step})", cell=Cell(mean=summary.best_dev))
-    for task, cells in summary.tasks.items():
-        kind, cell = headline_of(cells)
-        if cell is not None:
-            label = f"{kind} {task}" if kind else f"drafts {task}" if training else task
-            yield Headline(label=label, cell=cell)
+    for task, (name, metrics) in cells.items():
+        if name:
+            kind = _kind(name, isinstance(summary, TrainSummary))
+            yield Headline(label=f"{kind} {task}".strip(), cell=metrics[name])
+        elif LOSS in metrics:
+            yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])
 
 
-def headline_of(cells: Mapping[str, Cell]) -> tuple[str, Cell | None]:
-    """("", the headline's cell) of a task, or (`loss`, its cell) of imitation, which has no score;
-    ("", None) where it has neither."""
-    if "value" in cells:
-        return "", cells["value"]
-    return ("loss", cells["loss"]) if "loss" in cells else ("", None)
+def _suite_headline(summary: Summary) -> Iterator[Headline]:
+    """The suite's mean, where it was played as one and every member has a score."""
+    registry = load_registry() if summary.suite else None
+    if registry is None or summary.suite not in registry.suites:
+        return
+    lines = suite_lines(registry.suite_spec(summary.suite), summary.tasks, scales_of(registry))
+    for line in lines:
+        if line.level == "suite" and line.cell.mean is not None:
+            yield Headline(label=f"suite {summary.suite}", cell=line.cell)
+
+
+def _kind(name: str, trained: bool) -> str:
+    """What of a task a headline is; empty in an evaluation, where it can only be one thing."""
+    return "" if not trained else DEV if name == DEV else "drafts"
 
 
 def state_text(run: ListedFolder) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.report.episodes import with_twins
@@ -85,34 +85,50 @@ class Selection:
 def episode_places(path: Path) -> list[EpisodePlace]:
     """The episodes of the file `path`, the newest last; a replaced one is left out.
 
-    DataError when the file is missing or a line holds no record.
+    DataError when there is none, or a line holds no record.
     """
-    if not path.is_file():
-        raise DataError(
-            f"There are no episodes at '{path}'.",
-            "Training on worked answers plays none, and a run that was just begun has none yet.",
-            "Name the folder of an evaluation or a training; list them with: soul runs",
-        )
     places: dict[str, EpisodePlace] = {}
-    for number, (offset, line) in enumerate(placed_objects(path), 1):
+    for number, (offset, line) in enumerate(placed_objects(path) if path.is_file() else (), 1):
         place = _place(line, offset, number, path)
         places.pop(place.key, None)  # played again: it is a new one
         places[place.key] = place
+    if not places:
+        raise DataError(
+            f"There are no episodes in '{path}'.",
+            "Training on worked answers plays none, and a run that was just begun has none yet.",
+            "Name the folder of an evaluation or a training; list them with: soul runs",
+        )
     return list(places.values())
 
 
 def _place(line: Mapping[str, Any], offset: int, number: int, path: Path) -> EpisodePlace:
-    try:
-        score = line["score"]
-        return EpisodePlace(
-            key=line["key"], task=line["task"], example_id=line["example_id"],
-            rollout=line["rollout"], step=line.get("step", 0), kind=line["kind"],
-            value=score["value"], status=score.get("status", "ok"), reason=score.get("reason", ""),
-            marks=_marks(line), offset=offset, number=number,
-        )  # fmt: skip
-    except (KeyError, TypeError, AttributeError):
-        record_of_line(line, path, number)  # says in words what is wrong with it
-        raise
+    if not _usual(line):  # what reads records says in words what is wrong, or reads it after all
+        line = asdict(record_of_line(line, path, number))
+    score = line["score"]
+    return EpisodePlace(
+        key=line["key"], task=line["task"], example_id=line["example_id"],
+        rollout=line["rollout"], step=line.get("step", 0), kind=line["kind"],
+        value=score["value"], status=score.get("status", "ok"), reason=score.get("reason", ""),
+        marks=_marks(line), offset=offset, number=number,
+    )  # fmt: skip
+
+
+def _usual(line: Mapping[str, Any]) -> bool:
+    """Whether a line has what a place is made of, in the types that are written."""
+    score, episode = line.get("score"), line.get("episode")
+    if not isinstance(score, dict) or not isinstance(episode, dict):
+        return False
+    texts = [*(line.get(name) for name in ("key", "task", "example_id")),
+             score.get("status", ""), score.get("reason", "")]  # fmt: skip
+    numbers = [line.get("rollout"), line.get("step", 0), score.get("value", "")]
+    members = [score.get("metrics"), episode.get("notes"), line.get("received"), line.get("given")]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(number is None or isinstance(number, int | float) for number in numbers)
+        and None not in numbers[:2]
+        and line.get("kind") in get_args(Kind)
+        and all(member is None or isinstance(member, dict) for member in members)
+    )
 
 
 def _marks(line: Mapping[str, Any]) -> tuple[str, ...]:

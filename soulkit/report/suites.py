@@ -203,8 +203,10 @@ def _doubts(
         tasks = [task for task in suite.tasks if task in run.tasks]
         doubts = context_doubts(table, tasks, side)
         text = doubts_text(doubts, len(tasks)) if tasks else "none of its tasks was played"
-        texts.append(text if len(runs) == 1 or not text else f"{run.name}: {text}")
-    return "; ".join(dict.fromkeys(filter(None, texts)))
+        texts.append(text)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{run.name}: {text}" for run, text in zip(runs, texts, strict=True) if text)
 
 
 # -- what is missing -------------------------------------------------------------------------------

@@ -277,8 +277,6 @@ def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[Rend
         shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
         shown.append(run_head(run))
-        if run.progress is not None:
-            shown.append(Text(f"unfinished: {run.progress.text()}", style="yellow"))
         if run.tasks:
             shown.append(_terminal_table(run, details))
         if run.steps:
@@ -424,11 +422,13 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
 
 
 def run_head(run: RunData) -> RenderableType:
-    """A run's name and what it was, on one line."""
+    """A run's name and what it was, on one line; of an unfinished one how far it came."""
     from rich.text import Text
 
     head = Text("\n" + one_line(run.name), style="bold")
     head.append("   " + _facts_line(run), style="not bold dim")
+    if run.progress is not None:
+        head.append(f"\nunfinished: {run.progress.text()}", style="not bold yellow")
     return head
 
 

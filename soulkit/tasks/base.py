@@ -21,7 +21,8 @@ from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
 from soulkit.models.base import Cast
-from soulkit.tasks.batches import as_batch_metrics
+from soulkit.runs.records import drafts
+from soulkit.tasks.batches import as_batch_metrics, mean_of
 from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
@@ -311,6 +312,19 @@ class Task(ABC):
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""
         return as_batch_metrics(self.summarise(records), records)
+
+    @property
+    def headline_metric(self) -> str:
+        """The number over the batch that is the headline; empty: the mean of the scores, as
+        `reference` always has it."""
+        return self.spec.metric.headline if self.protocol == "paper" else ""
+
+    def headline(self, records: Sequence[Record]) -> float | None:
+        """The number that stands for these records; None where it cannot be computed."""
+        if self.headline_metric:
+            metric = self.batch_metrics(records).get(self.headline_metric)
+            return None if metric is None else metric.value
+        return mean_of([record.score.value for record in drafts(records)]).value
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The one message of the seat's conversation that holds the feedback slot.

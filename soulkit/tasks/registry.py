@@ -59,6 +59,8 @@ class Metric(Strict):
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
     headline: str = ""
     """The metric over the batch that is the headline; empty: the mean of the scores."""
+    watched: tuple[str, ...] = ()
+    """Metrics over the batch that training watches step by step: no reward may cost them."""
 
 
 class Files(Strict):

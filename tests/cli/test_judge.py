@@ -241,6 +241,8 @@ def test_the_table_says_what_the_numbers_allow(
         )  # fmt: skip
     shown = capfd.readouterr()
     assert "do not rank models by it" in shown.out and "j again" in shown.out
+    last = f"next: soul judge show {tmp_path / 'c'}; soul show {run} --worst 10"
+    assert shown.err.splitlines()[-1] == last
     assert "first preferred" in shown.out and "Krippendorff" in shown.err
     assert soul("judge", "show", tmp_path / "c") == 0
     assert capfd.readouterr().out == shown.out

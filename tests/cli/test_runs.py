@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from soulkit.eval.keeping import LOCK, alone, at_work
+from soulkit.eval.summary import Cell, Summary
 from soulkit.report.listing import list_runs
 from soulkit.report.load import load_runs
 from soulkit.report.progress import run_progress
 from soulkit.runs.folder import Run
+from soulkit.tasks.registry import load_registry
 from tests.support.evaluation import FAST, api, oracle, records, soul, start, three_lines, value
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -100,7 +102,7 @@ def test_a_killed_run_is_reported_from_its_episodes(
     done = len(records(out))
     text, _ = streams_of(capfd, "report", out)
     assert f"unfinished: {done} of {PLAYED} episodes" in text
-    assert re.search(rf"tomi +value +1\.000 .*\({done}/{done}\)", text)
+    assert re.search(rf"tomi +value +1\.000 .*\({done}/{done}[,)]", text)
     report = json.loads(streams_of(capfd, "report", out, "--json")[0])["runs"]["run"]
     assert report["finished"] is False and report["progress"]["total"] == PLAYED
     assert report["tasks"]["tomi"]["value"]["n_scored"] == done
@@ -206,6 +208,25 @@ def test_runs_of_every_kind_and_age_are_listed(capfd: pytest.CaptureFixture[str]
     table, err = streams_of(capfd, "runs", RECORDED)
     assert "unknown" in table and "model + ditto/model" in table
     assert err.startswith("next: soul report ")
+
+
+def test_a_suite_that_is_whole_is_known_by_its_mean(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    members = load_registry().suite_spec("soul-10").members
+    cell = Cell(mean=0.25, n=40, n_scored=40, variance=0.001, df=20.0, n_clusters=40)
+    for name, played in (("whole", members), ("partial", members[1:])):
+        cells = {task: {"value": cell} for task in played}
+        whole = Summary(command="eval api", model="m", tasks=cells, suite="soul-10")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(whole.to_json()))
+    runs = {run["name"]: run["headlines"] for run in listed(tmp_path, capfd)}
+    assert [one["label"] for one in runs["partial"]] == list(members[1:])
+    first, *others = runs["whole"]
+    assert first["label"] == "suite soul-10" and first["mean"] == pytest.approx(0.25)
+    assert [one["label"] for one in others] == list(members)
+    table, _ = streams_of(capfd, "runs", tmp_path)
+    assert f"and {len(members) - 2} more" in table
 
 
 def test_the_newest_come_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,37 @@ def test_an_episode_that_was_played_again_counts_once_and_is_the_newest(
     assert records_at(tmp_path / "episodes.jsonl", places) == [second, again]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"score": {"value": [1]}}, "score.value"),
+        ({"score": "high"}, "score"),
+        ({"rollout": None}, "rollout"),
+        ({"kind": "sketch"}, "kind"),
+        ({"received": "well done"}, "received"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(
+    odd: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any],
+    problem: str,
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    shutil.copytree(odd, out)
+    lines = (out / "episodes.jsonl").read_text().splitlines(keepends=True)
+    lines[1] = json.dumps({**json.loads(lines[1]), **change}) + "\n"
+    (out / "episodes.jsonl").write_text("".join(lines))
+    what, _, way = refused(capfd, out, "--worst", 3)
+    assert "Object 2 of" in what and problem in what and "replay" in way
+
+
+def test_a_line_that_another_program_wrote_is_read_like_everywhere(tmp_path: Path) -> None:
+    first = json.loads((DITTO / "episodes.jsonl").read_text().splitlines()[0])
+    first["score"]["value"] = "0.25"
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(first) + "\n")
+    (place,) = episode_places(tmp_path / "episodes.jsonl")
+    assert place.value == load_records(tmp_path / "episodes.jsonl")[0].score.value == 0.25
+
+
 # -- lists and refusals ----------------------------------------------------------------------------
 
 
@@ -271,10 +303,13 @@ def test_what_is_not_there_is_refused_with_what_is(
     assert hint in refused(capfd, odd, *arguments)[2]
 
 
-def test_one_run_is_shown_at_a_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_shown_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     what, _, way = refused(capfd, RECORDED)
     assert "runs" in what and "after" in way
     assert "no episodes" in refused(capfd, RECORDED / "sft")[0]
+    shutil.copytree(RECORDED / "sft", tmp_path / "sft")
+    (tmp_path / "sft" / "episodes.jsonl").touch()
+    assert "no episodes" in refused(capfd, tmp_path / "sft")[0]
     assert "no run" in refused(capfd, RECORDED / "rows")[0]
 
 
@@ -285,3 +320,17 @@ def test_runs_of_earlier_versions_are_shown(capfd: pytest.CaptureFixture[str]) -
     page, _ = shown(capfd, RECORDED / "judged", "--worst", 1)
     assert "judged by j" in page and "    quality 4: so it seems" in page
     assert "    style plain" in page
+
+
+def test_episodes_on_held_out_rows_are_shown_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ditto"
+    shutil.copytree(DITTO, out)
+    assert "dev.jsonl" in refused(capfd, out, "--dev")[0]
+    drafts = [r for r in load_records(DITTO / "episodes.jsonl") if r.kind == "draft"][:3]
+    writer = RecordWriter(out / "dev.jsonl")
+    writer.write(*drafts)
+    writer.close()
+    assert sorted(keys(capfd, out, "--dev")) == sorted(r.key for r in drafts)
+    assert f"soul show {out} --dev --worst 10" in shown(capfd, out, "--dev")[1]

@@ -54,7 +54,10 @@ def test_json_is_all_there_is_on_stdout(
     assert printed == json.loads((out / "summary.json").read_text())
     assert printed["steps"] == 1 and set(printed["rewards"])
     assert soul("train", "ditto", "--model", model, *TOMI, *SMALL, "--out", out) == 0
-    assert "1 step in" in capsys.readouterr().out
+    streams = capsys.readouterr()
+    assert "1 step in" in streams.out
+    assert f"{out} was finished already: no step was left to train" in streams.err
+    assert re.search(rf"^next: soul report {out}; soul show {out} --", streams.err, re.MULTILINE)
 
 
 def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -> None:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from soulkit.eval.batch import PARTS, LeaveOneOut, headline_value, summary_terms
+from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
 from soulkit.eval.summary import Cell, Summary, cluster_of, headline, headline_name, summarise
 from soulkit.metrics.student import t_quantile
 from soulkit.runs.records import drafts
@@ -132,7 +132,7 @@ def test_reference_has_the_mean_of_its_scores_for_its_headline() -> None:
         replace(record(example.id, value), task="alignx_demo")
         for example, value in zip(examples, values, strict=False)
     ]
-    assert headline_value(reference, records) == pytest.approx(fmean(values[: len(records)]))
+    assert reference.headline(records) == pytest.approx(fmean(values[: len(records)]))
     declared = paper.batch_metrics(records)[paper.spec.metric.headline].value
-    assert headline_value(paper, records) == declared
-    assert headline_value(reference, []) is None
+    assert paper.headline(records) == declared
+    assert reference.headline([]) is None

@@ -107,7 +107,7 @@ def test_the_shape_of_the_summary() -> None:
     assert totals["tasks"]["tomi"]["value"] == {
         "mean": 0.5, "ci_low": mean.ci_low, "ci_high": mean.ci_high, "n_scored": 2, "n": 3,
         "n_clusters": 2, "method": "wilson-t", "variance": 0.25, "df": 1.0, "scale": (0.0, 1.0),
-        "events": 1.0,
+        "events": 1.0, "headline": True,
         "unscored": {"judge_error": 1}, "worst": pytest.approx(1 / 3), "best": pytest.approx(2 / 3),
     }  # fmt: skip
     assert totals["statuses"] == {"tomi": {"ok": 2, "unscored": 1}}
@@ -166,7 +166,7 @@ def test_refined_episodes_are_no_headline() -> None:
 
 def test_batch_metrics_of_a_task_are_passed_through() -> None:
     made = {"all_correct": BatchMetric(0.25, 5, 4, "sets"), "f1": BatchMetric(None, 5, 0)}
-    cells = summary_of([record("a", 1.0)], extra={"tomi": made})
+    cells = summary_of([record("a", 1.0)], batch={"tomi": lambda batch: made})
     assert cells["tomi"]["all_correct"]["mean"] == 0.25
     assert cells["tomi"]["all_correct"]["ci_low"] is None
     assert (cells["tomi"]["all_correct"]["n_scored"], cells["tomi"]["all_correct"]["n"]) == (4, 5)

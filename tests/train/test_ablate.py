@@ -139,6 +139,7 @@ def test_a_comparison_from_end_to_end(
 
     stamps = {p: p.stat().st_mtime_ns for p in out.glob("*/seed_*/*.jsonl")}
     assert ablate(model, out, "--methods", "ditto:only_copy", "--seeds", 2, "--steps", 1) == 0
+    assert f"next: soul runs {out}; soul show {out}/" in capsys.readouterr().err
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps  # finished runs are left alone
     assert {arm for arm, _ in state(out)} == {"ditto:only_copy"}
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from soulkit.eval.batch import headline_value
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
@@ -90,7 +89,7 @@ class Rollouts:
             task = jobs_of_task[0].task
             records = await self.engine(task, None, 0.0).run(jobs_of_task, _ignore)
             self._keep_dev(records)
-            values[name] = headline_value(task, records)
+            values[name] = task.headline(records)
         return values
 
     def _keep_dev(self, records: Sequence[Record]) -> None:

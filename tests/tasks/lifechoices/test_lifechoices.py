@@ -14,6 +14,7 @@ from soulkit.judge.leaks import check_leak
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lifechoices.reference import climb
 from soulkit.tasks.lifechoices.task import NESTED
+from soulkit.tasks.registry import load_registry
 from soulkit.types import Completion, Feedback, Score
 from tests.support.road import NO_ONE, episode_of, score_text, synth_examples, task_of
 
@@ -164,6 +165,16 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
     draft = episode_of(task, example, "Hm.")
     coach = task.coach_view(example, draft, Score(value=0.0, reward=0.0))
     assert coach["input_text"].startswith("[...]") and "correct_answer" not in coach
+
+
+def test_training_has_a_smaller_budget_than_evaluation() -> None:
+    budgets = [
+        load_registry().task("lifechoices", protocol, training=training).spec.columns["input_text"]
+        for protocol in ("paper", "reference") for training in (False, True)
+    ]  # fmt: skip
+    assert [column.max_words for column in budgets] == [7000, 5500, 7000, 5500]
+    assert all(column.keep == "last" for column in budgets)
+    assert load_registry().spec("lifechoices").columns["input_text"].max_words == 7000
 
 
 def test_one_character_of_one_book_is_one_cluster() -> None:
