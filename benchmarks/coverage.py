@@ -310,7 +310,7 @@ def tables(lines: Sequence[Line]) -> str:
         kinds = dict.fromkeys(line.kind for line in own)
         rows = [(k, [line for line in own if line.kind == k]) for k in kinds]
         parts.append(_table(part, [(k, {x.clusters: _cell(x) for x in ls}) for k, ls in rows]))
-    for part in ("means", "differences"):
+    for part in [p for p in ("means", "differences") if any(x.part == p for x in lines)]:
         tools = dict.fromkeys(line.tool for line in lines if line.part == part)
         rows_of_tools = [(tool, _lowest(lines, part, tool)) for tool in tools]
         parts.append(_table(f"{part}, lowest coverage of any kind", rows_of_tools))
