@@ -56,16 +56,11 @@ def _comparison_row(task: TaskDifference) -> list[str]:
         number(pair.mean_b),
         plus + difference,
         interval_text(pair.ci_low, pair.ci_high),
-        _p_text(pair.p),
-        _p_text(task.p_holm),
+        number(pair.p, 4),
+        number(task.p_holm, 4),
         str(pair.n_shared),
         _clusters(pair),
     ]
-
-
-def _p_text(p: float | None) -> str:
-    """Four digits; `<0.0001` below what they can show."""
-    return "<0.0001" if p is not None and p < 0.0001 else number(p, 4)
 
 
 def _clusters(pair: PairedDifference) -> str:
