@@ -21,7 +21,7 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows, tasks_in
+from soulkit.play.settings import PlayConfig, chosen_rows, live_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -254,7 +254,7 @@ def load_work(config: EvalConfig) -> list[Work]:
     if config.playable:
         return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
-    return [_work(task, config) for task in tasks_in(registry, names, config).values()]
+    return [_work(task, config) for task in live_tasks(registry, names, config).values()]
 
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:

@@ -31,11 +31,10 @@ from soulkit.train.maths.advantage import GroupMember, group_advantages, singlet
 from soulkit.train.maths.measure import feedback_of, groups_of, rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
-from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts, feedback_slots, without_tokens
-from soulkit.train.rollouts.watched import BatchWatch
+from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.state.lines import CanaryScores, Learned, StepLine
 from soulkit.train.state.loop import Loop
 from soulkit.types import Record
@@ -52,11 +51,9 @@ class Step:
     """Whose distributions are followed, in methods that follow any."""
     recent: deque[Sequence[Record]]
     """The records of the last steps, for the run's summary; without their tokens."""
-    tripwire: Tripwire | None = None
+    canaries: CanaryWatch | None = None
     watch: FeedbackWatch | None = None
     """Of what became of feedback, in methods that learn from it."""
-    batch_watch: BatchWatch | None = None
-    """Of numbers over all rows that no reward may cost."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
@@ -67,10 +64,8 @@ class Step:
         records_R = await self.rollouts.sample(jobs, version)
         self.keep(records_R, version)
         canaries = CanaryScores()
-        if self.tripwire is not None:
-            canaries = await self.tripwire.score(step, self.rollouts.cast, records_R)
-        if self.batch_watch is not None:
-            canaries = self.batch_watch.look(step, records_R, canaries)
+        if self.canaries is not None:
+            canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
         sampled = time.monotonic()
 
         # Sequences: the objective says which token sequences they become, in which groups.

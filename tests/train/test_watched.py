@@ -11,7 +11,7 @@ import pytest
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.userllm.fields import PRISM
-from soulkit.train.rollouts.watched import BatchWatch
+from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.state.lines import CanaryScores
 from soulkit.types import Episode, Line, Record, Score
 from tests.support.road import task_of
@@ -27,8 +27,8 @@ def first_message(row: int, text: str, rollout: int = 0) -> Record:
                   tags={"source": PRISM, "turn": "first"})  # fmt: skip
 
 
-def watch(**tasks: Any) -> BatchWatch:
-    return BatchWatch(tasks or {"userllm": task_of("userllm")}, margin=0.1)
+def watch(**tasks: Any) -> CanaryWatch:
+    return CanaryWatch(tasks or {"userllm": task_of("userllm")}, margin=0.1)
 
 
 def test_rows_that_become_alike_raise_an_alarm() -> None:

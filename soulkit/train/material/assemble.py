@@ -18,7 +18,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, RoleSettings, cast_of
 from soulkit.models.room import least_room, reply_room
-from soulkit.play.settings import chosen_rows, tasks_in
+from soulkit.play.settings import chosen_rows, live_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import examples_for
@@ -50,7 +50,7 @@ def gather_material(config: TrainConfig) -> Material:
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
-    tasks = tasks_in(registry, config.tasks, config, training=True)
+    tasks = live_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from soulkit.models.base import Cast
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
-from soulkit.train.rollouts.canaries import first_values
+from soulkit.train.material.sampling import TaskRows
+from soulkit.train.rollouts.canaries import Tripwire, first_values
 from soulkit.train.state.lines import Alarm, CanaryScores, read_step_lines
 from soulkit.types import BatchMetric, Record
 
@@ -25,20 +27,31 @@ FELL = "fell"
 
 
 @dataclass
-class BatchWatch:
-    """The watched numbers of a run and what they were at first."""
+class CanaryWatch:
+    """What a run watches beside its rewards: the canaries of its judges, and the numbers over all
+    rows, with what they were at first."""
 
     tasks: Mapping[str, Task]
     margin: float
     """Share of a number's scale that it may fall."""
+    tripwire: Tripwire | None = None
     first: dict[str, float] = field(default_factory=dict)
-    """Label → the first value."""
+    """Label → the first value of a number."""
 
     @classmethod
-    def of(cls, config: TrainConfig, tasks: Mapping[str, Task], metrics: Path) -> Self:
+    def of(
+        cls, config: TrainConfig, pool: TaskRows, tasks: Mapping[str, Task], metrics: Path
+    ) -> Self:
         """That of a run; `metrics` is its file, which knows the first values of a run taken up."""
-        first = first_values(read_step_lines(metrics))
-        return cls(tasks, config.canary_margin, first)
+        tripwire = Tripwire.of(config, pool, metrics)
+        return cls(tasks, config.canary_margin, tripwire, first_values(read_step_lines(metrics)))
+
+    async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
+        """The canaries of `step`, whose drafts are in `records`, and what is watched of these."""
+        scores = CanaryScores()
+        if self.tripwire is not None:
+            scores = await self.tripwire.score(step, cast, records)
+        return self.look(step, records, scores)
 
     def look(self, step: int, records: Sequence[Record], scores: CanaryScores) -> CanaryScores:
         """The step's canaries with what is watched of its drafts."""
