@@ -261,13 +261,17 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
 
 
 def _number(cell: Mapping[str, Any]) -> str:
-    return DASH if cell["value"] is None else f"{cell['value']:.3f}".replace("-", "\u2212")
+    return DASH if cell["value"] is None else _figure(cell["value"])
 
 
 def _interval(cell: Mapping[str, Any]) -> str:
     if cell["ci_low"] is None or cell["ci_high"] is None:
         return DASH
-    return f"{cell['ci_low']:.3f} … {cell['ci_high']:.3f}".replace("-", "\u2212")
+    return f"{_figure(cell['ci_low'])} … {_figure(cell['ci_high'])}"
+
+
+def _figure(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
 
 
 def _say(remark: str) -> None:
