@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -212,12 +212,10 @@ def _summed(
 ) -> ClusterSums:
     """Sums by cluster, clusters in the order of their text."""
     names = {c: i for i, c in enumerate(sorted(set(clusters), key=repr))}
-    of = np.array([names[c] for c in clusters], dtype=np.intp)
-    sums = [
-        np.bincount(of, np.array(values, dtype=np.float64), minlength=len(names))
-        for values in (people, grades)
-    ]
-    return ClusterSums(*sums, np.bincount(of, minlength=len(names)).astype(np.float64))
+    sums = np.zeros((3, len(names)))
+    for y, f, cluster in zip(people, grades, clusters, strict=True):
+        sums[:, names[cluster]] += (y, f, 1.0)
+    return ClusterSums(sums[0], sums[1], sums[2])
 
 
 def _plain_mean(
@@ -238,7 +236,7 @@ def _within(mean: CorrectedMean, scale: Interval | None, labelled: Measured) -> 
     low, high = scale or (-math.inf, math.inf)
     value = min(max(mean.value, low), high)
     ends = [min(max(mean.value + side * mean.half_width, low), high) for side in (-1, 1)]
-    counts = {"n": labelled.n, "n_clusters": labelled.n_clusters}
+    cell = Measured(value=value, n=labelled.n, n_clusters=labelled.n_clusters)
     if math.isnan(mean.half_width) or not ends[0] < ends[1]:
-        return Measured(value=value, **counts, why="no-spread")
-    return Measured(value=value, low=ends[0], high=ends[1], **counts)
+        return replace(cell, why="no-spread")
+    return replace(cell, low=ends[0], high=ends[1])
