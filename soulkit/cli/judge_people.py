@@ -118,7 +118,7 @@ def import_labels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read filled sheets, of any number of raters, into one file of labels.
+    """Read filled sheets, of any number of raters, as labels.
 
     Rows of no card, with a label off its scale or given twice are bad: they are named and left out.
     """
@@ -198,7 +198,7 @@ def correct(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Correct the judge's means by what people said of a part of the episodes.
+    """Correct the judge's means by what people said of a part.
 
     The corrected mean is what people would say of all, with a 95 % interval that is valid however
     wrong the judge is (prediction-powered inference); the labelled clusters must be a random part,
