@@ -168,14 +168,10 @@ def test_a_scale_that_nobody_knows_is_asked_for(run: Path, tmp_path: Path, capfd
     assert scales["quality"] == {"labels": [str(i) for i in range(11)], "numeric": True}
     assert scales["style"]["labels"] == ["lively", "plain"]  # as the judge used them
     capfd.readouterr()
-    for wrong in (
-        "quality",
-        "quality=9:1",
-        "quality=a:b",
-        "quality=one",
-        "quality=a,,b",
-        "q=0:500",
-    ):
+    assert soul(*command, "quality=0:100") == 2  # this is a scale, and another sheet lies there
+    assert "another sheet" in three_lines(capfd.readouterr().err)[0]
+    wrong_scales = ("quality", "quality=9:1", "quality=a:b", "quality=one", "quality=a,,b")
+    for wrong in (*wrong_scales, "quality=0:101", "quality=a,a"):
         assert soul(*command, wrong) == 2
         assert "is no scale" in three_lines(capfd.readouterr().err)[0]
 
