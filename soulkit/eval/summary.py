@@ -50,8 +50,8 @@ class Cell:
     df: float | None = None
     scale: Interval | None = None
     """The lowest and the highest value, where they are sure."""
-    events: int | None = None
-    """Of yes-or-no scores: failures or successes, whichever are fewer."""
+    events: float | None = None
+    """Failures or successes on the scale, whichever are fewer."""
 
     def to_json(self) -> dict[str, Any]:
         always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
@@ -66,7 +66,10 @@ class Cell:
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
             **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: _number(line.get(name)) for name in ("worst", "best", "variance", "df")},
+            **{
+                name: _number(line.get(name))
+                for name in ("worst", "best", "variance", "df", "events")
+            },
             n_scored=int(_number(line.get("n_scored")) or 0),
             n=int(_number(line.get("n")) or 0),
             n_clusters=int(_number(line.get("n_clusters")) or 0),
@@ -74,7 +77,6 @@ class Cell:
             unscored=_members(line.get("unscored")),
             beside=bool(line.get("beside")),
             scale=_ends(line.get("scale")),
-            events=None if (events := _number(line.get("events"))) is None else int(events),
         )
 
 
@@ -219,7 +221,7 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def cluster_of(record: Record) -> str:
-    """What is resampled together: the record's cluster, else its example with all its rollouts."""
+    """What counts as one observation: the record's cluster, else its example with all rollouts."""
     return record.cluster or record.example_id
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from soulkit.report.alike import NOT_ALIKE
 from soulkit.metrics.intervals import interval_remark
+from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.table import DASH, interval_text, literal_text, number, plain_table
 from soulkit.text import one_line
 
