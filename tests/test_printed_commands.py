@@ -45,6 +45,8 @@ NOT_RUN = {
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py "
     "asks it",
+    "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
+    "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip

@@ -43,7 +43,7 @@ COMMANDS = {
     "rescore": "Score recorded episodes again, without asking any model.",
     "ledger": "Look at paid replies: totals, single calls, damage.",
     "compare": "Compare two runs, paired example by example.",
-    "judge": "Check how far a judge can be trusted.",
+    "judge": "Check a judge; have people rate, and correct its means.",
     "serve": "Serve a scripted conversation partner over HTTP.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }

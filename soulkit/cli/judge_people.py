@@ -61,10 +61,11 @@ def sheet(
         Path | None, typer.Option("--out", help="Folder to write. [default: RUN-sheet]")
     ] = None,
 ) -> None:
-    """Write a blinded rating sheet: one offline page and a CSV table for each rater.
+    """Write a blinded rating sheet: a page and a table for each rater.
 
-    Clusters of rows are drawn at random, and all that was judged in them is on the sheet. The file
-    key.json says which episode a row stands for: keep it, and hand out the raters' folders alone.
+    The page needs no network. Clusters of rows are drawn at random, and all that was judged in them
+    is on the sheet. key.json says which episode a row stands for: keep it, and hand out the raters'
+    folders alone.
     """
     from soulkit.eval.rating import SheetRequest, draw_sheet, sheet_folder, write_tables
     from soulkit.report.sheet import write_sheet_page
@@ -117,14 +118,14 @@ def import_labels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read filled sheets, of any number of raters, into one file of labels.
+    """Read filled sheets, of any number of raters, as labels.
 
     Rows of no card, with a label off its scale or given twice are bad: they are named and left out.
     """
-    from soulkit.eval.rating import LABELS, import_sheets, read_key, write_labels
+    from soulkit.eval.rating import LABELS, import_sheets, read_sheet_key, write_labels
 
     place = _key_of(run, key)
-    filled = import_sheets(files, read_key(place))
+    filled = import_sheets(files, read_sheet_key(place))
     labels = filled.without(filled.failed) if drop_failed else filled.labels
     if not labels:
         raise DataError(
@@ -197,18 +198,18 @@ def correct(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Correct the judge's means by what people said of a part of the episodes.
+    """Correct the judge's means by what people said of a part.
 
     The corrected mean is what people would say of all, with a 95 % interval that is valid however
     wrong the judge is (prediction-powered inference); the labelled clusters must be a random part,
     as soul judge sheet draws them. Nobody is asked.
     """
     from soulkit.eval.correction import correct_run
-    from soulkit.eval.rating import KEY, LABELS, read_key, sheet_folder
+    from soulkit.eval.rating import KEY, LABELS, read_sheet_key, sheet_folder
 
     path = labels or sheet_folder(run) / LABELS
     key = path.with_name(KEY)
-    report = correct_run(run, path, read_key(key) if key.is_file() else None)
+    report = correct_run(run, path, read_sheet_key(key) if key.is_file() else None)
     if as_json:
         print_json(report)
     else:
@@ -261,13 +262,17 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
 
 
 def _number(cell: Mapping[str, Any]) -> str:
-    return DASH if cell["value"] is None else f"{cell['value']:.3f}".replace("-", "\u2212")
+    return DASH if cell["value"] is None else _figure(cell["value"])
 
 
 def _interval(cell: Mapping[str, Any]) -> str:
     if cell["ci_low"] is None or cell["ci_high"] is None:
         return DASH
-    return f"{cell['ci_low']:.3f} … {cell['ci_high']:.3f}".replace("-", "\u2212")
+    return f"{_figure(cell['ci_low'])} … {_figure(cell['ci_high'])}"
+
+
+def _figure(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
 
 
 def _say(remark: str) -> None:

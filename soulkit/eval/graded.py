@@ -87,7 +87,7 @@ def dimensions_of(episodes: Sequence[GradedEpisode]) -> list[str]:
 # -- scales --------------------------------------------------------------------------------------
 
 
-def task_scales(
+def rating_scales(
     folder: Path,
     episodes: Sequence[GradedEpisode],
     names: Sequence[str],

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
 from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
 from soulkit.eval.keeping import alone
 from soulkit.eval.rescore import command_of
@@ -100,6 +100,13 @@ class Check:
     """Recorded episodes whose row is no longer in the data."""
 
     @property
+    def by_rules(self) -> list[str]:
+        """Tasks of the evaluation of which no judge is asked."""
+        judged = {one.task.name for one in self.seen}
+        names = task_names(self.source, eval_registry(self.source))
+        return [name for name in names if name not in judged]
+
+    @property
     def foreign(self) -> bool:
         """Whether something of it comes from a run that is not known to be the user's own."""
         return self.config.foreign or self.source.foreign
@@ -113,11 +120,12 @@ class Check:
         folder = Path(config.run)
         source = source_of(folder, trust=trust, unread={"judge"} if config.judge else ())
         judges = _distinct_judges(config.judge) or _distinct_judges(source.judge)
-        if not judges:
-            raise unfilled("judge")
         if len(judges) < len(config.judge):
             raise _twice()
+        # First, because where rules score every task no judge would be of use.
         seen, lost = judged_episodes(folder, source, config.limit)
+        if not judges:
+            raise unfilled("judge")
         couples = tuple(pairs_of(seen)) if config.pairs else ()
         digest = hashlib.sha256("\n".join(_trace(s.record) for s in seen).encode()).hexdigest()[:16]
         settled = config.model_copy(update={"judge": judges, "episodes": digest})
@@ -214,9 +222,11 @@ def judged_episodes(
         if row is not None and row[0].calls(row[1]).get("judge"):
             by_task.setdefault(record.task, []).append(Seen(*row, record))
     if not by_task:
+        judged = {task.name for task, example in rows.values() if task.calls(example).get("judge")}
         raise DataError(
             f"{folder} holds no judged episode that was played to its end.",
-            "There is nothing that a judge could read, or the rows have changed since.",
+            f"Of its tasks {', '.join(sorted(judged))} ask a judge: none of their episodes is "
+            "whole, or their rows have changed since.",
             "Finish the evaluation first, with the same files.",
         )
     lost = sum((record.task, record.example_id) not in rows for record in played)
@@ -231,9 +241,10 @@ def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Exampl
         for example in part.examples
     }
     if not any(task.calls(example).get("judge") for task, example in rows.values()):
+        names = ", ".join(sorted({task for task, _ in rows})) or "none"
         raise ConfigError(
             "No task of this evaluation asks a judge.",
-            "They are scored by rules, which always agree with themselves.",
+            f"Its tasks ({names}) are scored by rules, which always agree with themselves.",
             "Name the run of a judged task; soul tasks list says which ask for a judge.",
         )
     return rows
@@ -436,6 +447,8 @@ def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
         sentences.append(
             f"{check.lost} recorded episodes are left out: their rows are no longer in the data."
         )
+    if check.by_rules:
+        sentences.append(f"{', '.join(check.by_rules)}: scored by rules, no judge is asked.")
     if check.config.pairs and not check.couples:
         sentences.append(
             "No row has two different drafts, so position bias is not measured. Evaluate with "

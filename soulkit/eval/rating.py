@@ -28,7 +28,7 @@ from soulkit.eval.graded import (
     chosen_dimensions,
     graded_episodes,
     stated_scales,
-    task_scales,
+    rating_scales,
 )
 from soulkit.judge.sheets import (
     COLUMNS,
@@ -127,7 +127,7 @@ def _scales(
     if request.pairs:
         return [PAIR_SCALE]
     names = chosen_dimensions(task, episodes, request.dimensions)
-    return task_scales(request.run, episodes, names, stated_scales(request.scales))
+    return rating_scales(request.run, episodes, names, stated_scales(request.scales))
 
 
 def _pairs(episodes: Sequence[GradedEpisode], hidden: Sequence[str]) -> list[RatingCard]:
@@ -197,7 +197,7 @@ def _key(
 
 def refuse_other_sheet(folder: Path, key: Mapping[str, Any]) -> None:
     """RunError when `folder` holds another sheet: raters may be at work on it."""
-    if (folder / KEY).is_file() and read_key(folder / KEY)["sheet"] != key["sheet"]:
+    if (folder / KEY).is_file() and read_sheet_key(folder / KEY)["sheet"] != key["sheet"]:
         raise RunError(
             f"'{folder}' holds another sheet of this run.",
             "What raters fill in could no longer be read without its key.",
@@ -224,7 +224,7 @@ def write_tables(drawn: DrawnSheet, folder: Path) -> list[Path]:
 # -- what comes back -----------------------------------------------------------------------------
 
 
-def read_key(path: Path) -> dict[str, Any]:
+def read_sheet_key(path: Path) -> dict[str, Any]:
     """The key of a sheet; DataError when the file is none."""
     try:
         key = json.loads(path.read_text(encoding="utf-8"))

@@ -290,6 +290,9 @@ def test_what_cannot_be_checked_is_said_in_three_lines(
     assert (
         soul("judge", "check", tmp_path / "tomi", "--judge", "endpoint:j@http://127.0.0.1:9") == 2
     )
+    what, why, _ = three_lines(capfd.readouterr().err)
+    assert "No task of this evaluation asks a judge" in what and "(tomi)" in why
+    assert soul("judge", "check", tmp_path / "tomi") == 2  # that no judge is named matters less
     assert "No task of this evaluation asks a judge" in three_lines(capfd.readouterr().err)[0]
     twice = ("--judge", "endpoint:j@http://127.0.0.1:9") * 2
     assert soul("judge", "check", run, *twice, "--out", tmp_path / "c") == 2
@@ -297,3 +300,17 @@ def test_what_cannot_be_checked_is_said_in_three_lines(
     assert soul("judge", "check", run, "--judge", "actor", "--out", tmp_path / "c") == 2
     assert "there is no actor here" in three_lines(capfd.readouterr().err)[0]
     assert not (tmp_path / "c").exists()
+
+
+def test_of_a_mixed_run_the_tasks_without_judge_are_named(tmp_path: Path, capfd: Any) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 6)
+    with ScriptedServer(answer="a few words") as actor, ScriptedServer(answer=judge()) as server:
+        assert soul(
+            "eval", "api", "--model", "m", "--base-url", actor.base_url, "--out", tmp_path / "run",
+            "--tasks", TASKS, "--task", "essay,tomi", "--data", f"essay={rows}",
+            "--data", "tomi=synth:3", "--judge", f"endpoint:j@{server.base_url}",
+        ) == 0  # fmt: skip
+        report = checked(tmp_path / "run", tmp_path / "check", "--samples", 1, "--no-pairs")
+    assert list(report["tasks"]) == ["essay"]
+    assert "tomi: scored by rules, no judge is asked." in report["remarks"]
+    assert "tomi: scored by rules" in capfd.readouterr().err

@@ -160,6 +160,10 @@ def test_short_names_are_not_put_together_from_parts() -> None:
     assert spelled_names("the treasure-box", {"box", "treasure box"}) == {"treasure box"}
     assert spelled_names("an is land", {"island"}) == {"island"}  # the price of torn words
     assert spelled_names("mislands", {"island"}) == frozenset()
+    assert spelled_names("an ap ple", {"apple"}) == {"apple"}  # five letters may be torn,
+    assert spelled_names("a pe ar", {"pear"}) == frozenset()  # four are spelled or they are not
+    assert spelled_names("the o x", {"ox"}) == frozenset()
+    assert spelled_names("elppa", {"apple"}) == {"apple"} and not spelled_names("rae p", {"pear"})
 
 
 @pytest.mark.parametrize(
@@ -241,4 +245,5 @@ def test_what_is_too_long_to_be_read_is_not_shown() -> None:
     start = time.process_time()
     assert leak("Look again. " * 90_000) == "too_long"
     assert time.process_time() - start < 0.1
-    assert leak(("Look again. " * 5_000)[:MAX_CHARACTERS]) == ""
+    longest = ("Look again. " * 5_000)[:MAX_CHARACTERS]
+    assert (leak(longest), leak(longest + ".")) == ("", "too_long")
