@@ -120,7 +120,7 @@ def _asked(renewal: Renewal, *, yes: bool, dry_run: bool, as_json: bool) -> Resc
         return None
     say(f"{survey.questions} questions of {len(survey.episodes)} episodes are not in the ledger")
     confirm_questions(renewal, plan, say, None if yes else ask_user(), yes=yes)
-    for server in renewal.servers():
+    for server in renewal.servers() if survey.questions else ():
         say(server)
     with progress(len(renewal.recorded.records), "rescore") as bar:
         return renew(renewal, bar.advance)

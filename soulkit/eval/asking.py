@@ -459,4 +459,3 @@ def _placed(judge: RoleSettings) -> RoleSettings:
     if judge.kind in ("scripted", "local") and Path(judge.model).exists():
         return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
     return judge
-

@@ -272,7 +272,7 @@ def keep_provenance(run: Run, now: Print) -> None:
             "was mended is applied to what is there by: soul rescore",
         )
     if now:
-        write_json(run.path / PROVENANCE, {**_directory(run.path), **now})
+        write_json(run.path / PROVENANCE, {**now, **_directory(run.path)})
 
 
 def _directory(folder: Path) -> Print:

@@ -268,11 +268,22 @@ def _live_actor(config: EvalConfig) -> ChatModel:
 
 @contextmanager
 def at_home(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it; where an earlier
-    version did not record that, stay here."""
+    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
+    version did not record that, or the run was moved away from its files, stay here."""
     place = working_folder(path)
-    with chdir(place) if place is not None else nullcontext():
+    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
         yield
+
+
+def _has_files(place: Path, run: Path) -> bool:
+    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
+    of rows and tasks."""
+    settings = read_config(run) if is_run(run) else {}
+    data = settings.get("data")
+    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
+    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
+    relative = [file for file in files if not file.is_absolute()]
+    return not relative or any((place / file).exists() for file in relative)
 
 
 def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:

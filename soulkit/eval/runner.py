@@ -180,9 +180,7 @@ def local_model(config: EvalConfig) -> LocalModel:
     return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
 
 
-def checkpoint_model(
-    model: str, config: EvalConfig, adapter: Path | None = None
-) -> LocalModel:
+def checkpoint_model(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
     """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
     from soulkit.models.local.sampler import LocalModel
 
