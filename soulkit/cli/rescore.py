@@ -1,4 +1,4 @@
-"""`soul rescore RUN`: apply changed parsers, metrics, judges or their prompts to recorded episodes."""
+"""`soul rescore RUN`: changed parsers, metrics, judges and their prompts for recorded episodes."""
 
 from __future__ import annotations
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import ConfigError, RunError, did_you_mean
+from soulkit.errors import ConfigError, RunError
 from soulkit.eval.keeping import alone
 from soulkit.eval.planning import voice_of
 from soulkit.eval.provenance import actor_print, keep_provenance, players_of, rescored
@@ -34,6 +33,15 @@ from soulkit.eval.rescore import (
     judged_again,
     write_rescored,
 )
+from soulkit.eval.templates import (
+    PROMPTS,
+    copy_prompts,
+    distinct_tasks,
+    put_prompts,
+    refuse_empty,
+    refuse_unused,
+    templates_in,
+)
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.api.address import checked_url, is_loopback
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
@@ -46,8 +54,6 @@ from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import write_json
 from soulkit.types import Call, Completion, Record, Sampling, Score, Segment
 
-PROMPTS = "prompts"
-"""The folder of edited templates in a rescored run."""
 LEDGER = "ledger.sqlite"
 Advance = Callable[[int], object]
 
@@ -131,8 +137,9 @@ def renewal_of(
     if not config.judge and not any(score.verdicts for score in _scores(recorded)):
         raise unfilled("judge")
     check_rows(recorded)
-    prompts = prompts or edited_prompts(recorded.path)
-    put_prompts(recorded, prompts)
+    if prompts is not None:
+        refuse_empty(prompts)
+        put_prompts(distinct_tasks(recorded.rows), prompts)
     renewal = Renewal(
         recorded=recorded, config=config, prompts=prompts,
         out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
@@ -157,26 +164,6 @@ def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesCon
             "Name it once.",
         )
     return config.model_copy(update={"judge": tuple(judges)})
-
-
-def put_prompts(recorded: Recorded, folder: Path | None) -> None:
-    """Have the tasks of a run render the templates in `folder`; ConfigError when it holds none."""
-    if folder is None:
-        return
-    if not templates_in(folder):
-        raise ConfigError(
-            f"There is no edited prompt in '{folder}'.",
-            "--prompts names a folder with templates: judge.md, or TASK/judge.md for one task.",
-            "Copy a task's prompts/judge.md there and edit it; soul tasks show TASK says where "
-            "they lie.",
-        )
-    for task in {id(task): task for task, _ in recorded.rows.values()}.values():
-        task.prompts = task.prompts.over(folder)
-
-
-def templates_in(folder: Path) -> list[Path]:
-    """The templates of a folder of prompts, those for single tasks included."""
-    return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
 
 
 def _usual_name(recorded: Recorded, config: RolesConfig, prompts: Path | None) -> str:
@@ -211,7 +198,8 @@ def survey_of(renewal: Renewal) -> Survey:
     survey = Survey()
     with _held(renewal) as ledger:
         asyncio.run(_look(renewal, ledger, survey))
-    _refuse_unused(renewal)
+    if renewal.prompts is not None:
+        refuse_unused(distinct_tasks(renewal.recorded.rows), renewal.prompts)
     return survey
 
 
@@ -245,23 +233,6 @@ async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
         if miss is not None:
             survey.episodes.add(record.key)
     await players.close()
-
-
-def _refuse_unused(renewal: Renewal) -> None:
-    """An edited template that changes nothing was meant to change something."""
-    if renewal.prompts is None:
-        return
-    tasks = {id(task): task for task, _ in renewal.recorded.rows.values()}.values()
-    opened = {path.resolve() for task in tasks for path in task.prompts.opened}
-    unused = [path for path in templates_in(renewal.prompts) if path.resolve() not in opened]
-    if unused:
-        names = [path.relative_to(renewal.prompts).as_posix() for path in unused]
-        rendered = sorted({path.name for path in opened})
-        raise ConfigError(
-            f"No question to a judge of these episodes uses {', '.join(names)}.",
-            "What the actor saw is recorded and stays; only the prompts of judges are asked anew.",
-            did_you_mean(Path(names[0]).name, rendered),
-        )
 
 
 def survey_plan(renewal: Renewal, survey: Survey) -> Plan:
@@ -369,7 +340,9 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
     with alone(run):
         if not (run.path / CHANGES).is_file():
             write_json(run.path / CHANGES, {"source": source, "path": str(run.path)})
-        _keep_templates(renewal)
+        copy_prompts(recorded.path / PROMPTS, run.path)
+        if renewal.prompts is not None:
+            copy_prompts(renewal.prompts, run.path)
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
             records = asyncio.run(_ask(renewal, run, ledger, advance))
             paid = ledger.totals()
@@ -378,21 +351,10 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
 
 def _settings(renewal: Renewal) -> dict[str, Any]:
     """Those of the old run with the judges of now; the new ledger records."""
-    judges = [judge for judge in renewal.config.identity().get("judge", [])]
-    settings = {**renewal.recorded.settings, "judge": judges}
+    settings = {**renewal.recorded.settings, "judge": renewal.config.identity()["judge"]}
     if "ledger_file" in settings:
         settings |= {"ledger": "record", "ledger_file": None}
     return settings
-
-
-def _keep_templates(renewal: Renewal) -> None:
-    """A copy of the edited templates in the run's folder."""
-    if renewal.prompts is None or renewal.prompts.resolve() == (renewal.out / PROMPTS).resolve():
-        return
-    for path in templates_in(renewal.prompts):
-        copy = renewal.out / PROMPTS / path.relative_to(renewal.prompts)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
 
 
 async def _ask(
@@ -440,12 +402,6 @@ def _provenance(renewal: Renewal, players: Players) -> dict[str, Any]:
         judges = players_of(renewal.config, actor, players)["judge"]
         record["players"] = {**record["players"], "judge": judges}
     return record
-
-
-def edited_prompts(folder: Path) -> Path | None:
-    """The templates that a rescored run was judged with; None where they were the task's own."""
-    prompts = folder / PROMPTS
-    return prompts if templates_in(prompts) else None
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:

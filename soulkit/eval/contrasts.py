@@ -183,12 +183,11 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         for live, side in zip((pair.live_a, pair.live_b), played, strict=True)
         if live is not None
     ]  # fmt: skip
-    paired = _jackknifed(name, batches[0], batches[1])
-    counts = {"n_shared": len(in_both), "n_only_a": len(scored[0] - in_both),
-              "n_only_b": len(scored[1] - in_both)}  # fmt: skip
-    return Contrast(
-        metric=name, paired=replace(paired, **counts), n_a=len(played[0]), n_b=len(played[1])
-    )
+    paired = replace(
+        _jackknifed(name, batches[0], batches[1]), n_shared=len(in_both),
+        n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
 
 
 def _lost(record: Record) -> Record:

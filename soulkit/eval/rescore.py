@@ -48,6 +48,7 @@ from soulkit.eval.summary import (
     records_by_task,
     summarise,
 )
+from soulkit.eval.templates import PROMPTS, copy_prompts, put_prompts
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss, Totals
@@ -241,6 +242,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
     """
     config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
+    put_prompts([part.task for part in work], path / PROMPTS)
 
     def cast(ledger: Ledger) -> Cast:
         actor = Absent(config.model) if config.kind == "local" else None
@@ -406,6 +408,7 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
     command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
     keep_provenance(run, rescored(recorded.path, recorded.rows))
+    copy_prompts(recorded.path / PROMPTS, run.path)
     done = write_rescored(recorded, run, records, misses=misses, shown=folder)
     aside.replace(folder.resolve())
     return done

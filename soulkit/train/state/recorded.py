@@ -12,6 +12,7 @@ from pathlib import Path
 from soulkit.eval.batch import task_scales
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
+from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
@@ -39,6 +40,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         return cast_of(config, players, Player(actor), config.seed)
 
     rows = _rows(config)
+    put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
 
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
