@@ -17,17 +17,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
-from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
+from soulkit.models.roles.config import UNSAID, RolesConfig
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.settings import PlayConfig, chosen_rows
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
+    from soulkit.play.gaps import Gap
     from soulkit.play.plan import Work
     from soulkit.tasks.base import Task
     from soulkit.tasks.registry import Registry, TaskSpec
+
+WHOLE_BENCHMARK = "soul-27"
+"""The suite that is meant where a served model is evaluated and nothing else is named."""
 
 
 class EvalConfig(PlayConfig):
@@ -68,6 +73,7 @@ class EvalConfig(PlayConfig):
         section="Task and model",
         complete="suites",
         metavar="SUITE",
+        unset=f"{WHOLE_BENCHMARK} for a served model",
         help="A named list of tasks instead.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
@@ -145,8 +151,10 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="before")
     @classmethod
     def _addressed(cls, raw: Any) -> Any:
-        served = isinstance(raw, Mapping) and raw.get("kind") == "api"
-        return addressed(raw) if served else raw
+        if not isinstance(raw, Mapping) or raw.get("kind") != "api":
+            return raw
+        whole = not (raw.get("tasks") or raw.get("suite"))
+        return addressed(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -228,6 +236,31 @@ def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
     registry = eval_registry(config)
+    names = _named_tasks(config, registry)
+    registry.refuse_rows_only(names, config.suite)
+    return [_work(registry.task(name, config.protocol), config) for name in names]
+
+
+def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
+    """The tasks that can be played, with their examples, and what is missing of the others."""
+    from soulkit.play.gaps import Gap, unplayable_gaps
+
+    work: list[Work] = []
+    names = _named_tasks(config, registry)
+    gaps = unplayable_gaps(registry, names, config.suite)
+    for name in names:
+        if registry.spec(name).rows_only:
+            continue
+        try:
+            work.append(_work(registry.task(name, config.protocol), config))
+        except DataError as error:
+            way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
+            gaps.append(Gap("rows", name, way, error))
+    return work, gaps
+
+
+def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
+    """The tasks to play; ConfigError for rows of another one."""
     names = task_names(config, registry)
     for name in config.data:
         if name != "*" and name not in names:
@@ -236,8 +269,7 @@ def load_work(config: EvalConfig) -> list[Work]:
                 "They would be ignored, and the task they were meant for might have none.",
                 did_you_mean(name, names),
             )
-    registry.refuse_rows_only(names, config.suite)
-    return [_work(registry.task(name, config.protocol), config) for name in names]
+    return names
 
 
 def load_rows(config: EvalConfig) -> list[Work]:

@@ -34,7 +34,7 @@ from soulkit.eval.summary import Cell, Summary, metric_values, records_by_task, 
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
-from soulkit.models.roles.players import RolesConfig
+from soulkit.models.roles.config import RolesConfig
 from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
@@ -176,6 +176,7 @@ async def _scored_again(
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
     task, example = recorded.rows[record.example_id]
+    players = players.in_task(task.name)
     if recorded.sampling is not None:
         actor = replace(players.actor, sampling=recorded.sampling(task))
         players = replace(players, actor=actor)
