@@ -231,7 +231,9 @@ def _check_run(folder: Path, view: Any, findings: Findings) -> None:
 
 def _over_http(settings: dict[str, Any]) -> bool:
     """Whether every judge of a run is an endpoint: others leave nothing in a ledger."""
-    judges = settings.get("judge") or []
+    alone = [t for t in (settings.get("task_players") or {}).values() if isinstance(t, dict)]
+    named = [one.get(role) or [] for one in (settings, *alone) for role in ("judge", "auditor")]
+    judges = [judge for several in named for judge in several]
     kinds = [judge.get("kind", "endpoint") for judge in judges if isinstance(judge, dict)]
     actor_too = settings.get("kind") == "api"
     return bool(kinds) and all(k == "endpoint" or (k == "actor" and actor_too) for k in kinds)

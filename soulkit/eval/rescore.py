@@ -52,7 +52,8 @@ from soulkit.eval.templates import PROMPTS, copy_prompts, put_prompts
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss, Totals
-from soulkit.models.roles.players import Players, RolesConfig
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players
 from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
@@ -212,6 +213,7 @@ async def judged_again(
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
     task, example = recorded.rows[record.example_id]
+    players = players.in_task(task.name)
     if recorded.sampling is not None:
         actor = replace(players.actor, sampling=recorded.sampling(task))
         players = replace(players, actor=actor)
