@@ -178,7 +178,8 @@ def test_what_a_summary_says_of_its_origin(played: Path, server: ScriptedServer)
     (judge,) = origin["players"]["judge"]
     assert (judge["model"], judge["address"]) == ("j", server.base_url)
     assert origin["actor"]["model"] == "m" and origin["actor"]["address"] == server.base_url
-    assert origin["tasks"]["sotopia"]["sampling"]["max_tokens"] and origin["panel"]["samples"] == 1
+    assert origin["tasks"]["sotopia"]["sampling"]["max_tokens"]
+    assert origin["panel"]["combine"] == "mean"
     assert origin["prompts"]["sotopia"]["judge"] and origin["protocol"] == "paper"
     assert (
         origin["versions"]["soulkit"] and origin["dates"]["finished"] >= origin["dates"]["started"]
