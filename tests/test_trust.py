@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from soulkit.eval.config import EvalConfig
-from soulkit.models.roles.players import RoleSettings
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.seals import state_folder
 from soulkit.train.config import TrainConfig
 from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of

@@ -24,7 +24,17 @@ from rich.table import Table
 
 from soulkit.text import one_line, sanitise
 
-__all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
+__all__ = [
+    "Bar",
+    "ask_user",
+    "console",
+    "duration",
+    "err",
+    "one_line",
+    "out",
+    "print_json",
+    "progress",
+]
 __all__ += ["safe", "sanitise", "say_unsealed", "size", "table"]
 
 PLAIN_EVERY = 5.0
@@ -54,6 +64,15 @@ err = _make(stderr=True)
 def console(json: bool = False) -> Console:
     """Where tables go: stdout, or stderr when stdout is kept for JSON."""
     return err if json else out
+
+
+def ask_user() -> Callable[[str], bool] | None:
+    """What puts a question with yes or no to the user; None where nobody sits at a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return lambda question: (
+        err.input(f"{escape(question)} \\[y/N] ").strip().lower() in ("y", "yes")
+    )
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
+from soulkit.cli.console import (
+    Bar,
+    ask_user,
+    console,
+    duration,
+    err,
+    print_json,
+    progress,
+    say_unsealed,
+)
 from soulkit.cli.derive import (
     Derived,
     Option,
@@ -127,25 +136,29 @@ def group() -> None:
 def _train(method: str, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
+    from soulkit.train.material.assemble import gather_material
     from soulkit.train.material.feasible import weightless
     from soulkit.train.objectives.registry import overruled
     from soulkit.train.planning import training_plan
-    from soulkit.train.run import train
+    from soulkit.train.run import prepare_training, refuse_untrainable, train
 
     if remark := overruled(method):
         _say(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
-        show_plan(training_plan(config), values["json"])
-        for server in config.servers():
+        material = gather_material(config, asking=False)
+        show_plan(training_plan(material.config, material), values["json"])
+        for server in material.config.servers():
             _say(server)
         return
     out = values["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
+    refuse_untrainable(config)
+    material = prepare_training(config, out, _say, ask_user())
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say)
+        summary = train(config, out, step_shower(bar), _say, material)
     say_unsealed()
     if values["json"]:
         print_json(summary.to_json())
@@ -238,7 +251,7 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
-    from soulkit.train.ablate import parse_arms, plan_arms, run_all
+    from soulkit.train.ablate import confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(values["methods"] or TEN)
@@ -255,6 +268,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
         show_plan(comparison_plan(runs), values["json"])
         return
     _say(f"{len(runs)} runs in {out}")
+    runs = confirm_runs(runs, _say, ask_user())
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:

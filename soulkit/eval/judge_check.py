@@ -35,7 +35,9 @@ from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Players, RolesConfig, RoleSettings
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.engine import gather
 from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
@@ -52,8 +54,8 @@ AskOnce = Callable[[], Awaitable[bool]]
 """Asks one thing; False when there was no answer."""
 
 UNREAD = frozenset(
-    {"model", "adapter", "base_url", "api_key_env", "partner", "environment", "prices",
-     "ledger_file"}
+    {"model", "adapter", "base_url", "api_key_env", "partner", "environment",
+     "auditor", "prices", "ledger_file"}
 )  # fmt: skip
 """What an evaluation was told that no check of its judge acts on."""
 
@@ -111,8 +113,10 @@ class Check:
         TrustError when it is not known to be the user's own, unless `trust`.
         """
         folder = Path(config.run)
-        source = source_of(folder, trust=trust, unread={"judge"} if config.judge else ())
-        judges = _distinct_judges(config.judge) or _distinct_judges(source.judge)
+        source = source_of(
+            folder, trust=trust, unread={"judge", "task_players"} if config.judge else ()
+        )
+        judges = _distinct_judges(config.judge) or _judges_of(source)
         if not judges:
             raise unfilled("judge")
         if len(judges) < len(config.judge):
@@ -141,7 +145,8 @@ class Check:
 
     def plan(self) -> dict[str, int]:
         """Calls at most, without the questions that have to be put again."""
-        per_episode = sum(s.task.calls(s.example).get("judge", 0) for s in self.seen)
+        calls_of = [s.task.calls(s.example) for s in self.seen]
+        per_episode = sum(of.get("judge", 0) + of.get("auditor", 0) for of in calls_of)
         judges = len(self.config.judge)
         calls = judges * self.config.samples * per_episode
         compared = judges * 2 * len(self.couples)
@@ -157,12 +162,18 @@ class Check:
         """Name → judge, sampled as the evaluation does unless a temperature was given."""
         made = []
         for settings in self.config.judge:
-            player = players.player("judge", settings, self.config.seed, self.source.judge_samples)
+            samples = self.source.judge_samples or 1
+            player = players.player("judge", settings, self.config.seed, samples)
             if self.config.temperature is not None:
                 sampling = replace(player.sampling, temperature=self.config.temperature)
                 player = replace(player, sampling=sampling)
             made.append(player)
         return dict(zip(judge_names(made), made, strict=True))
+
+
+def _judges_of(source: EvalConfig) -> tuple[RoleSettings, ...]:
+    """Whoever judged in any task of an evaluation."""
+    return tuple(who for role, who in source.players() if role == "judge")
 
 
 def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:

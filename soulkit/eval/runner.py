@@ -23,16 +23,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.batch import summary_terms
-from soulkit.eval.config import EvalConfig, left_out, load_work
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
+from soulkit.eval.planning import evaluation_plan
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    with_rows,
+)
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
+from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Work
+from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
 from soulkit.types import Record, record_key
 
@@ -63,16 +74,18 @@ def run_eval(
     *,
     bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None,
+    ask: AskUser | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
-    is taken up, else a new folder made. `say` gets remarks such as rows that were left out.
+    is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
+    `ask` confirms what a run costs where settings do not.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
     say = say or _silent
-    work = prepare_work(config, say)
+    config, work = prepare(config, say)
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
@@ -81,6 +94,7 @@ def run_eval(
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
+    _confirm(config, work, run, say, ask)
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
         check_prompt_lengths(model, work, config)
@@ -96,10 +110,19 @@ def run_eval(
         return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger))
 
 
-def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
-    """The work of a configuration, with the checks that need no model."""
-    work = load_work(config)
-    check_work_roles(work, config.filled())
+def prepare(
+    config: EvalConfig, say: Callable[[str], None] | None = None, *, asking: bool = True
+) -> tuple[EvalConfig, list[Work]]:
+    """The configuration with everybody in their seats, and its work; with the checks that need no
+    model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
+    """
+    registry = eval_registry(config)
+    work, gaps = work_and_gaps(config, registry)
+    config = seated(config, work, registry)
+    gaps += role_gaps(work, config)
+    if asking and config.ledger != "replay":
+        gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
+    refuse_gaps(gaps, lambda: evaluation_plan(config, work) if work else None)
     if config.playable and say:
         for task, why in left_out(config, work).items():
             say(f"left out of {config.suite}: {task}: {why}")
@@ -110,7 +133,21 @@ def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -
                 f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
                 f"{first.source}: {first.why}"
             )
-    return work
+    return config, work
+
+
+def _confirm(
+    config: EvalConfig, work: Sequence[Work], run: Run | None, say: Callable[[str], None],
+    ask: AskUser | None,
+) -> None:  # fmt: skip
+    """Have the cost of what is left to play confirmed."""
+    if config.ledger == "replay" or not pays(config):
+        return
+    if run is not None:
+        waiting = {job.example.id for job in jobs_left(run, work, config.repeats)}
+        rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
+        work = [replace(w, examples=left) for w, left in rows if left]
+    confirm_cost(evaluation_plan(config, work), config, say, ask)
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
@@ -121,7 +158,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
 def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
-    return with_rows(provenance(config, players, work, actor, sampling), work)
+    record = with_rows(provenance(config, players, work, actor, sampling), work)
+    return {"actor": measured_model(config.model_dump(), players.actor), **record}
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -155,7 +193,7 @@ def eval_players(
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    players = Players(ledger, local, lambda path: _checkpoint(path, config), calls, endpoints)
+    players = Players(ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints)
     if local is None:
         players.actor = players.model("actor", config.endpoint())
     return players
@@ -169,10 +207,11 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
-    return _checkpoint(config.model, config, Path(config.adapter) if config.adapter else None)
+    return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
 
 
-def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+def checkpoint_model(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
     from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
@@ -268,7 +307,8 @@ async def run_evaluation(
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
     """
-    check_work_roles(work, players.filled())
+    for part in work:
+        check_work_roles([part], players.in_task(part.task.name).filled())
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
@@ -295,7 +335,7 @@ async def run_evaluation(
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
         summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 
@@ -303,7 +343,8 @@ async def _play_part(
     part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
 ) -> None:
     sampling = config.sampling(part.task.spec)
-    table = replace(players, actor=replace(players.actor, sampling=sampling))
+    cast = players.in_task(part.task.name)
+    table = replace(cast, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
     jobs_of_task = [job for job in jobs if job.task is part.task]

@@ -14,7 +14,7 @@ from pydantic import field_validator
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
-from soulkit.models.roles.players import RolesConfig
+from soulkit.models.roles.config import RolesConfig
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What `soul compare` prints: one row a task, then what qualifies the table."""
+"""What `soul compare` prints: a row for each task, means of the suite, gates, and remarks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,48 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from soulkit.eval.compare import Comparison, TaskDifference
+    from soulkit.eval.gates import GateResult
+    from soulkit.eval.suite_contrasts import MeanDifference
     from soulkit.metrics.comparisons import PairedDifference
+
+_HEADS = ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared", "clusters")
 
 
 def comparison_parts(result: Comparison) -> list[RenderableType]:
     """The table of differences and its notes: rich renderables, top to bottom."""
     from rich.text import Text
 
+    head = f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}"
     shown: list[RenderableType] = [
-        Text(f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}")
+        Text(f"{head}\nsuite  {one_line(result.suite)}" if result.suite else head)
     ]
     table = plain_table()
     table.add_column("task")
-    for head in ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared", "clusters"):
-        table.add_column(head, justify="right", no_wrap=True)
+    for name in _HEADS:
+        table.add_column(name, justify="right", no_wrap=True)
     for task in result.tasks:
-        table.add_row(*map(literal_text, _comparison_row(task)))
+        table.add_row(*map(literal_text, _task_row(task)))
+    for mean in result.means:
+        table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
     shown.append(table)
+    shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
+    return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
+
+
+def gate_text(result: GateResult) -> str:
+    """`gate sotopia/secret>=-0.2: pass, −0.050 [−0.120 to 0.020] (secret, 450 episodes)`."""
+    interval = interval_text(result.low, result.high)
+    where = f"{signed(result.difference)} [{interval}]" if interval != DASH else "no interval"
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
+
+
+def signed(value: float | None) -> str:
+    """A difference, with a plus where it is above zero."""
+    return ("+" if value is not None and value > 0 else "") + number(value)
+
+
+def _notes(result: Comparison) -> list[str]:
     notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
     notes += [f"beside the difference: {line}" for line in result.remarks]
     notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
@@ -39,27 +64,12 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
         for t in result.tasks
         if t.paired.n_only_a or t.paired.n_only_b
     ]
-    notes += [
+    for mean in result.means:
+        notes += [_signs(mean)]
+    return [
+        *notes,
         "A, B and the difference are over the shared episodes, those both runs scored.",
         "p belongs to the interval beside it; p (Holm) is adjusted for the number of tasks.",
-    ]
-    return [*shown, *(Text(one_line(note), style="dim") for note in notes)]
-
-
-def _comparison_row(task: TaskDifference) -> list[str]:
-    pair = task.paired
-    difference = number(pair.difference)
-    plus = "+" if pair.difference is not None and pair.difference > 0 else ""
-    return [
-        one_line(task.task),
-        number(pair.mean_a),
-        number(pair.mean_b),
-        plus + difference,
-        interval_text(pair.ci_low, pair.ci_high),
-        number(pair.p, 4),
-        number(task.p_holm, 4),
-        str(pair.n_shared),
-        _clusters(pair),
     ]
 
 
@@ -69,3 +79,43 @@ def _clusters(pair: PairedDifference) -> str:
         return DASH
     remark = interval_remark(pair.n_clusters, pair.method)
     return remark.replace(" clusters", "").replace(" cluster", "")
+
+
+def _signs(mean: MeanDifference) -> str:
+    """`COG: 2 of 3 members better, 1 worse`, and what is missing with the bounds that it leaves."""
+    counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
+    if not mean.missing:
+        return counted
+    bounds = "" if mean.worst is None else f", between {interval_text(mean.worst, mean.best)}"
+    return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
+
+
+def _task_row(task: TaskDifference) -> list[str]:
+    pair = task.paired
+    name = task.task if task.metric == "value" else f"{task.task} {task.metric}"
+    return [
+        one_line(name),
+        number(pair.mean_a),
+        number(pair.mean_b),
+        signed(pair.difference),
+        interval_text(pair.ci_low, pair.ci_high),
+        number(pair.p, 4),
+        number(task.p_holm, 4),
+        str(pair.n_shared),
+        _clusters(pair),
+    ]
+
+
+def _mean_row(mean: MeanDifference) -> list[str]:
+    pair = mean.paired
+    return [
+        f"{mean.name} ({mean.level})",
+        number(pair.mean_a),
+        number(pair.mean_b),
+        signed(pair.difference),
+        interval_text(pair.ci_low, pair.ci_high),
+        number(pair.p, 4),
+        DASH,
+        str(pair.n_shared),
+        _clusters(pair),
+    ]

@@ -23,6 +23,7 @@ from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.grid import Grid, suite_grid
 from soulkit.report.load import RunData
+from soulkit.report.origins import origin_text
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable
 from soulkit.text import one_line
@@ -83,6 +84,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None =
         title=" · ".join(names),
         version=__version__,
         runs=runs,
+        origin_text=origin_text,
         table=table,
         suite=suite,
         rows=_result_rows(runs),

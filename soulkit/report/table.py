@@ -16,6 +16,7 @@ from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_n
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.load import RunData
+from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
 from soulkit.train.state.lines import Alarm, StepLine
@@ -91,6 +92,7 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
             **(run.summary.to_json() if run.summary else {}),
             "kind": run.kind,
             "finished": run.summary is not None,
+            "provenance": dict(run.provenance),
             **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
     return {
@@ -111,6 +113,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
         ("answers", answers_text(summary)),
+        *origin_facts(run.provenance),
     ]
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
@@ -425,7 +428,7 @@ def run_head(run: RunData) -> RenderableType:
 
 
 def _facts_line(run: RunData) -> str:
-    labelled = ("steps", "cost")
+    labelled = ("steps", "cost", *ROLES, "rows", "revision")
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
 

@@ -18,7 +18,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -26,6 +26,7 @@ from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
 from soulkit.eval.likeness import condition_differences, grouped
 from soulkit.keys import printable
+from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -191,10 +192,11 @@ def plan_arms(
             planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in planned:
         refuse_unplayable(run.config)
+    planned = seat_arms(planned)
+    for run in planned:
         refuse_other_settings(run)
     if not force_mixed:
         refuse_unlike(planned[: len(arms)])
-    refuse_feedbackless(planned)
     return planned
 
 
@@ -271,19 +273,41 @@ def run_all(
     return states
 
 
-def refuse_feedbackless(runs: Sequence[Planned]) -> None:
-    """What else is wrong with an arm is its own, and recorded when its turn comes."""
+def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
+    """The runs with everybody in their seats; NoFeedback for an arm that can have none.
+
+    What else is wrong with an arm is its own, and recorded when its turn comes.
+    """
     from soulkit.train.material.assemble import gather_material
     from soulkit.train.material.feasible import NoFeedback
 
-    first = {run.arm.spelling: run.config for run in reversed(runs)}
-    for config in first.values():
+    seats: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        spelling = run.arm.spelling
+        if spelling in seats:
+            continue
         try:
-            gather_material(config)
+            config = gather_material(run.config, asking=False).config
         except NoFeedback:
             raise
         except UserError:
-            continue
+            config = run.config
+        seats[spelling] = {"task_players": config.task_players, "coach": config.coach}
+    return [
+        replace(run, config=run.config.model_copy(update=seats[run.arm.spelling])) for run in runs
+    ]
+
+
+def confirm_runs(
+    runs: Sequence[Planned], say: Callable[[str], None], ask: AskUser | None
+) -> list[Planned]:
+    """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
+    from soulkit.train.planning import comparison_plan
+
+    left = [run for run in runs if not is_finished(run)]
+    if any(pays(run.config) for run in left):
+        confirm_cost(comparison_plan(left), left[0].config, say, ask)
+    return [replace(run, config=run.config.model_copy(update={"yes": True})) for run in runs]
 
 
 def is_finished(run: Planned) -> bool:

@@ -18,7 +18,8 @@ from soulkit.eval.rescore import recorded_eval
 from soulkit.models.api.address import OPENAI_URL, as_recorded
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Players, RoleSettings
+from soulkit.models.roles.players import Players
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.folder import read_config
 from soulkit.train.config import TrainConfig
 from tests.support.evaluation import oracle, paid, soul, three_lines

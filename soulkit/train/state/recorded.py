@@ -12,7 +12,8 @@ from pathlib import Path
 from soulkit.eval.batch import task_scales
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
-from soulkit.models.base import Cast, Player
+from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
+from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.settings import tasks_in
@@ -40,6 +41,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         return cast_of(config, players, Player(actor), config.seed)
 
     rows = _rows(config)
+    put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
 
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
@@ -52,8 +54,15 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
         rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=cast, sampling=None, summary=summary, grouped=True,
+        cast=cast, sampling=None, summary=summary, config=config, seed=config.seed,
+        actor=lambda: Absent(config.model), load=_load_checkpoint, grouped=True,
     )  # fmt: skip
+
+
+def _load_checkpoint(model: str) -> ChatModel:
+    from soulkit.models.local.sampler import LocalModel
+
+    return LocalModel.load(model)
 
 
 def _kind(path: Path, trust: bool) -> type[TrainConfig]:
