@@ -25,6 +25,7 @@ from soulkit.metrics.comparisons import (
     jackknife_difference,
     paired_difference,
 )
+from soulkit.metrics.intervals import Interval
 from soulkit.runs.records import drafts
 from soulkit.types import Failure, Record, unscored
 
@@ -59,17 +60,15 @@ class TaskPair:
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
-    def span(self, metric: str) -> float | None:
-        """Highest minus lowest value of a metric; None where nobody can tell."""
+    def scale(self, metric: str) -> Interval | None:
+        """The lowest and highest value of a metric; None where nobody can tell."""
         declared = self.live_a or self.live_b
         if declared is None:
             return None
-        scale = declared.spec.metric
-        base = metric.partition("/")[0]
-        if base in ("", HEADLINE, VALUE, scale.headline):
-            return scale.high - scale.low
-        low, high = scale.scales.get(metric, (0.0, 0.0))
-        return high - low or None
+        terms = declared.spec.metric
+        if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
+            return terms.low, terms.high
+        return terms.scales.get(metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,9 @@ def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
     records = [r for r, _ in (*values_a, *values_b)]
     clusters: dict[Hashable, Hashable] = {_key(r): cluster_of(r) for r in records}
     paired = paired_difference(
-        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters
-    )
+        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters,
+        scale=pair.scale(name),
+    )  # fmt: skip
     return Contrast(metric=name, paired=paired, n_a=len(values_a), n_b=len(values_b))
 
 
@@ -184,7 +184,7 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         if live is not None
     ]  # fmt: skip
     paired = replace(
-        _jackknifed(name, batches[0], batches[1]), n_shared=len(in_both),
+        _jackknifed(name, batches[0], batches[1], pair.scale(name)), n_shared=len(in_both),
         n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
     )  # fmt: skip
     return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
@@ -194,9 +194,12 @@ def _lost(record: Record) -> Record:
     return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
 
 
-def _jackknifed(name: str, a: LeaveOneOut, b: LeaveOneOut) -> PairedDifference:
+def _jackknifed(
+    name: str, a: LeaveOneOut, b: LeaveOneOut, scale: Interval | None
+) -> PairedDifference:
     """The two numbers and their difference, less one cluster after the other."""
     paired = jackknife_difference(
-        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts
-    )
+        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts,
+        scale=scale,
+    )  # fmt: skip
     return replace(paired, n_clusters=a.n_clusters)
