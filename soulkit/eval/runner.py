@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, eval_registry, work_and_gaps
+from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
@@ -115,7 +116,8 @@ def prepare(
     gaps += role_gaps(work, config)
     if asking and config.ledger != "replay":
         gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
-    refuse_gaps(gaps, lambda: evaluation_plan(config, work) if work else None)
+    there = [part for part in work if part.examples]
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -322,7 +324,9 @@ async def run_evaluation(
     records = [scored[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
-        summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
+        tasks = {example.id: part.task.name for part in work for example in part.examples}
+        unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
+        summary = replace(summary, unpriced_calls=unpriced, costs=costs)
     run.write_summary(summary.to_json())
     return summary
 

@@ -89,6 +89,9 @@ class Summary:
     unpriced_calls: int = 0
     """Calls that `cost` leaves out, because they have no price."""
     rescored_from: str = ""
+    costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
+    whoever was asked over HTTP."""
 
     def to_json(self) -> dict[str, Any]:
         line = {one.name: getattr(self, one.name) for one in fields(Summary)}
@@ -96,7 +99,7 @@ class Summary:
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = ("unpriced_calls", "rescored_from")
+        sparse = ("unpriced_calls", "rescored_from", "costs")
         return {name: value for name, value in line.items() if value or name not in sparse}
 
     @classmethod
@@ -120,7 +123,17 @@ class Summary:
             prompts=_members(line.get("prompts")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
+            costs=_costs(line.get("costs")),
         )
+
+
+def _costs(value: object) -> dict[str, dict[str, dict[str, Any]]]:
+    """Costs by task and role of a file of any age."""
+    return {
+        task: {role: one for role, one in roles.items() if isinstance(one, dict)}
+        for task, roles in _members(value).items()
+        if isinstance(roles, dict)
+    }
 
 
 def _number(value: object) -> float | None:

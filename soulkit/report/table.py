@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.summary import Cell, Summary
 from soulkit.report.alike import NOT_ALIKE, unlike_pairs
+from soulkit.report.costs import cost_by_role
 from soulkit.report.load import RunData
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
@@ -105,6 +106,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("steps", steps),
         ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
+        ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
     ]
     if isinstance(summary, TrainSummary):
