@@ -116,10 +116,11 @@ class Check:
 
         TrustError when it is not known to be the user's own, unless `trust`.
         """
+        if config.task_players:
+            raise _for_one_task()
         folder = Path(config.run)
-        source = source_of(
-            folder, trust=trust, unread={"judge", "task_players"} if config.judge else ()
-        )
+        unread = {"judge", "task_players"} if config.judge else ()
+        source = source_of(folder, trust=trust, unread=unread)
         judges = _distinct_judges(config.judge) or _judges_of(source)
         if not judges:
             raise unfilled("judge")
@@ -193,6 +194,14 @@ def _judges_of(source: EvalConfig) -> tuple[RoleSettings, ...]:
 def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
     """The judges without those who are another one again."""
     return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
+
+
+def _for_one_task() -> ConfigError:
+    return ConfigError(
+        "A judge is named for one task, and a check asks every judge about all of them.",
+        "Its judges are compared with each other on the same episodes.",
+        "Write --judge WHO.",
+    )
 
 
 def _twice() -> ConfigError:

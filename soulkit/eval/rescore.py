@@ -352,6 +352,7 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
     after = replace(
         recorded.summary(records, before.seconds or 0.0, before.cost),
         unpriced_calls=before.unpriced_calls,
+        costs=before.costs,
         rescored_from=str(recorded.path),
     )
     run.write_summary(after.to_json())
@@ -386,7 +387,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in before.tasks.items():
         batch = {name: cell for name, cell in cells.items() if cell.method == "batch"}
         tasks[task] = {**tasks.get(task, {}), **batch}
-    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
 
 
 def _differs(old: Record, new: Record) -> bool:
