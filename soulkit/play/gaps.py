@@ -59,7 +59,7 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
         return
     whole = plan()
     cost = cost_words(whole) if whole is not None and whole.paid else ""
-    if len(fatal) == 1:
+    if len(gaps) == 1:
         error = fatal[0].error
         if cost:
             error.what = f"Cost {cost}. {error.what}"
@@ -71,7 +71,7 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
     raise NotReady(
-        f"{head}{len(fatal)} things are missing: {'; '.join(parts)}.",
+        f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
         "Nothing is asked, loaded or written before all of it is there.",
         f"{'; '.join(dict.fromkeys(gap.way.format(','.join(names[gap.kind])) for gap in gaps))}.",
     )
@@ -104,17 +104,16 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
 
 
 def model_gaps(model: str) -> list[Gap]:
-    """A checkpoint that is not on this machine: told beside what is fatal, since whoever loads it
-    may download it, and says more where it cannot."""
-    place = Path(model).expanduser()
-    if place.exists() or _in_cache(model):
-        return []
+    """A model of the hub that is not on this machine: told beside what is fatal, since whoever
+    loads it downloads it. Of a folder that is not there whoever loads it says more."""
     remote = model.count("/") == 1 and not model.startswith(("/", ".", "~"))
-    way = f"download it: hf download {model}" if remote else f"check the path '{model}'"
+    if not remote or Path(model).exists() or _in_cache(model):
+        return []
+    way = f"download the model: hf download {model}"
     error = ModelLoadError(
-        f"There is no folder '{model}'.",
-        "It does not read like a model of the hub either.",
-        "Check the path, or name a hub model as owner/name.",
+        f"The model '{model}' is not on this machine.",
+        "It would be downloaded first.",
+        f"Run: hf download {model}",
     )
     return [Gap("model", f"{model} on this machine", way, error, fatal=False)]
 

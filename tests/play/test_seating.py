@@ -230,3 +230,19 @@ def test_a_served_model_without_tasks_means_the_whole_benchmark() -> None:
         EvalConfig.load(env={}, flags={"kind": "local", "model": "m"})
     bare = TrainConfig.load(env={}, flags={"method": "ditto", "tasks": {"tomi": 1.0}})
     assert bare.model == "Qwen/Qwen3-VL-8B-Instruct"
+
+
+def test_training_names_rows_keys_and_the_model_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    settings = TrainConfig.load(env={}, flags={"method": "ditto", "tasks": {"sotopia": 1.0}})
+    with pytest.raises(NotReady) as caught:
+        gather_material(settings, asking=True)
+    what, _, way = caught.value.lines()
+    assert what.startswith("Cost unknown without rows. 3 things are missing: no rows of sotopia;")
+    assert "coach gpt-5-nano" in what and "no model Qwen/Qwen3-VL-8B-Instruct" in what
+    assert "--split train" in way and "hf download Qwen/Qwen3-VL-8B-Instruct" in way
