@@ -486,7 +486,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in before.tasks.items():
         batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
-    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
 
 
 def _differs(old: Record, new: Record) -> bool:

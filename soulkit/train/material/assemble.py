@@ -20,10 +20,10 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.gaps import Gap, key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import seated
-from soulkit.play.settings import chosen_rows
+from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
-from soulkit.tasks.loading import examples_for
+from soulkit.tasks.loading import NoRows, examples_for
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy
@@ -49,22 +49,22 @@ class Material:
     """The method, made once; None in supervised training."""
 
 
-def gather_material(config: TrainConfig, *, asking: bool = True) -> Material:
+def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
 
-    Whoever only plans (`asking` is False) needs neither keys nor the model.
+    Keys and the model are looked for where players are going to be asked (`asking`).
     """
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
-    tasks = live_tasks(registry, config.tasks, config, training=True)
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
         check_settings(config, objective)
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
-    work = [Work(tasks[name], rows) for name, rows in rows_by_task.items()]
+    work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     config = seated(config, work, registry, coached=coached)
     if config.method != "sft":
         gaps += role_gaps(work, config)
@@ -111,7 +111,7 @@ def rows_and_gaps(
     for name, task in tasks.items():
         try:
             rows[name] = chosen_rows(training_rows(task, config), config, name)
-        except DataError as error:
+        except NoRows as error:
             way = "rows: soul data pull --task {} --split train, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return rows, gaps
