@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig

@@ -441,6 +441,7 @@ def write_rescored(
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
         unpriced_calls=before.unpriced_calls + unpriced,
+        costs=before.costs,
         rescored_from=str(recorded.path),
     )
     run.write_summary(with_origin(run.path, after.to_json()))
