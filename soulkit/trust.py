@@ -31,7 +31,7 @@ RUN_FILES = (
     *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
     "judgements.jsonl",
 )
-PLAYERS = frozenset({"partner", "environment", "judge", "coach", "blind_reader"})
+PLAYERS = frozenset({"partner", "environment", "judge", "auditor", "coach", "blind_reader"})
 GROUPS = frozenset({"data", "roles", "endpoints"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})

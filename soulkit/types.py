@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Role = Literal["actor", "partner", "environment", "judge", "coach"]
+Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach"]
 """What a live model does at the table; a Cast fills roles with models."""
 
 Kind = Literal["draft", "refined", "gold"]

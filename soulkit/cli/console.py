@@ -24,7 +24,17 @@ from rich.table import Table
 
 from soulkit.text import one_line, sanitise
 
-__all__ = ["Bar", "console", "duration", "err", "one_line", "out", "print_json", "progress"]
+__all__ = [
+    "Bar",
+    "ask_user",
+    "console",
+    "duration",
+    "err",
+    "one_line",
+    "out",
+    "print_json",
+    "progress",
+]
 __all__ += ["safe", "sanitise", "say_unsealed", "size", "table"]
 
 PLAIN_EVERY = 5.0

@@ -19,8 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.options import COMPLETERS, CONFIG, DRY_RUN, JSON, OUT, SET, TRUST, ratios
+from soulkit.cli.options import (
+    COMPLETERS,
+    CONFIG,
+    DRY_RUN,
+    JSON,
+    OUT,
+    SET,
+    TRUST,
+    players_written,
+    ratios,
+)
 from soulkit.errors import ConfigError
+from soulkit.models.roles.settings import BY_TASK
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -54,7 +65,7 @@ class Option:
     required: bool = False
     """Whether a command cannot do without it; a settings file may give it, too."""
     form: str = ""
-    """Of one that may be repeated: a `list`, or `texts` or `numbers` by name."""
+    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, or `players`."""
 
     @property
     def name(self) -> str:
@@ -107,7 +118,7 @@ def _settings_options(
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
             default_text(info), metavar, facts["complete"], info.is_required(),
-            value_form(info.annotation),
+            "players" if metavar == BY_TASK else value_form(info.annotation),
         )  # fmt: skip
 
 
@@ -124,6 +135,8 @@ def _matters(
 def kind_of(annotation: Any, metavar: str | None) -> Any:
     """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
     parts = _parts(annotation)
+    if metavar == BY_TASK:
+        return list[str]
     if len(parts) == 1:
         part = parts[0]
         if typing.get_origin(part) is Literal or part in (bool, int, float):
@@ -193,6 +206,8 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
         return {option.setting: ratios(",".join(value))}
     if option.form == "texts":
         return {option.setting: tagged(option.flag, value)}
+    if option.form == "players":
+        return players_written(option.setting, value)
     if option.form == "list" and option.complete == "tasks":
         return {option.setting: listed(value)}
     return {option.setting: str(value) if isinstance(value, Path) else value}

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
+from soulkit.cli.console import (
+    ask_user,
+    err,
+    one_line,
+    out,
+    print_json,
+    progress,
+    safe,
+    say_unsealed,
+)
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
 from soulkit.cli.options import row_sources
 
@@ -62,9 +71,10 @@ def group() -> None:
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.eval.planning import evaluation_plan
-    from soulkit.eval.runner import prepare_work
+    from soulkit.eval.runner import prepare
 
-    show_plan(evaluation_plan(config, prepare_work(config, _say)), as_json)
+    config, work = prepare(config, _say, asking=False)
+    show_plan(evaluation_plan(config, work), as_json)
     for server in config.servers():
         _say(server)
 
@@ -72,7 +82,9 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.runner import run_eval
 
-    run, summary = run_eval(config, folder, bars=lambda n: progress(n, "eval"), say=_say)
+    run, summary = run_eval(
+        config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user()
+    )
     say_unsealed()
     if as_json:
         print_json(summary.to_json())

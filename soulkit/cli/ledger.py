@@ -214,6 +214,7 @@ def verify(where: Where, as_json: Json = False) -> None:
 
 
 def _check_run(folder: Path, view: Any, findings: Findings) -> None:
+    from soulkit.eval.rescore import CHANGES
     from soulkit.models.ledger.view import check_episodes
     from soulkit.runs.folder import is_run, read_config
     from soulkit.runs.records import load_records
@@ -222,13 +223,17 @@ def _check_run(folder: Path, view: Any, findings: Findings) -> None:
         return
     settings = read_config(folder)
     records = load_records(folder / "episodes.jsonl")
-    check_episodes(view, records, findings, actor=settings.get("kind") == "api",
-                   judges=_over_http(settings))  # fmt: skip
+    # Where judges were asked again, the ledger is theirs: what the actor said was paid for before.
+    judged_only = (folder / CHANGES).is_file() and settings.get("ledger") != "replay"
+    check_episodes(view, records, findings, judges=_over_http(settings),
+                   actor=settings.get("kind") == "api" and not judged_only)  # fmt: skip
 
 
 def _over_http(settings: dict[str, Any]) -> bool:
     """Whether every judge of a run is an endpoint: others leave nothing in a ledger."""
-    judges = settings.get("judge") or []
+    alone = [t for t in (settings.get("task_players") or {}).values() if isinstance(t, dict)]
+    named = [one.get(role) or [] for one in (settings, *alone) for role in ("judge", "auditor")]
+    judges = [judge for several in named for judge in several]
     kinds = [judge.get("kind", "endpoint") for judge in judges if isinstance(judge, dict)]
     actor_too = settings.get("kind") == "api"
     return bool(kinds) and all(k == "endpoint" or (k == "actor" and actor_too) for k in kinds)

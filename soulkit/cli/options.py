@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.models.roles.settings import PANELS
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
@@ -129,3 +130,22 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
             )
         rows[key] = value
     return rows
+
+
+def players_written(role: str, texts: Sequence[str] | str) -> dict[str, Any]:
+    """`WHO` and `TASK=WHO` options of a role as settings: for all tasks, and for single ones."""
+    everywhere: list[str] = []
+    alone: dict[str, list[str]] = {}
+    for text in [texts] if isinstance(texts, str) else texts:
+        task, equals, who = text.partition("=")
+        # A path or an address may hold an =, a name before it is never a form of player.
+        if equals and task.isidentifier():
+            alone.setdefault(task, []).append(who)
+        else:
+            everywhere.append(text)
+    settings = {f"task_players.{task}.{role}": who for task, who in alone.items()}
+    settings |= {role: everywhere} if everywhere else {}
+    if role in PANELS:
+        return settings
+    # As with every option that stands for one thing, the last one counts.
+    return {name: several[-1] for name, several in settings.items()}

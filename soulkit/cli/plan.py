@@ -62,18 +62,20 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 def _figures(one: PlayerLoad) -> tuple[str, ...]:
     counts = (one.calls, one.prompt_tokens, one.reply_tokens)
     costs = (one.cost, one.cost_limit)
-    return (*(f"{n:,}" for n in counts), *(_dollars(c, one) for c in costs))
+    return (*(f"{n:,}" for n in counts), *(_cost(c, one) for c in costs))
 
 
-def _dollars(cost: float | None, one: PlayerLoad | None = None) -> str:
-    if cost is None:
-        return "unknown" if one is None or one.seconds else "-"
-    return f"${cost:,.4f}" if cost < 1 else f"${cost:,.2f}"
+def _cost(amount: float | None, one: PlayerLoad) -> str:
+    from soulkit.play.costs import dollars
+
+    return "-" if amount is None and not one.seconds else dollars(amount)
 
 
 def _totals(plan: Plan) -> list[str]:
+    from soulkit.play.costs import dollars
+
     paid = plan.cost is not None or bool(plan.unpriced)
-    cost = f", cost about {_dollars(plan.cost)}, at most {_dollars(plan.cost_limit)}"
+    cost = f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
     lines = [
         f"{plan.episodes:,} episodes, {plan.calls:,} calls at most, {plan.prompt_words:,} words "
         f"in first prompts{cost if paid else ''}"

@@ -1,4 +1,4 @@
-"""`soul rescore RUN`: apply changed parsers, metrics, judges or their prompts to recorded episodes."""
+"""`soul rescore RUN`: changed parsers, metrics, judges and their prompts for recorded episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soulkit.errors import ConfigError
 if TYPE_CHECKING:
     from soulkit.eval.asking import Renewal
     from soulkit.eval.rescore import Change, Recorded, Rescored
-    from soulkit.models.roles.players import RoleSettings
+    from soulkit.models.roles.settings import RoleSettings
 
 
 class Missing(StrEnum):
@@ -80,8 +80,10 @@ def command(
         else:
             from soulkit.eval.asking import renewal_of
 
-            renewal = renewal_of(recorded, judges, prompts, out, here / "runs", max_cost=max_cost)
-            outcome = _asked(renewal, yes=yes, dry_run=dry_run, as_json=as_json)
+            renewal = renewal_of(
+                recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
+            )
+            outcome = _asked(renewal, dry_run=dry_run, as_json=as_json)
             if outcome is None:
                 return
             done = outcome
@@ -105,11 +107,12 @@ def _new_folder(recorded: Recorded, here: Path) -> Path:
     return default_run_path("rescore", sorted({r.task for r in recorded.records}), here / "runs")
 
 
-def _asked(renewal: Renewal, *, yes: bool, dry_run: bool, as_json: bool) -> Rescored | None:
+def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
     from soulkit.cli.console import ask_user, err, progress
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.asking import confirm_questions, renew, survey_of, survey_plan
+    from soulkit.eval.asking import renew, survey_of, survey_plan
+    from soulkit.play.costs import confirm_cost
 
     def say(remark: str) -> None:
         err.print(remark, markup=False, soft_wrap=True)
@@ -120,8 +123,8 @@ def _asked(renewal: Renewal, *, yes: bool, dry_run: bool, as_json: bool) -> Resc
         show_plan(plan, as_json)
         return None
     say(f"{survey.questions} questions of {len(survey.episodes)} episodes are not in the ledger")
-    confirm_questions(renewal, plan, say, None if yes else ask_user(), yes=yes)
-    for server in renewal.servers():
+    confirm_cost(plan, renewal.config, say, ask_user())
+    for server in renewal.servers() if survey.questions else ():
         say(server)
     with progress(len(renewal.recorded.records), "rescore") as bar:
         return renew(renewal, bar.advance)

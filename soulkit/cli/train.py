@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from soulkit.cli.console import Bar, console, duration, err, print_json, progress, say_unsealed
+from soulkit.cli.console import (
+    Bar,
+    ask_user,
+    console,
+    duration,
+    err,
+    print_json,
+    progress,
+    say_unsealed,
+)
 from soulkit.cli.derive import (
     Derived,
     Option,
@@ -30,6 +39,7 @@ from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
+    from soulkit.models.roles.settings import RoleSettings
     from soulkit.train.ablate import Ended, Planned
     from soulkit.train.state.lines import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
@@ -50,6 +60,8 @@ COMPARISON = (
     Option("--match", Literal["rollouts", "prompts"],
            "rollouts: methods without refined rollouts get 2G drafts, so that all sample alike; "
            "prompts: G drafts for all.", "Comparison", default="rollouts"),
+    Option("--eval-judge", str, "Scores the ends of all methods; methods may then be trained with "
+           "judges of their own.", "Comparison", metavar="WHO"),
     Option("--force-mixed", bool, "Compare methods with other judges, partners or rows all the "
            "same, and say what differs.", "Comparison"),
 )  # fmt: skip
@@ -127,26 +139,30 @@ def group() -> None:
 def _train(method: str, values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.train.config import TrainConfig
+    from soulkit.train.material.assemble import gather_material
     from soulkit.train.material.feasible import weightless
     from soulkit.train.objectives.registry import overruled
     from soulkit.train.planning import training_plan
-    from soulkit.train.run import train
+    from soulkit.train.run import prepare_training, refuse_untrainable, train
 
     if remark := overruled(method):
         _say(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
-        show_plan(training_plan(config), values["json"])
-        for server in config.servers():
+        material = gather_material(config)
+        show_plan(training_plan(material.config, material), values["json"])
+        for server in material.config.servers():
             _say(server)
         return
     out = values["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
     finished = (out / "summary.json").is_file()
+    refuse_untrainable(config)
+    material = prepare_training(config, out, _say, ask_user())
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say)
+        summary = train(config, out, step_shower(bar), _say, material)
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -255,27 +271,35 @@ def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.report.hints import shell_path, show_command
-    from soulkit.train.ablate import parse_arms, plan_arms, run_all
+    from soulkit.train.ablate import confirm_runs, parse_arms, plan_arms, run_all
+    from soulkit.train.ends import confirm_judge, judge_ends
     from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
     tasks = list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
+    judge = _eval_judge(values)
     runs = plan_arms(
         arms, out, values["config"], lambda method: settings_of(method, values),
         seeds=SEEDS if values["seeds"] is None else values["seeds"],
         match=values["match"] or "rollouts",
-        trust=values["trust"], force_mixed=values["force_mixed"],
+        trust=values["trust"], force_mixed=values["force_mixed"], judged_alike=judge is not None,
     )  # fmt: skip
     if values["dry_run"]:
         show_plan(comparison_plan(runs), values["json"])
         return
     _say(f"{len(runs)} runs in {out}")
+    if judge is not None:
+        confirm_judge(judge, runs[0].config, _say, ask_user())
+    runs = confirm_runs(runs, _say, ask_user())
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"])
+        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"],
+                        eval_judge=judge.written() if judge else "")  # fmt: skip
+    if judge is not None:
+        judge_ends(runs, judge, _say, trust=values["trust"])
     say_unsealed()
     comparison = ablation.load_ablation(out)
     page = ablation.write_ablation(comparison, out / "report")
@@ -291,6 +315,15 @@ def _ablate(values: Mapping[str, Any]) -> None:
     if failed:
         err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")
         raise typer.Exit(1)
+
+
+def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
+    from soulkit.eval.asking import judges_named
+
+    if not values["eval_judge"]:
+        return None
+    endpoints = values.get("endpoints")
+    return judges_named([values["eval_judge"]], str(endpoints) if endpoints else None)[0]
 
 
 def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:

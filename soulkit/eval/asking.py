@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import ConfigError, RunError, did_you_mean
+from soulkit.errors import ConfigError, RunError
 from soulkit.eval.keeping import alone
 from soulkit.eval.planning import voice_of
 from soulkit.eval.provenance import actor_print, keep_provenance, players_of, rescored
@@ -34,22 +33,32 @@ from soulkit.eval.rescore import (
     judged_again,
     write_rescored,
 )
+from soulkit.eval.templates import (
+    PROMPTS,
+    copy_prompts,
+    distinct_tasks,
+    put_prompts,
+    refuse_empty,
+    refuse_unused,
+    templates_in,
+)
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.api.address import checked_url, is_loopback
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.layered import LayeredLedger
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
-from soulkit.models.roles.players import Players, RolesConfig, RoleSettings, cast_of
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players, cast_of
+from soulkit.models.roles.settings import PANELS, RoleSettings, TaskPlayers
 from soulkit.play.engine import gather
 from soulkit.play.plan import AGAIN, TOKENS_PER_WORD, Plan, PlayerLoad, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import write_json
-from soulkit.types import Call, Completion, Record, Sampling, Score, Segment
+from soulkit.types import Call, Completion, Record, Sampling, Segment
 
-PROMPTS = "prompts"
-"""The folder of edited templates in a rescored run."""
 LEDGER = "ledger.sqlite"
 Advance = Callable[[int], object]
+Seat = tuple[str, str]
+"""A role and who fills it, as it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +90,8 @@ class Renewal:
 class Survey:
     """The questions that no ledger answers, by who would be asked."""
 
-    words: dict[str, list[int]] = field(default_factory=dict)
-    """Player → the words of each prompt that it was not asked yet."""
+    words: dict[Seat, list[int]] = field(default_factory=dict)
+    """Role and player → the words of each prompt that it was not asked yet."""
     episodes: set[str] = field(default_factory=set)
     """Keys of the episodes that are to be judged again."""
 
@@ -94,9 +103,9 @@ class Survey:
 class _Surveyed:
     """A player's model while nothing is asked: notes every question that a ledger lacks."""
 
-    def __init__(self, model: ChatModel, label: str, survey: Survey) -> None:
+    def __init__(self, model: ChatModel, seat: Seat, survey: Survey) -> None:
         self.model, self.name = model, model.name
-        self._label, self._survey = label, survey
+        self._seat, self._survey = seat, survey
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -105,7 +114,7 @@ class _Surveyed:
             return await self.model.complete(context, sampling, call)
         except ReplayMiss:
             words = sum(len(segment.text.split()) for segment in context)
-            self._survey.words.setdefault(self._label, []).append(words)
+            self._survey.words.setdefault(self._seat, []).append(words)
             raise
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
@@ -115,24 +124,39 @@ class _Surveyed:
         await self.model.close()
 
 
+@dataclass
+class _SurveyPlayers(Players):
+    """Players of whom a survey notes what they would be asked."""
+
+    survey: Survey = field(default_factory=Survey)
+
+    def model(self, role: str, settings: RoleSettings) -> ChatModel:
+        model = super().model(role, settings)
+        if role not in PANELS:
+            return model
+        return _Surveyed(model, (role, settings.written()), self.survey)
+
+
 # -- what is to be done ------------------------------------------------------------------------
 
 
 def renewal_of(
     recorded: Recorded, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
-    root: Path, *, max_cost: float | None = None,
+    root: Path, *, max_cost: float | None = None, yes: bool = False,
 ) -> Renewal:  # fmt: skip
     """The plan of a command; ConfigError or RunError for what cannot be done.
 
     Without `out` the folder is one in `root` whose name follows from what is asked, so that the
-    same command takes up the same folder. `max_cost` is in US dollars.
+    same command takes up the same folder. `max_cost` (US dollars) and `yes` agree to the cost.
     """
-    config = with_judges(recorded.config, judges).model_copy(update={"max_cost": max_cost})
-    if not config.judge and not any(score.verdicts for score in _scores(recorded)):
+    config = with_judges(recorded.config, judges)
+    config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
+    if not judging_players(config):
         raise unfilled("judge")
     check_rows(recorded)
-    prompts = prompts or edited_prompts(recorded.path)
-    put_prompts(recorded, prompts)
+    if prompts is not None:
+        refuse_empty(prompts)
+        put_prompts(distinct_tasks(recorded.rows), prompts)
     renewal = Renewal(
         recorded=recorded, config=config, prompts=prompts,
         out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
@@ -141,12 +165,14 @@ def renewal_of(
     return renewal
 
 
-def _scores(recorded: Recorded) -> Iterator[Score]:
-    return (record.score for record in recorded.records)
+def judging_players(config: RolesConfig) -> list[tuple[str, RoleSettings]]:
+    """Everybody who judges or audits, with their role, in all tasks or in one."""
+    return [(role, who) for role, who in config.players() if role in PANELS]
 
 
 def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesConfig:
-    """The same settings with other judges, if any are named; ConfigError for one named twice."""
+    """The same settings with other judges in every task, if any are named; ConfigError for one
+    that is named twice. An auditor stays where one was named for all tasks."""
     if not judges:
         return config
     named = [judge.model_dump_json() for judge in judges]
@@ -156,32 +182,19 @@ def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesCon
             "Equal judges would be one ledger entry, and agree with themselves by construction.",
             "Name it once.",
         )
-    return config.model_copy(update={"judge": tuple(judges)})
+    seats = {
+        task: _seats(own, judge=(), auditor=()) for task, own in config.task_players.items()
+    }  # fmt: skip
+    return config.model_copy(update={"judge": tuple(judges), "task_players": seats})
 
 
-def put_prompts(recorded: Recorded, folder: Path | None) -> None:
-    """Have the tasks of a run render the templates in `folder`; ConfigError when it holds none."""
-    if folder is None:
-        return
-    if not templates_in(folder):
-        raise ConfigError(
-            f"There is no edited prompt in '{folder}'.",
-            "--prompts names a folder with templates: judge.md, or TASK/judge.md for one task.",
-            "Copy a task's prompts/judge.md there and edit it; soul tasks show TASK says where "
-            "they lie.",
-        )
-    for task in {id(task): task for task, _ in recorded.rows.values()}.values():
-        task.prompts = task.prompts.over(folder)
-
-
-def templates_in(folder: Path) -> list[Path]:
-    """The templates of a folder of prompts, those for single tasks included."""
-    return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
+def _seats(own: TaskPlayers, **others: Any) -> TaskPlayers:
+    return own.model_copy(update=others)
 
 
 def _usual_name(recorded: Recorded, config: RolesConfig, prompts: Path | None) -> str:
     texts = [path.read_bytes().hex() for path in templates_in(prompts)] if prompts else []
-    judges = [judge.model_dump(mode="json") for judge in config.judge]
+    judges = [(role, who.model_dump(mode="json")) for role, who in judging_players(config)]
     whole = json.dumps([str(recorded.path.resolve()), judges, texts], sort_keys=True)
     mark = hashlib.sha256(whole.encode()).hexdigest()[:8]
     return f"rescore-{recorded.path.resolve().name}-{mark}"
@@ -211,7 +224,8 @@ def survey_of(renewal: Renewal) -> Survey:
     survey = Survey()
     with _held(renewal) as ledger:
         asyncio.run(_look(renewal, ledger, survey))
-    _refuse_unused(renewal)
+    if renewal.prompts is not None:
+        refuse_unused(distinct_tasks(renewal.recorded.rows), renewal.prompts)
     return survey
 
 
@@ -231,14 +245,8 @@ def _held(renewal: Renewal) -> Iterator[Ledger]:
 
 
 async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
-    players = _players(renewal, ledger, load=Absent)
+    players = _SurveyPlayers(**_terms(renewal, ledger, Absent), survey=survey)
     cast = _cast(renewal, players, Absent(str(renewal.recorded.settings.get("model", ""))))
-    labels = [judge.written() for judge in renewal.config.judge]
-    judges = tuple(
-        replace(player, model=_Surveyed(player.model, label, survey))
-        for player, label in zip(cast.judges, labels, strict=True)
-    )
-    cast = replace(cast, judges=judges)
     for record in renewal.recorded.records:
         _, miss = await judged_again(renewal.recorded, record, cast)
         await asyncio.sleep(0)  # other opinions of the same question are noted as well
@@ -247,31 +255,14 @@ async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
     await players.close()
 
 
-def _refuse_unused(renewal: Renewal) -> None:
-    """An edited template that changes nothing was meant to change something."""
-    if renewal.prompts is None:
-        return
-    tasks = {id(task): task for task, _ in renewal.recorded.rows.values()}.values()
-    opened = {path.resolve() for task in tasks for path in task.prompts.opened}
-    unused = [path for path in templates_in(renewal.prompts) if path.resolve() not in opened]
-    if unused:
-        names = [path.relative_to(renewal.prompts).as_posix() for path in unused]
-        rendered = sorted({path.name for path in opened})
-        raise ConfigError(
-            f"No question to a judge of these episodes uses {', '.join(names)}.",
-            "What the actor saw is recorded and stays; only the prompts of judges are asked anew.",
-            did_you_mean(Path(names[0]).name, rendered),
-        )
-
-
 def survey_plan(renewal: Renewal, survey: Survey) -> Plan:
     """What the survey's questions come to: calls, tokens and cost, by task and judge."""
     config, tasks = renewal.config, sorted({r.task for r in renewal.recorded.records})
     actor = PlayerTerms(role="actor", name=str(renewal.recorded.settings.get("model", "")), limit=0)
     loads = []
-    for judge in config.judge:
-        prompts = survey.words.get(judge.written(), [])
-        terms = voice_of(config, "judge", judge, actor)
+    for role, judge in judging_players(config):
+        prompts = survey.words.get((role, judge.written()), [])
+        terms = voice_of(config, role, judge, actor)
         loads += [_load(terms, prompts)] if prompts else []
     task = TaskPlan(
         task=", ".join(tasks), examples=len(renewal.recorded.rows), episodes=len(survey.episodes),
@@ -292,7 +283,7 @@ def _load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
         return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
 
     return PlayerLoad(
-        role="judge", name=terms.name, calls=calls, prompt_tokens=tokens,
+        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, prompt_tokens=tokens,
         reply_tokens=calls * terms.reply, cost=dollars(tokens, calls * terms.reply),
         cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
         seconds=float(calls) if terms.served else 0.0,
@@ -302,59 +293,32 @@ def _load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
 # -- asking ------------------------------------------------------------------------------------
 
 
-def _players(
-    renewal: Renewal, ledger: Ledger, load: Callable[[str], ChatModel], actor: Any = None
-) -> Players:
+def _terms(
+    renewal: Renewal, ledger: Ledger, load: Callable[[str], ChatModel]
+) -> dict[str, Any]:  # fmt: skip
+    """What players are made with."""
     config = renewal.config
-    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
-    return Players(ledger, actor, load, calls, config.settings_of_players())
+    return {
+        "ledger": ledger, "load": load, "settings_of_all": config.settings_of_players(),
+        "call_arguments": {**config.call_arguments(ledger), "concurrency": config.concurrency},
+    }  # fmt: skip
 
 
 def _cast(renewal: Renewal, players: Players, actor: ChatModel) -> Cast:
     """The judges; whoever played is gone, and is not needed to judge what was played."""
-    players.actor = players.actor or actor
+    players.actor = actor
     return cast_of(_judging(renewal.config), players, Player(actor), renewal.recorded.seed)
 
 
 def _judging(config: RolesConfig) -> RolesConfig:
-    """The same settings with nobody but judges."""
-    alone = {name: None for name in ("partner", "environment", "coach") if hasattr(config, name)}
-    return RolesConfig.model_construct(
-        **{name: getattr(config, name) for name in RolesConfig.model_fields} | alone
-    )
-
-
-def confirm_questions(
-    renewal: Renewal, plan: Plan, say: Callable[[str], None], ask: Callable[[str], bool] | None,
-    *, yes: bool,
-) -> None:  # fmt: skip
-    """Say what the questions cost, and have that agreed to; ConfigError when nobody does.
-
-    Judges on this machine and judges of price 0 need no word; a price that nobody knows counts.
-    """
-    paid = [one for one in plan.asked if _is_paid(renewal.config, one)]
-    if not paid:
-        return
-    cost = f"about {_dollars(plan.cost)}, at most {_dollars(plan.cost_limit)}"
-    say(f"cost of this command: {cost}")
-    if yes or renewal.config.max_cost is not None or (ask is not None and ask("Go on?")):
-        return
-    raise ConfigError(
-        f"These questions would cost money ({cost}), and nobody has agreed to it.",
-        "Nobody was asked, and nothing was written.",
-        "Confirm with --yes, or bound the cost with --max-cost DOLLARS.",
-    )
-
-
-def _is_paid(config: RolesConfig, load: PlayerLoad) -> bool:
-    judge = next(one for one in config.judge if one.written() == load.name)
-    if judge.kind != "endpoint" or is_loopback(checked_url(judge.base_url)):
-        return False
-    return load.cost != 0.0
-
-
-def _dollars(amount: float | None) -> str:
-    return "unknown" if amount is None else f"${amount:,.4f}"
+    """The same settings with nobody but judges and auditors."""
+    fields = {name: getattr(config, name) for name in RolesConfig.model_fields}
+    seats = {
+        task: _seats(own, partner=None, environment=None, coach=None)
+        for task, own in config.task_players.items()
+    }
+    alone = {"partner": None, "environment": None, "task_players": seats}
+    return RolesConfig.model_construct(**{**fields, **alone})
 
 
 def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
@@ -369,7 +333,9 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
     with alone(run):
         if not (run.path / CHANGES).is_file():
             write_json(run.path / CHANGES, {"source": source, "path": str(run.path)})
-        _keep_templates(renewal)
+        copy_prompts(recorded.path / PROMPTS, run.path)
+        if renewal.prompts is not None:
+            copy_prompts(renewal.prompts, run.path)
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
             records = asyncio.run(_ask(renewal, run, ledger, advance))
             paid = ledger.totals()
@@ -378,21 +344,12 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
 
 def _settings(renewal: Renewal) -> dict[str, Any]:
     """Those of the old run with the judges of now; the new ledger records."""
-    judges = [judge for judge in renewal.config.identity().get("judge", [])]
-    settings = {**renewal.recorded.settings, "judge": judges}
+    now = renewal.config.identity()
+    settings = {**renewal.recorded.settings,
+                **{name: now[name] for name in ("judge", "task_players")}}  # fmt: skip
     if "ledger_file" in settings:
         settings |= {"ledger": "record", "ledger_file": None}
     return settings
-
-
-def _keep_templates(renewal: Renewal) -> None:
-    """A copy of the edited templates in the run's folder."""
-    if renewal.prompts is None or renewal.prompts.resolve() == (renewal.out / PROMPTS).resolve():
-        return
-    for path in templates_in(renewal.prompts):
-        copy = renewal.out / PROMPTS / path.relative_to(renewal.prompts)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
 
 
 async def _ask(
@@ -400,7 +357,7 @@ async def _ask(
 ) -> list[Record]:  # fmt: skip
     recorded = renewal.recorded
     actor = _actor(renewal)
-    players = _players(renewal, ledger, recorded.load, actor)
+    players = Players(**_terms(renewal, ledger, recorded.load))
     try:
         cast = _cast(renewal, players, actor)
         keep_provenance(run, _provenance(renewal, players))
@@ -426,26 +383,28 @@ async def _judged(renewal: Renewal, cast: Cast, advance: Advance | None) -> list
 def _actor(renewal: Renewal) -> ChatModel:
     """The model under test, loaded or reached only where it judges itself."""
     recorded = renewal.recorded
-    if any(judge.kind == "actor" for judge in renewal.config.judge):
+    if any(who.kind == "actor" for _, who in judging_players(renewal.config)):
         return recorded.actor()
     return Absent(str(recorded.settings.get("model", "")))
 
 
 def _provenance(renewal: Renewal, players: Players) -> dict[str, Any]:
     """What the old run recorded, with the judges of now; empty for a run that recorded nothing."""
-    recorded = renewal.recorded
-    record = rescored(recorded.path, recorded.rows)
+    recorded, config = renewal.recorded, _judging(renewal.config)
+    record, actor = rescored(recorded.path, recorded.rows), actor_print(recorded.settings)
     if record:
-        actor = actor_print(recorded.settings)
-        judges = players_of(renewal.config, actor, players)["judge"]
-        record["players"] = {**record["players"], "judge": judges}
+        record["players"] = _seated_anew(record["players"], players_of(config, actor, players))
+    for task, entry in record.get("tasks", {}).items():
+        if "players" in entry:
+            now = players_of(config, actor, players, task)
+            entry["players"] = _seated_anew(entry["players"], now)
     return record
 
 
-def edited_prompts(folder: Path) -> Path | None:
-    """The templates that a rescored run was judged with; None where they were the task's own."""
-    prompts = folder / PROMPTS
-    return prompts if templates_in(prompts) else None
+def _seated_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The players of a record with the judges and auditors of now."""
+    others = {role: players for role, players in before.items() if role not in PANELS}
+    return {**others, **{role: players for role, players in now.items() if role in PANELS}}
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:

@@ -217,10 +217,10 @@ class _Pairs:
 
     def span(self, task: str, metric: str) -> float | None:
         """Highest minus lowest value of a metric; None where nobody can tell."""
-        if task in self.pairs:
-            return self.pairs[task].span(metric)
         declared = self.registry.specs.get(task)
-        return declared.metric.high - declared.metric.low if declared else None
+        scale = (declared.metric.low, declared.metric.high) if declared else None
+        scale = self.pairs[task].scale(metric) if task in self.pairs else scale
+        return None if scale is None else scale[1] - scale[0]
 
     def gate(self, gate: Gate) -> GateResult:
         """What becomes of a gate on a task, or on a suite."""

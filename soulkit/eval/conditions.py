@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from soulkit.errors import UserError
 from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, read_provenance
 from soulkit.models.api.address import as_recorded
-from soulkit.models.roles.players import RolesConfig
+from soulkit.models.roles.config import RolesConfig
 from soulkit.runs.folder import CONFIG, read_config
 from soulkit.runs.records import load_records
 from soulkit.tasks.choice import ChoiceTask
@@ -110,11 +110,23 @@ class Conditions:
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
         return settings | self.of_task(task).get("sampling", {})
 
-    def panel(self) -> Print:
-        """How several opinions become one; a setting that is not named has its default."""
-        usual = RolesConfig().panel
-        panel = {n: self.settings.get(setting, getattr(usual, n)) for n, setting in PANEL.items()}
-        return panel | self.record.get("panel", {})
+    def named(self, task: str, role: str) -> Sequence[Print] | None:
+        """The players of a role in a task; None: nobody knows."""
+        seated = self.of_task(task).get("players", self.players)
+        return None if seated is None else seated.get(role, ())
+
+    def panel(self, task: str) -> Print:
+        """How several opinions become one; a setting that is not named has its default.
+
+        `samples` is a number, or numbers by question where a task asks some more than once.
+        """
+        usual = asdict(RolesConfig().panel)
+        panel = {n: self.settings.get(setting, usual[n]) for n, setting in PANEL.items()}
+        panel |= self.record.get("panel", {})
+        if panel["samples"] is None:
+            by_question = {q: n for q, n in self.of_task(task).get("samples", {}).items() if n > 1}
+            panel["samples"] = by_question or 1
+        return panel
 
 
 def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Conditions:
@@ -143,7 +155,7 @@ def conditions_of(
     material: Print | None = None,
 ) -> Conditions:  # fmt: skip
     """The conditions that settings alone announce, with whatever else is known of the run."""
-    record = record or {}
+    record = _with_owner(record or _configured_tasks(settings), folder)
     return Conditions(
         settings=dict(settings), record=record, material=material or {}, finished=finished,
         players=_owned(record.get("players", _configured_players(settings)), folder),
@@ -179,8 +191,10 @@ def _summarised(summary: Print) -> dict[str, Evidence]:
     }
 
 
-def _configured_players(settings: Mapping[str, Any]) -> dict[str, list[Print]] | None:
-    """The players that a config.yaml names; None where it is missing or cannot be read."""
+def _configured_players(
+    settings: Mapping[str, Any], task: str = ""
+) -> dict[str, list[Print]] | None:
+    """The players that a config.yaml names, in one task or in any; None where nobody can tell."""
     if not settings:
         return None
     roles = {n: v for n, v in settings.items() if n in RolesConfig.model_fields}
@@ -188,9 +202,17 @@ def _configured_players(settings: Mapping[str, Any]) -> dict[str, list[Print]] |
         # The file of names may be gone; whoever was named stands in the settings whole.
         with as_recorded():
             config = RolesConfig.model_validate({**roles, "endpoints": None})
-            return players_of(config, actor_print(settings))
+            return players_of(config, actor_print(settings), task=task)
     except (ValidationError, UserError):
         return None
+
+
+def _configured_tasks(settings: Mapping[str, Any]) -> Print:
+    """The players of tasks that have their own, in the form of a record; empty without any."""
+    alone = settings.get("task_players") or {}
+    players = {task: _configured_players(settings, task) for task in alone}
+    tasks = {task: {"players": one} for task, one in players.items() if one is not None}
+    return {"tasks": tasks} if tasks else {}
 
 
 def _owned(
@@ -204,6 +226,17 @@ def _owned(
         role: [{**one, **(mark if one.get("trained") else {})} for one in several]
         for role, several in players.items()
     }
+
+
+def _with_owner(record: Print, folder: Path) -> Print:
+    """`record` with the players of each task owned, as far as it names them."""
+    tasks = {
+        task: {**entry, "players": _owned(entry["players"], folder)}
+        if "players" in entry
+        else entry
+        for task, entry in record.get("tasks", {}).items()
+    }
+    return {**record, "tasks": tasks} if tasks else record
 
 
 @cache

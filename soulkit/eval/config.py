@@ -20,14 +20,19 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
-from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows, live_tasks
+from soulkit.models.roles.config import UNSAID, RolesConfig
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
+    from soulkit.play.gaps import Gap
     from soulkit.play.plan import Work
     from soulkit.tasks.base import Task
     from soulkit.tasks.registry import Registry, TaskSpec
+
+WHOLE_BENCHMARK = "soul-27"
+"""The suite that is meant where a served model is evaluated and nothing else is named."""
 
 
 class EvalConfig(PlayConfig):
@@ -68,6 +73,7 @@ class EvalConfig(PlayConfig):
         section="Task and model",
         complete="suites",
         metavar="SUITE",
+        unset=f"{WHOLE_BENCHMARK} for a served model",
         help="A named list of tasks instead.",
     )
     playable: bool = setting(
@@ -158,8 +164,10 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="before")
     @classmethod
     def _addressed(cls, raw: Any) -> Any:
-        served = isinstance(raw, Mapping) and raw.get("kind") == "api"
-        return addressed(raw) if served else raw
+        if not isinstance(raw, Mapping) or raw.get("kind") != "api":
+            return raw
+        whole = not (raw.get("tasks") or raw.get("suite"))
+        return addressed(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -243,6 +251,39 @@ def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
     registry = eval_registry(config)
+    names = _named_tasks(config, registry)
+    if config.playable:
+        return _playable_work(config, registry, names)
+    registry.refuse_rows_only(names, config.suite)
+    return [_work(task, config) for task in configured_tasks(registry, names, config).values()]
+
+
+def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
+    """The tasks that can be played, with their examples, and what is missing. A task whose rows
+    are missing has no examples."""
+    from soulkit.play.gaps import Gap, unplayable_gaps
+    from soulkit.play.plan import Work
+    from soulkit.tasks.loading import NoRows
+
+    work: list[Work] = []
+    names = _named_tasks(config, registry)
+    if config.playable:
+        return _playable_work(config, registry, names), []
+    gaps = unplayable_gaps(registry, names, config.suite)
+    for name, task in configured_tasks(registry, names, config).items():
+        if registry.spec(name).rows_only:
+            continue
+        try:
+            work.append(_work(task, config))
+        except NoRows as error:
+            work.append(Work(task, ()))
+            way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
+            gaps.append(Gap("rows", name, way, error))
+    return work, gaps
+
+
+def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
+    """The tasks to play; ConfigError for rows of another one."""
     names = task_names(config, registry)
     for name in config.data:
         if name != "*" and name not in names:
@@ -251,22 +292,22 @@ def load_work(config: EvalConfig) -> list[Work]:
                 "They would be ignored, and the task they were meant for might have none.",
                 did_you_mean(name, names),
             )
-    if config.playable:
-        return _playable_work(config, registry, names)
-    registry.refuse_rows_only(names, config.suite)
-    return [_work(task, config) for task in live_tasks(registry, names, config).values()]
+    return names
 
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
-    tried = {name: _work_or_why(config, registry, name) for name in names if name not in played}
+    tasks = configured_tasks(registry, names, config) if names else {}
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()
+             if name not in played}  # fmt: skip
     return {name: why for name, why in tried.items() if isinstance(why, str)}
 
 
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
-    tried = {name: _work_or_why(config, registry, name) for name in names}
+    tasks = configured_tasks(registry, names, config)
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()}
     work = [one for one in tried.values() if not isinstance(one, str)]
     if not work:
         reasons = "; ".join(f"{name}: {why}" for name, why in tried.items())
@@ -278,20 +319,22 @@ def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str])
     return work
 
 
-def _work_or_why(config: EvalConfig, registry: Registry, name: str) -> Work | str:
+def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | str:
     """A task with its rows, or in words why it cannot be played here.
 
     DataError when rows that were named for this very task are of no use.
     """
-    if registry.spec(name).rows_only:
+    from soulkit.play.seating import seated
+
+    if task.spec.rows_only:
         return "this version cannot play it"
     try:
-        work = _work(registry.task(name, config.protocol), config)
+        work = _work(task, config)
     except DataError as error:
-        if name in config.data:
+        if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    unfilled_roles = sorted(work.roles - set(config.filled()))
+    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(task.name))
     return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
 
 

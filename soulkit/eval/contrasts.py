@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.eval.batch import LeaveOneOut, declared_headline
+from soulkit.eval.batch import LeaveOneOut
 from soulkit.eval.summary import DEV, cluster_of, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
     jackknife_difference,
     paired_difference,
 )
+from soulkit.metrics.intervals import Interval
 from soulkit.runs.records import drafts
 from soulkit.types import Failure, Record, unscored
 
@@ -57,19 +58,17 @@ class TaskPair:
     def headline(self) -> str:
         """The metric that the task declares; `value` where nobody can tell."""
         declared = self.live_a or self.live_b
-        return (declared_headline(declared) if declared else "") or VALUE
+        return (declared.headline_metric if declared else "") or VALUE
 
-    def span(self, metric: str) -> float | None:
-        """Highest minus lowest value of a metric; None where nobody can tell."""
+    def scale(self, metric: str) -> Interval | None:
+        """The lowest and highest value of a metric; None where nobody can tell."""
         declared = self.live_a or self.live_b
         if declared is None:
             return None
-        scale = declared.spec.metric
-        base = metric.partition("/")[0]
-        if base in ("", HEADLINE, VALUE, scale.headline):
-            return scale.high - scale.low
-        low, high = scale.scales.get(metric, (0.0, 0.0))
-        return high - low or None
+        terms = declared.spec.metric
+        if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
+            return terms.low, terms.high
+        return terms.scales.get(metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,9 @@ def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
     records = [r for r, _ in (*values_a, *values_b)]
     clusters: dict[Hashable, Hashable] = {_key(r): cluster_of(r) for r in records}
     paired = paired_difference(
-        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters
-    )
+        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters,
+        scale=pair.scale(name),
+    )  # fmt: skip
     return Contrast(metric=name, paired=paired, n_a=len(values_a), n_b=len(values_b))
 
 
@@ -183,21 +183,23 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         for live, side in zip((pair.live_a, pair.live_b), played, strict=True)
         if live is not None
     ]  # fmt: skip
-    paired = _jackknifed(name, batches[0], batches[1])
-    counts = {"n_shared": len(in_both), "n_only_a": len(scored[0] - in_both),
-              "n_only_b": len(scored[1] - in_both)}  # fmt: skip
-    return Contrast(
-        metric=name, paired=replace(paired, **counts), n_a=len(played[0]), n_b=len(played[1])
-    )
+    paired = replace(
+        _jackknifed(name, batches[0], batches[1], pair.scale(name)), n_shared=len(in_both),
+        n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
 
 
 def _lost(record: Record) -> Record:
     return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
 
 
-def _jackknifed(name: str, a: LeaveOneOut, b: LeaveOneOut) -> PairedDifference:
+def _jackknifed(
+    name: str, a: LeaveOneOut, b: LeaveOneOut, scale: Interval | None
+) -> PairedDifference:
     """The two numbers and their difference, less one cluster after the other."""
     paired = jackknife_difference(
-        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts
-    )
+        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts,
+        scale=scale,
+    )  # fmt: skip
     return replace(paired, n_clusters=a.n_clusters)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from soulkit.errors import ConfigError
 
 Outcome = Literal["pass", "fail", "undecided"]
-_FORM = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|>|<)\s*([-+\u2212]?[0-9.]+(?:[eE][-+]?\d+)?)\s*")
+_FORM = re.compile(r"\s*(.+?)\s*(>=|<=|>|<)\s*([-+\u2212]?[0-9.]+(?:[eE][-+]?\d+)?)\s*")
 _TAIL = 0.025
 """Probability on either side of a 95 % interval."""
 

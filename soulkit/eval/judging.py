@@ -130,7 +130,7 @@ def _table(judge: Player, listener: Listener, ledger: Ledger | None = None) -> C
     return Cast(
         actor=Player(_Nobody()),
         judges=(replace(judge, model=listener),),
-        panel=Panel(orders="both"),
+        panel=Panel(samples=1, orders="both"),
         ledger=ledger,
     )
 

@@ -14,18 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.eval.conditions import ACTOR, Conditions
-from soulkit.eval.provenance import Print, same_players
+from soulkit.eval.provenance import SCORING, Print, same_players
+from soulkit.models.roles.settings import PANELS
 
-ROLES = ("judge", "partner", "environment")
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
 """Settings that decide which rows a training plays; the last two where there is a dev split."""
 
 
-def condition_differences(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Why no difference may be put between two runs on a task, A's first; empty: it may."""
+def condition_differences(
+    a: Conditions, b: Conditions, task: str, *, judges: bool = True
+) -> list[str]:
+    """Why no difference may be put between two runs on a task, A's first; empty: it may.
+
+    Without `judges` nobody who judges is looked at: another one scores both.
+    """
     rows = _trained_rows if a.trained or b.trained else _rows
-    parts = (_protocols, _prompts, _players, _opinions, _scorer, rows)
+    parts = [_protocols, _prompts, *([_players, _opinions] if judges else [_others]), _scorer, rows]
     return [line for part in parts for line in part(a, b, task)]
 
 
@@ -59,7 +64,7 @@ def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _roles(a: Conditions, b: Conditions, task: str) -> list[str]:
     """The roles that a score of the task may depend on: all of them where it is not known."""
     recorded = [roles for one in (a, b) if (roles := one.roles(task)) is not None]
-    return [role for role in ROLES if not recorded or any(role in roles for roles in recorded)]
+    return [role for role in SCORING if not recorded or any(role in roles for roles in recorded)]
 
 
 def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
@@ -67,9 +72,19 @@ def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
     return lines or _answerers(a, b, task)
 
 
+def _others(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Those who play and do not judge."""
+    roles = [role for role in _roles(a, b, task) if role not in PANELS]
+    return [line for role in roles if (line := _role(a, b, task, role))]
+
+
 def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
     """How the players of a role differ; empty where they do not."""
-    sides = [None if one.players is None else one.players.get(role, ()) for one in (a, b)]
+    if role == "auditor" and not any(one.named(task, role) for one in (a, b)):
+        return ""  # on both sides the judges audit, and they are compared
+    sides = [one.named(task, role) for one in (a, b)]
+    if role == "auditor":
+        sides = [side or one.named(task, "judge") for side, one in zip(sides, (a, b), strict=True)]
     left, right = sides
     if left is not None and right is not None:
         return "" if same_players(left, right) else f"{role} {_against(left, right)}"
@@ -99,11 +114,11 @@ def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Other numbers of opinions, or other ways to make one of them."""
-    judges = [one.players.get("judge", ()) if one.players else () for one in (a, b)]
+    judges = [one.named(task, "judge") or () for one in (a, b)]
     if "judge" not in _roles(a, b, task) or not all(judges):
         return []
-    panels = a.panel(), b.panel()
-    single = all(p["samples"] * len(j) == 1 for p, j in zip(panels, judges, strict=True))
+    panels = a.panel(task), b.panel(task)
+    single = all(p["samples"] == len(j) == 1 for p, j in zip(panels, judges, strict=True))
     return [
         f"{word} {panels[0][name]} against {panels[1][name]}"
         for name, word in OPINIONS.items()
@@ -239,7 +254,7 @@ def _unrecorded(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -
         f"{role} {player['model']}"
         for role in _roles(a, b, task)
         for one in (a, b)
-        for player in (one.players or {}).get(role, ())
+        for player in one.named(task, role) or ()
         if player["kind"] == "scripted" and "sha256" not in player
     }
     return [*lines, *(f"content of the scripted {name} not recorded" for name in sorted(scripts))]

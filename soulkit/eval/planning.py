@@ -6,13 +6,14 @@ Nothing is loaded or called. `soul plan eval …` and `--dry-run` print it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
-from soulkit.models.api.address import checked_url
-from soulkit.models.api.prices import load_prices
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
-from soulkit.models.roles.players import RolesConfig, RoleSettings
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.settings import PANELS, RoleSettings
+from soulkit.play.costs import is_paid, prices_of
 from soulkit.play.plan import (
     TOKENS_PER_WORD,
     Machine,
@@ -23,6 +24,7 @@ from soulkit.play.plan import (
     on_machine,
     plan_work,
 )
+from soulkit.types import MAX_TOKENS
 
 
 def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
@@ -34,45 +36,41 @@ def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
 
 def _voices(config: EvalConfig, work: Work) -> list[PlayerTerms]:
     actor = _actor(config, work)
-    return [actor, *(voice_of(config, role, who, actor) for role, who in config.players())]
+    named = config.players_in(work.task.name)
+    return [actor, *(voice_of(config, role, who, actor) for role, who in named)]
 
 
 def voice_of(
     config: RolesConfig, role: str, settings: RoleSettings, actor: PlayerTerms
 ) -> PlayerTerms:
     """A player that is named beside the actor, with its price where one is known."""
-    samples = config.judge_samples if role == "judge" else 1
-    served, prices = settings.kind == "endpoint", None
+    samples = config.judge_samples if role in PANELS else None
+    served, paid, prices = settings.kind == "endpoint", is_paid(config, settings), None
     if served:
-        prices = _prices(config, settings)
+        prices = prices_of(config, settings)
     elif settings.kind == "actor":
-        served, prices = actor.served, actor.prices
+        served, paid, prices = actor.served, actor.paid, actor.prices
     return PlayerTerms(
         role=role,
         name=settings.written(),
         limit=settings.sampling(role, None).max_tokens,
         prices=prices,
-        times=samples,
+        times=samples or 1,
         served=served,
+        paid=paid,
     )
 
 
 def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
-    served = config.kind == "api"
+    endpoint = config.endpoint() if config.kind == "api" else None
     return PlayerTerms(
         role="actor",
         name=config.model,
         limit=config.sampling(work.task.spec).max_tokens,
-        prices=_prices(config, config.endpoint()) if served else None,
-        served=served,
+        prices=prices_of(config, endpoint) if endpoint else None,
+        served=endpoint is not None,
+        paid=endpoint is not None and is_paid(config, endpoint),
     )
-
-
-def _prices(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
-    if settings.price_in is not None and settings.price_out is not None:
-        return settings.price_in, settings.price_out
-    price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
-    return None if price is None else (price.prompt, price.reply)
 
 
 def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
@@ -151,3 +149,17 @@ def assumed(model: Footprint, kind: str, flops: float) -> str:
         f"{count} parameters on {kind} at an assumed "
         f"{flops / 1e9:,.0f} GFLOP/s; right to a factor of two or three"
     )
+
+
+def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
+    """What it takes to have recorded episodes of `work` judged `opinions` times by every judge of
+    `config`, who audits as well; nobody plays."""
+    actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
+    judges = [
+        replace(voice_of(config, role, who, actor), times=opinions)
+        for who in config.judge
+        for role in PANELS
+    ]
+    whole = plan_work(work, 1, {w.task.name: [actor, *judges] for w in work})
+    tasks = [replace(t, asked=tuple(a for a in t.asked if a.role in PANELS)) for t in whole.tasks]
+    return replace(whole, tasks=tuple(tasks), concurrency=config.concurrency)

@@ -2,9 +2,11 @@
 
     provenance.json   {"directory": "../..",         where it was started, seen from the folder
                        "actor":   {model, weights …}, what was measured
-                       "players": {role: [player]},   everybody beside the actor
+                       "players": {role: [player]},   everybody beside the actor, in whatever task
                        "panel":   {"samples", "combine", "orders"},
-                       "tasks":   {task: {"roles": [...], "rows": {id: hash}, "sampling": {...},
+                       "tasks":   {task: {"roles": [...], "players": {role: [player]},
+                                          "samples": {question: opinions}, "rows": {id: hash},
+                                          "sampling": {...},
                                           "budgets": {column: words}, "options": {name: hash}}}}
 
 config.yaml says what was asked for, this file what it came to: the address behind a name, the
@@ -19,14 +21,15 @@ import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError, RunError
 from soulkit.models.api.address import OPENAI_URL
-from soulkit.models.roles.players import Players, RolesConfig, RoleSettings
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, write_json
 from soulkit.tasks.base import Task
@@ -35,6 +38,8 @@ from soulkit.types import Example, Sampling
 PROVENANCE = "provenance.json"
 SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
 """What of a Sampling is compared: the seed only keys the random streams."""
+SCORING = ("judge", "auditor", "partner", "environment")
+"""The roles that a score may depend on."""
 CHANGING = {"sha256": "content", "address": "address", "weights": "weights"}
 """What of a player may change while its settings stay, and how it is called."""
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
@@ -53,10 +58,12 @@ def provenance(
     """
     return {
         "players": players_of(config, actor, players),
-        "panel": asdict(config.panel),
+        "panel": {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")},
         "tasks": {
             part.task.name: {
                 "roles": sorted(part.roles - {"actor"}),
+                "players": players_of(config, actor, players, part.task.name),
+                "samples": dict(part.task.spec.samples),
                 "sampling": sampling_print(sampling[part.task.name]),
                 "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
                             if c.max_words},
@@ -83,14 +90,18 @@ def sampling_print(sampling: Sampling) -> Print:
 
 
 def players_of(
-    config: RolesConfig, actor: Print, players: Players | None = None
+    config: RolesConfig, actor: Print, players: Players | None = None, task: str = ""
 ) -> dict[str, list[Print]]:
-    """Role → its players. Without a `players` only what the settings say can be told of them."""
-    table: dict[str, list[Print]] = {"judge": [], "partner": [], "environment": []}
-    for role, settings in config.players():
-        if role in table:
-            table[role].append(player_print(role, settings, config.judge_samples, actor, players))
-    return table
+    """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
+
+    Without a `players` only what the settings say can be told of them.
+    """
+    table: dict[str, list[Print]] = {role: [] for role in SCORING}
+    samples = config.judge_samples or 1
+    for role, settings in config.players_in(task) if task else config.players():
+        if role in table and not (role == "auditor" and config.named(role, task) is None and task):
+            table[role].append(player_print(role, settings, samples, actor, players))
+    return {role: several for role, several in table.items() if several or role != "auditor"}
 
 
 def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
@@ -273,7 +284,7 @@ def keep_provenance(run: Run, now: Print) -> None:
             "was mended is applied to what is there by: soul rescore",
         )
     if now:
-        write_json(run.path / PROVENANCE, {**_directory(run.path), **now})
+        write_json(run.path / PROVENANCE, {**now, **_directory(run.path)})
 
 
 def _directory(folder: Path) -> Print:
@@ -296,16 +307,10 @@ def working_folder(folder: Path) -> Path | None:
 
 def _changes(before: Print, now: Print) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
-    changes = []
-    for role, players in now["players"].items():
-        for old, new in zip(before["players"].get(role, ()), players, strict=False):
-            changes += [
-                f"another {word} of the {role} '{old['model']}'"
-                for name, word in CHANGING.items()
-                if name in old and name in new and old[name] != new[name]
-            ]
-            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
+    changes = _other_players(before["players"], now["players"])
     for task, entry in now["tasks"].items():
+        seated = before["tasks"].get(task, {}).get("players", {})
+        changes += _other_players(seated, entry.get("players", {}))
         old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
@@ -318,6 +323,20 @@ def _changes(before: Print, now: Print) -> list[str]:
             for name in sorted({*old_options, *options})
             if options and old_options.get(name) != options.get(name)
         ]
+    return list(dict.fromkeys(changes))
+
+
+def _other_players(before: Print, now: Print) -> list[str]:
+    """What is not as it was of players with the same settings."""
+    changes = []
+    for role, players in now.items():
+        for old, new in zip(before.get(role, ()), players, strict=False):
+            changes += [
+                f"another {word} of the {role} '{old['model']}'"
+                for name, word in CHANGING.items()
+                if name in old and name in new and old[name] != new[name]
+            ]
+            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
     return changes
 
 

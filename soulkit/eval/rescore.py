@@ -48,10 +48,12 @@ from soulkit.eval.summary import (
     records_by_task,
     summarise,
 )
+from soulkit.eval.templates import PROMPTS, copy_prompts, put_prompts
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss, Totals
-from soulkit.models.roles.players import Players, RolesConfig
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players
 from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
@@ -223,6 +225,7 @@ async def judged_again(
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
     task, example = recorded.rows[record.example_id]
+    players = players.in_task(task.name)
     if recorded.sampling is not None:
         actor = replace(players.actor, sampling=recorded.sampling(task))
         players = replace(players, actor=actor)
@@ -253,6 +256,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
     """
     config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
+    put_prompts([part.task for part in work], path / PROMPTS)
 
     def cast(ledger: Ledger) -> Cast:
         actor = Absent(config.model) if config.kind == "local" else None
@@ -280,11 +284,22 @@ def _live_actor(config: EvalConfig) -> ChatModel:
 
 @contextmanager
 def at_home(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it; where an earlier
-    version did not record that, stay here."""
+    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
+    version did not record that, or the run was moved away from its files, stay here."""
     place = working_folder(path)
-    with chdir(place) if place is not None else nullcontext():
+    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
         yield
+
+
+def _has_files(place: Path, run: Path) -> bool:
+    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
+    of rows and tasks."""
+    settings = read_config(run) if is_run(run) else {}
+    data = settings.get("data")
+    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
+    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
+    relative = [file for file in files if not file.is_absolute()]
+    return not relative or any((place / file).exists() for file in relative)
 
 
 def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
@@ -407,6 +422,7 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
     command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
     keep_provenance(run, rescored(recorded.path, recorded.rows))
+    copy_prompts(recorded.path / PROMPTS, run.path)
     done = write_rescored(recorded, run, records, misses=misses, shown=folder)
     aside.replace(folder.resolve())
     return done
@@ -425,6 +441,7 @@ def write_rescored(
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
         unpriced_calls=before.unpriced_calls + unpriced,
+        costs=before.costs,
         rescored_from=str(recorded.path),
     )
     run.write_summary(with_origin(run.path, after.to_json()))
@@ -470,7 +487,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in before.tasks.items():
         batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
-    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
 
 
 def _differs(old: Record, new: Record) -> bool:

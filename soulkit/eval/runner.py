@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.batch import summary_terms
-from soulkit.eval.config import EvalConfig, left_out, load_work
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
+from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
+from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.provenance import (
     actor_print,
     keep_provenance,
@@ -38,8 +40,11 @@ from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
+from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
+from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Work
+from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
@@ -72,16 +77,18 @@ def run_eval(
     *,
     bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None,
+    ask: AskUser | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
-    is taken up, else a new folder made. `say` gets remarks such as rows that were left out.
+    is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
+    `ask` confirms what a run costs where settings do not.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
     say = say or _silent
-    work = prepare_work(config, say)
+    config, work = prepare(config, say)
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
@@ -90,6 +97,7 @@ def run_eval(
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
+    _confirm(config, work, run, say, ask)
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
         check_prompt_lengths(model, work, config)
@@ -106,10 +114,20 @@ def run_eval(
         return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
 
 
-def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -> list[Work]:
-    """The work of a configuration, with the checks that need no model."""
-    work = load_work(config)
-    check_work_roles(work, config.filled())
+def prepare(
+    config: EvalConfig, say: Callable[[str], None] | None = None, *, asking: bool = True
+) -> tuple[EvalConfig, list[Work]]:
+    """The configuration with everybody in their seats, and its work; with the checks that need no
+    model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
+    """
+    registry = eval_registry(config)
+    work, gaps = work_and_gaps(config, registry)
+    config = seated(config, work, registry)
+    gaps += role_gaps(work, config)
+    if asking and config.ledger != "replay":
+        gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
+    there = [part for part in work if part.examples]
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
         for task, why in left_out(config, work).items():
             say(f"left out of {config.suite}: {task}: {why}")
@@ -120,7 +138,21 @@ def prepare_work(config: EvalConfig, say: Callable[[str], None] | None = None) -
                 f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
                 f"{first.source}: {first.why}"
             )
-    return work
+    return config, work
+
+
+def _confirm(
+    config: EvalConfig, work: Sequence[Work], run: Run | None, say: Callable[[str], None],
+    ask: AskUser | None,
+) -> None:  # fmt: skip
+    """Have the cost of what is left to play confirmed."""
+    if config.ledger == "replay" or not pays(config):
+        return
+    if run is not None:
+        waiting = {job.example.id for job in jobs_left(run, work, config.repeats)}
+        rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
+        work = [replace(w, examples=left) for w, left in rows if left]
+    confirm_cost(evaluation_plan(config, work), config, say, ask)
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
@@ -290,7 +322,8 @@ async def run_evaluation(
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
     """
-    check_work_roles(work, players.filled())
+    for part in work:
+        check_work_roles([part], players.in_task(part.task.name).filled())
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
@@ -316,7 +349,9 @@ async def run_evaluation(
     records = [scored[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
-        summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
+        tasks = {example.id: part.task.name for part in work for example in part.examples}
+        unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
+        summary = replace(summary, unpriced_calls=unpriced, costs=costs)
     run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
@@ -325,7 +360,8 @@ async def _play_part(
     part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
 ) -> None:
     sampling = config.sampling(part.task.spec)
-    table = replace(players, actor=replace(players.actor, sampling=sampling))
+    cast = players.in_task(part.task.name)
+    table = replace(cast, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
     jobs_of_task = [job for job in jobs if job.task is part.task]

@@ -1,8 +1,9 @@
 """Several opinions of one episode: who is asked, what is kept, and how far they agree.
 
-Every judge of the cast is asked `panel.samples` times, all at once. An opinion that could not be
-read is kept as its reason; a judge of whom no opinion could be read leaves the episode unscored,
-since a mean over the others would be the score of another panel.
+A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
+a panel may say another number. All are asked at once. An opinion that could not be read is kept
+as its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean
+over the others would be the score of another panel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.structured import JudgeQuestion, answer
 from soulkit.models.base import Cast, Player
-from soulkit.types import Call, Episode, Verdict
+from soulkit.types import Call, Episode, Role, Verdict
 
 T = TypeVar("T")
 Combine = Literal["mean", "vote"]
@@ -47,10 +48,10 @@ class Opinion(Generic[T]):
         )  # fmt: skip
 
 
-def judge_call(episode: Episode, sample: int = 0) -> Call:
-    """The call of a judge on an episode: the same whenever the episode is judged."""
+def judge_call(episode: Episode, sample: int = 0, role: Role = "judge") -> Call:
+    """The call of a judge or auditor on an episode: the same whenever the episode is judged."""
     return Call(
-        role="judge",
+        role=role,
         example_id=episode.example_id,
         rollout=episode.rollout,
         kind=episode.kind,
@@ -60,17 +61,21 @@ def judge_call(episode: Episode, sample: int = 0) -> Call:
 
 
 async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> list[Opinion[T]]:
-    """What every judge answers, each `cast.panel.samples` times, in order of judges and samples.
+    """What everybody answers whom the question is for, in order of judges and samples.
 
-    Raises ConfigError when the cast has no judge, UnreadableVerdict when some judge gave no
+    Raises ConfigError when the cast has nobody for it, UnreadableVerdict when some judge gave no
     readable answer at all.
     """
-    cast.player("judge")
-    names = judge_names(cast.judges)
+    cast.player(question.role)
+    judges = cast.panel_of(question.role)
+    times = cast.panel.samples_of(question.purpose, question.samples)
+    # A judge that stands in for an auditor is called as the judge that it is.
+    role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
+    names = judge_names(judges)
     requests = [
-        _opinion(name, judge, question, judge_call(episode, sample))
-        for name, judge in zip(names, cast.judges, strict=True)
-        for sample in range(cast.panel.samples)
+        _opinion(name, judge.asked_times(times), question, judge_call(episode, sample, role))
+        for name, judge in zip(names, judges, strict=True)
+        for sample in range(times)
     ]
     panel_opinions = list(await asyncio.gather(*requests))
     for name in names:

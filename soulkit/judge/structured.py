@@ -32,7 +32,7 @@ from soulkit.errors import UnreadableVerdict
 from soulkit.judge.objects import JudgeMaterial, ObjectSpan, Scan, resembles, scan, whole_object
 from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
-from soulkit.types import Call, Completion, Form, Segment
+from soulkit.types import Call, Completion, Form, Role, Segment
 
 T = TypeVar("T")
 S = TypeVar("S", bound="VerdictShape")
@@ -64,6 +64,10 @@ class JudgeQuestion(Generic[T]):
     """The answer as plain JSON values, for the record."""
     form: Form | None = None
     attempts: int = QUESTION_ATTEMPTS
+    samples: int = 1
+    """Opinions of each judge that it takes, where neither task nor user says another number."""
+    role: Role = "judge"
+    """Whom it is for: `judge`, or `auditor` for what must not depend on who judges."""
     quotes: Callable[[str], bool] = lambda text: False
     """Whether a reply repeats an answer that somebody else wrote into the question."""
     forgery: Callable[[str], bool] = lambda words: False
@@ -89,8 +93,9 @@ def question(
     shape: type[S],
     attempts: int = QUESTION_ATTEMPTS,
     beside: tuple[type[VerdictShape], ...] = (),
+    role: Role = "judge",
 ) -> JudgeQuestion[S]:
-    """A question whose answer is a JSON object of `shape`.
+    """A question to the players of `role` whose answer is a JSON object of `shape`.
 
     `beside` are the shapes of what else is asked about the same words: whoever forges one of them
     spoils this answer, too.
@@ -103,6 +108,7 @@ def question(
         dump=lambda verdict: verdict.model_dump(mode="json"),
         form=schema_form(shape),
         attempts=attempts,
+        role=role,
         quotes=lambda text: _quotes_material(text, shape, material),
         forgery=lambda words: resembles(words, names),
     )

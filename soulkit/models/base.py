@@ -5,7 +5,7 @@ Local, vLLM and API models look the same to a task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -26,6 +26,7 @@ _BLAME: dict[Role, type[CallError]] = {
     "partner": PartnerError,
     "environment": PartnerError,
     "judge": UnreadableVerdict,
+    "auditor": UnreadableVerdict,
     "coach": UnreadableVerdict,
 }
 
@@ -51,6 +52,14 @@ class Player:
 
     model: ChatModel
     sampling: Sampling = field(default_factory=Sampling)
+    repeated: Sampling | None = None
+    """How it is sampled where one question is put to it several times; None: in the same way."""
+
+    def asked_times(self, times: int) -> Player:
+        """The same player, as it is sampled for so many opinions on one question."""
+        if times == 1 or self.repeated is None:
+            return self
+        return replace(self, sampling=self.repeated)
 
     def with_form(self, form: Form | None) -> Player:
         """The same player, whose replies are to have this form."""
@@ -87,11 +96,17 @@ class Player:
 class Panel:
     """How several opinions of one episode become one."""
 
-    samples: int = 1
-    """Opinions of each judge."""
+    samples: int | None = None
+    """Opinions of each judge on every question; None: as many as the question asks for."""
+    questions: Mapping[str, int] = field(default_factory=dict)
+    """Purpose of a question → opinions of each judge, as the task declares."""
     combine: Literal["mean", "vote"] = "mean"
     orders: Literal["both", "seeded"] = "both"
     """Of a pairwise judgement: A and B both ways round, or one way drawn by the example."""
+
+    def samples_of(self, purpose: str, usual: int = 1) -> int:
+        """Opinions of each judge on a question that by itself asks for `usual`."""
+        return self.samples or self.questions.get(purpose, usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +117,28 @@ class Cast:
     partner: Player | None = None
     environment: Player | None = None
     judges: tuple[Player, ...] = ()
+    auditors: tuple[Player, ...] = ()
+    """Nobody: the judges audit, too."""
     coach: Player | None = None
+    coach_sees_gold: bool = False
+    """Whether coaches are told the right answer; the leak check stays."""
     panel: Panel = Panel()
     ledger: Ledger | None = None
     """Where a task keeps replies that it pays for itself (a detection service's); models have
     their own way to it."""
+    by_task: Mapping[str, Cast] = field(default_factory=dict)
+    """Task → its cast, where it is another one; their actors are left as they were made."""
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """Everybody at the table."""
+        """Everybody at the table, in any task."""
         single = (self.actor, self.partner, self.environment, self.coach)
-        return tuple(p for p in (*single, *self.judges) if p is not None)
+        here = tuple(p for p in (*single, *self.judges, *self.auditors) if p is not None)
+        return (*here, *(player for cast in self.by_task.values() for player in cast.players))
+
+    def in_task(self, task: str) -> Cast:
+        """The cast of one task, with this actor."""
+        return replace(self.by_task.get(task, self), actor=self.actor, by_task={})
 
     def filled(self) -> frozenset[Role]:
         """The roles that somebody fills."""
@@ -120,13 +146,20 @@ class Cast:
             "actor": self.actor, "partner": self.partner,
             "environment": self.environment, "coach": self.coach,
         }  # fmt: skip
-        judged: frozenset[Role] = frozenset(["judge"] if self.judges else [])
+        judged: frozenset[Role] = frozenset(["judge", "auditor"] if self.judges else [])
+        judged |= {"auditor"} if self.auditors else frozenset()
         return judged | {role for role, player in single.items() if player is not None}
+
+    def panel_of(self, role: Role) -> tuple[Player, ...]:
+        """Those who fill `judge` or `auditor` together; nobody for another role."""
+        if role == "auditor":
+            return self.auditors or self.judges
+        return self.judges if role == "judge" else ()
 
     def player(self, role: Role) -> Player:
         """The player of `role` (the first judge); ConfigError when the role is not filled."""
-        judge = self.judges[0] if self.judges else None
-        player: Player | None = judge if role == "judge" else getattr(self, role)
+        panel = self.panel_of(role)
+        player: Player | None = panel[0] if panel else getattr(self, role, None)
         if player is None:
             raise unfilled(role)
         return player

@@ -38,6 +38,13 @@ class CallSettings(Settings):
         only=ASKING,
         help="Stop after so many US dollars; resumable.",
     )
+    yes: bool = setting(
+        False,
+        section="Calls",
+        only=ASKING,
+        flag="--yes",
+        help="Confirm what the run will cost.",
+    )
     timeout_s: float = setting(
         120.0,
         gt=0,

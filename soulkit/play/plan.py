@@ -14,12 +14,13 @@ from typing import Any
 
 from soulkit.data.files import BadRow
 from soulkit.judge.structured import QUESTION_ATTEMPTS
+from soulkit.models.roles.settings import PANELS
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Role
 
 TOKENS_PER_WORD = 4 / 3
-USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "coach": 250,
-         "blind_reader": 10}  # fmt: skip
+USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,
+         "coach": 250, "blind_reader": 10}  # fmt: skip
 """Tokens of a usual reply, thinking not counted: an assumption, see `PlayerTerms.usual`."""
 RUBRIC = 800
 """Tokens of a judge's or coach's instructions, about."""
@@ -62,6 +63,8 @@ class PlayerTerms:
     """Tokens of its replies in an earlier run; None: USUAL."""
     served: bool = True
     """Whether it costs time on a server rather than on this machine."""
+    paid: bool = False
+    """Whether its calls cost money, as far as anybody knows."""
 
     @property
     def reply(self) -> int:
@@ -83,6 +86,8 @@ class PlayerLoad:
     """The cost at most; both are None without prices."""
     seconds: float
     """Of all calls one after the other; 0 for a player on this machine."""
+    paid: bool = False
+    """Whether they cost money, as far as anybody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +156,11 @@ class Plan:
     def cost_limit(self) -> float | None:
         """US dollars at most."""
         return total(one.cost_limit for one in self.asked)
+
+    @property
+    def paid(self) -> bool:
+        """Whether any call costs money, as far as anybody knows."""
+        return any(one.paid for one in self.asked)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -262,7 +272,7 @@ def _player_load(
         most += times * _prompt(words, turns, player, others, longest=True)
     calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
     replies = int(calls) * player.reply
-    tries = QUESTION_ATTEMPTS if player.role == "judge" else 1
+    tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
         role=player.role, name=player.name, calls=tries * int(calls), prompt_tokens=int(prompts),
@@ -270,6 +280,7 @@ def _player_load(
         cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
         seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
+        paid=player.paid,
     )  # fmt: skip
 
 
@@ -280,7 +291,7 @@ def _prompt(
     first = words * TOKENS_PER_WORD
     sides = [others[r] for r in ("actor", "partner", "environment") if r in others]
     each = sum(side.limit if longest else side.reply for side in sides)
-    if player.role in ("judge", "coach", "blind_reader"):
+    if player.role in (*PANELS, "coach", "blind_reader"):
         return first + RUBRIC + turns * each
     return first + (turns - 1) / 2 * each
 

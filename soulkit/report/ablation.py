@@ -25,11 +25,13 @@ from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import auc
 from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.table import DASH, duration_text, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.train.ablate import STATE, ListedRun
+from soulkit.train.ends import JUDGED_END
 from soulkit.train.state.lines import StepLine
 from soulkit.version import __version__
 
@@ -83,6 +85,9 @@ class MethodRow:
     """Part of the loss → tokens a step that were really trained on."""
     seconds: OverSeeds
     curves: Mapping[str, Band]
+    judged: OverSeeds = OverSeeds(None, None, None, ())
+    """Score of its end by the judge of all ends, where there is one."""
+    judged_difference: OverSeeds | None = None
     mixed: tuple[str, ...] = ()
     """Why no difference may be put between this method and the first; empty: it may."""
     remarks: tuple[str, ...] = ()
@@ -99,6 +104,8 @@ class Ablation:
     facts: tuple[tuple[str, str], ...]
     force_mixed: bool = False
     """Whether differences were asked for where none may be put."""
+    eval_judge: str = ""
+    """Who scored the ends of all methods; empty: nobody."""
 
     @property
     def first(self) -> str:
@@ -171,7 +178,8 @@ def load_ablation(out: Path) -> Ablation:
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
-    return Ablation(rows, missing, tuple(_facts(out, listed)), forced)
+    facts = tuple(_facts(out, listed))
+    return Ablation(rows, missing, facts, forced, str(plan.get("eval_judge", "")))
 
 
 def _row(
@@ -179,12 +187,17 @@ def _row(
     forced: bool,
 ) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _differences(first, runs)
+    scale = _scale([*runs.values(), *first.values()])
+    # Ends are folders of their own: their judge may be one where those of the training differ.
+    alike = first if forced or not _differences(first, runs, JUDGED_END)[0] else {}
+    ends, against_ends = (
+        {s: judged_end(r.path) for s, r in side.items()} for side in (runs, alike)
+    )
     if mixed and not forced:
         first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
     against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
     same = runs is first or not first
-    scale = _scale([*runs.values(), *first.values()])
     paired = {
         name: None if same else _paired(measured[name], against[name], scale) for name in MEASURES
     }
@@ -206,20 +219,22 @@ def _row(
             name: band([f(run) for run in runs.values()], scale if name in ON_SCALE else None)
             for name, (*_, f) in CURVES.items()
         },
+        judged=over_seeds(ends.values(), scale),
+        judged_difference=None if runs is first else _paired(ends, against_ends, scale),
         mixed=mixed,
         remarks=beside,
     )
 
 
 def _differences(
-    first: Mapping[int, RunData], runs: Mapping[int, RunData]
+    first: Mapping[int, RunData], runs: Mapping[int, RunData], inside: str = ""
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(why no difference, what is said beside it) of a method against the first, over the seeds
-    that both have."""
+    that both have: of their folders, or of those `inside` them."""
     mixed: list[tuple[str, str]] = []
     beside: list[tuple[str, str]] = []
     for seed in sorted(first.keys() & runs.keys()):
-        a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
+        a, b = (read_conditions(side[seed].path / inside) for side in (first, runs))
         for task in _tasks(a, b):
             mixed += [(task, line) for line in condition_differences(a, b, task)]
             beside += [
@@ -371,7 +386,8 @@ def _reward_parts(ablation: Ablation) -> list[str]:
 
 
 HEADS = (
-    "method", "final reward", "difference", "area", "difference", "dev", "rollouts a step",
+    "method", "judged end", "difference ", "final reward", "difference", "area", "difference",
+    "dev", "rollouts a step",
     "trained tokens a step", "time", "seeds",
 )  # fmt: skip
 
@@ -380,6 +396,8 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     """A row of the table, as text; the columns are HEADS."""
     return (
         row.arm,
+        stat_text(row.judged),
+        stat_text(row.judged_difference, signed=True),
         stat_text(row.final),
         stat_text(row.final_difference, signed=True),
         stat_text(row.area),
@@ -400,6 +418,7 @@ def method_notes(ablation: Ablation) -> list[str]:
         f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
         "height of its curve.",
     ]
+    sentences += [ENDS.format(ablation.eval_judge)] if ablation.eval_judge else []
     sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
         sentences.append("Budgets differ: the methods sample different numbers of rollouts a step.")
@@ -418,9 +437,10 @@ def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     ]
 
 
-def _figures(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
+def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
     """(mean, interval) of the result columns of the page; empty strings where there is none."""
-    columns = [(row.final, False), (row.final_difference, True)]
+    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
+    columns += [(row.final, False), (row.final_difference, True)]
     columns += [(row.area, False), (row.area_difference, True)]
     columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
     shown = []
@@ -442,9 +462,11 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(ablation)]
+    hidden = [] if _has_dev(ablation) else ["dev"]
+    hidden += [] if ablation.eval_judge else ["judged end", "difference "]
+    shown = [i for i, head in enumerate(HEADS) if head not in hidden]
     for i in shown:
-        table.add_column(HEADS[i], justify="left" if i == 0 else "right", no_wrap=i < 7)
+        table.add_column(HEADS[i].strip(), justify="left" if i == 0 else "right", no_wrap=i < 9)
     for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
@@ -475,6 +497,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
     figures = draw_all(ablation, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
         found=ablation, figures=figures, notes=method_notes(ablation), dev=_has_dev(ablation),
+        judged=bool(ablation.eval_judge),
         stats=_figures, count=count, parts=_reward_parts(ablation), duration=duration_text,
         missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `soul compare` prints: one row a task, means of the suite, gates, then what qualifies them."""
+"""What `soul compare` prints: a row for each task, means of the suite, gates, and remarks."""
 
 from __future__ import annotations
 

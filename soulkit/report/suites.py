@@ -189,9 +189,8 @@ def _context(
             for model in (table.models if every else table.highlight)
         ]
         why = f"not comparable: {doubts}" if doubts else "measured like these runs"
-        notes.append(
-            f"{table.title}: {why}. Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
-        )
+        origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
+        notes.append(f"{table.title}: {why}. {origin}")
     return tuple(columns), notes
 
 

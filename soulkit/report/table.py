@@ -16,6 +16,7 @@ from soulkit.eval.remarks import cuts_text, ignored_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
+from soulkit.report.costs import cost_by_role
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
@@ -114,6 +115,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("steps", steps),
         ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
+        ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
         *origin_facts(run.provenance),
         ("truncated", truncation_text(summary.statuses)),

@@ -182,7 +182,11 @@ class Task(ABC):
         """Score an episode; the same function for drafts and refined ones."""
 
     async def judged(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """`score`, or what a broken call makes of the episode: for whoever plays and rescores."""
+        """`score`, or what a broken call makes of the episode: for whoever plays and rescores.
+
+        Questions take as many opinions as the declaration says.
+        """
+        cast = replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
         try:
             score = await self.score(example, episode, cast)
         except CallError as error:
@@ -217,10 +221,18 @@ class Task(ABC):
         if cast.coach is None:
             text = self.explain(example, episode, score)
             return self.symbolic(text) if text else None
-        prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
+        prompt = self.coach_prompt(example, episode, score, cast)
         call = rollout.call("coach", example)
         feedback = await ask_coach(cast.coach, prompt, call, self.spec.feedback.max_words)
-        return replace(feedback, kind=self.spec.feedback.kind)
+        return replace(feedback, kind=self.spec.feedback.kind, dimensions=judged_dimensions(score))
+
+    def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
+        """What a model coach is asked; with the right answer where the cast or the reference
+        has it so (`feedback.gold_in_reference`)."""
+        prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
+        as_reference = self.protocol == "reference" and self.spec.feedback.gold_in_reference
+        gold = self.gold_text(example) if cast.coach_sees_gold or as_reference else ""
+        return f"{prompt}\n\n{self.prompts.render('coach_gold', gold=gold)}" if gold else prompt
 
     def symbolic(self, text: str) -> Feedback:
         """Feedback that the task's own rules wrote, of the kind that the task gives."""
@@ -359,6 +371,16 @@ def _class_file(cls: type[Task]) -> Path | None:
     except (TypeError, OSError):
         return None
     return file if file.is_file() else None
+
+
+def judged_dimensions(score: Score) -> tuple[str, ...]:
+    """What the judges gave an opinion on: the rated parts of their verdicts, else the questions.
+
+    A part is rated where a verdict holds an object under its name, score and reasons for instance.
+    """
+    readable = [verdict for verdict in score.verdicts if verdict.said]
+    parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
+    return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
 
 
 def utterances(episode: Episode) -> list[str]:

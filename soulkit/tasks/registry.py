@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.defaults import DefaultPlayers
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.installed import DECLARATION, offer_of, offers, say_shadowed
@@ -80,6 +81,8 @@ class FeedbackSpec(Strict):
     until_step: int | None = None
     max_words: int = Field(default=120, gt=0)
     """A model coach that writes more gives no feedback."""
+    gold_in_reference: bool = False
+    """Whether a model coach is told the right answer under `reference`."""
     kind: Literal["coach", "worked_example"] = "coach"
     """`worked_example` gives the answer away by design: used only where a run asks for it."""
 
@@ -109,6 +112,10 @@ class TaskSpec(Strict):
     scripted_partner: str = ""
     """`module:function` that speaks for the partner by script, for `soul serve partner`."""
     seats: dict[str, Role]
+    players: DefaultPlayers = DefaultPlayers()
+    """Who fills a role that no user fills."""
+    samples: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    """Purpose of a question → opinions of each judge on it; 1 where it is not named."""
     columns: dict[str, Column]
     unpack: tuple[str, ...] = ()
     """Keys of a row that hold an object, or its JSON text, whose keys are columns themselves."""
@@ -455,6 +462,7 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
         "metric": Metric,
         "files": Files,
         "feedback": FeedbackSpec,
+        "players": DefaultPlayers,
     }
     parts = [str(part) for part in loc[:-1]]
     if parts[:1] == ["suites"] and len(parts) == 2:

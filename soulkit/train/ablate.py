@@ -18,7 +18,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -26,6 +26,7 @@ from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.conditions import Conditions, conditions_of
 from soulkit.eval.likeness import condition_differences, grouped
 from soulkit.keys import printable
+from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -168,7 +169,7 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
 def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
-    trust: bool = False, force_mixed: bool = False,
+    trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
 ) -> list[Planned]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
@@ -191,10 +192,11 @@ def plan_arms(
             planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in planned:
         refuse_unplayable(run.config)
+    planned = seat_arms(planned)
+    for run in planned:
         refuse_other_settings(run)
     if not force_mixed:
-        refuse_unlike(planned[: len(arms)])
-    refuse_feedbackless(planned)
+        refuse_unlike(planned[: len(arms)], judged_alike=judged_alike)
     return planned
 
 
@@ -230,25 +232,39 @@ def refuse_other_settings(run: Planned) -> None:
         Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
 
 
-def refuse_unlike(runs: Sequence[Planned]) -> None:
-    """ConfigError naming in what methods of one seed would be measured unlike the first."""
+def refuse_unlike(runs: Sequence[Planned], *, judged_alike: bool = False) -> None:
+    """ConfigError naming in what methods of one seed would be measured unlike the first.
+
+    `judged_alike`: one judge scores the ends of all, so that those of the training may differ.
+    """
+    reasons = _unlike(runs, judges=not judged_alike)
+    if reasons:
+        only_judges = not judged_alike and not _unlike(runs, judges=False)
+        raise ConfigError(
+            f"The methods would not be measured the same way ({'; '.join(reasons)}).",
+            "A difference to the first would mix the methods with the change of what they are "
+            "measured with.",
+            "Have the ends of all scored by one judge with --eval-judge WHO, or accept the mixture "
+            "with --force-mixed."
+            if only_judges
+            else "Give judge, partner, samples, rows and protocol for the whole command, or accept "
+            "the mixture with --force-mixed.",
+        )
+
+
+def _unlike(runs: Sequence[Planned], *, judges: bool) -> list[str]:
     first, *others = runs
     reasons = []
     for run in others:
         a, b = _conditions(first), _conditions(run)
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
         lines = grouped(
-            (task, line) for task in tasks for line in condition_differences(a, b, task)
+            (task, line)
+            for task in tasks
+            for line in condition_differences(a, b, task, judges=judges)
         )
         reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
-    if reasons:
-        raise ConfigError(
-            f"The methods would not be measured the same way ({'; '.join(reasons)}).",
-            "A difference to the first would mix the methods with the change of what they are "
-            "measured with.",
-            "Give judge, partner, samples, rows and protocol for the whole command, or accept the "
-            "mixture with --force-mixed.",
-        )
+    return reasons
 
 
 def _conditions(run: Planned) -> Conditions:
@@ -257,33 +273,55 @@ def _conditions(run: Planned) -> Conditions:
 
 def run_all(
     runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
-    *, force_mixed: bool = False,
+    *, force_mixed: bool = False, eval_judge: str = "",
 ) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, states, force_mixed)
+    note(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
         if before.status == "waiting":
             states[index] = run_one(before.planned, show)
-            note(out, states, force_mixed)
+            note(out, states, force_mixed, eval_judge)
         ended(states[index])
     return states
 
 
-def refuse_feedbackless(runs: Sequence[Planned]) -> None:
-    """What else is wrong with an arm is its own, and recorded when its turn comes."""
+def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
+    """The runs with everybody in their seats; NoFeedback for an arm that can have none.
+
+    What else is wrong with an arm is its own, and recorded when its turn comes.
+    """
     from soulkit.train.material.assemble import gather_material
     from soulkit.train.material.feasible import NoFeedback
 
-    first = {run.arm.spelling: run.config for run in reversed(runs)}
-    for config in first.values():
+    seats: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        spelling = run.arm.spelling
+        if spelling in seats:
+            continue
         try:
-            gather_material(config)
+            config = gather_material(run.config).config
         except NoFeedback:
             raise
         except UserError:
-            continue
+            config = run.config
+        seats[spelling] = {"task_players": config.task_players, "coach": config.coach}
+    return [
+        replace(run, config=run.config.model_copy(update=seats[run.arm.spelling])) for run in runs
+    ]
+
+
+def confirm_runs(
+    runs: Sequence[Planned], say: Callable[[str], None], ask: AskUser | None
+) -> list[Planned]:
+    """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
+    from soulkit.train.planning import comparison_plan
+
+    left = [run for run in runs if not is_finished(run)]
+    if any(pays(run.config) for run in left):
+        confirm_cost(comparison_plan(left), left[0].config, say, ask)
+    return [replace(run, config=run.config.model_copy(update={"yes": True})) for run in runs]
 
 
 def is_finished(run: Planned) -> bool:
@@ -317,10 +355,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False) -> None:
+def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False, eval_judge: str = "") -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""
     lines = [_listed(out, run).to_json() for run in runs]
-    write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed})
+    judge = {"eval_judge": eval_judge} if eval_judge else {}
+    write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed, **judge})
 
 
 def _listed(out: Path, run: Ended) -> ListedRun:

@@ -15,7 +15,7 @@ from pydantic import field_validator
 
 from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
-from soulkit.models.roles.players import RoleSettings
+from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
 from soulkit.play.settings import PlayConfig
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
@@ -25,6 +25,8 @@ from soulkit.train.objectives.sdpo import SdpoSettings
 from soulkit.train.objectives.sft import SftSettings
 
 RL = ("rollouts",)
+TINY = "tiny"
+"""The name of a model that is made for the rows, with random weights."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """Tokens that one forward pass computes, by kind of device, unless told otherwise."""
 
@@ -69,10 +71,11 @@ class RolloutSettings(Settings):
         help="Drafts that get feedback: all; imperfect: below the full reward; task: the "
         "reference's gates; auto: all, under protocol reference task.",
     )  # fmt: skip
-    coach: Literal["symbolic", "terse"] | RoleSettings = setting(
-        "symbolic", section="Feedback", only=("feedback", "sft"), metavar="WHO",
-        help="Writes feedback: the task's rules (terse: without remarks on the draft), actor or "
-        "another player.",
+    coach: Coach | None = setting(
+        None, section="Feedback", only=("feedback", "sft"), metavar=BY_TASK,
+        unset="the judge's model on a judged task, else symbolic",
+        help="Writes feedback: symbolic (the task's rules), terse (those without remarks on the "
+        "draft), actor or another player; may be repeated for single tasks.",
     )  # fmt: skip
     blind_reader: RoleSettings | None = setting(
         None, section="Feedback", only=("feedback",), metavar="WHO",
@@ -82,6 +85,10 @@ class RolloutSettings(Settings):
         False, section="Feedback", flag=None, only=("feedback", "sft"),
         help="Use feedback that shows how the row is solved, answer included, where a task gives "
         "such; without it such a task is refused by methods that need feedback.",
+    )  # fmt: skip
+    coach_sees_gold: bool = setting(
+        False, section="Feedback", only=("feedback",),
+        help="Tell a model coach the right answer; feedback that gives it away stays unused.",
     )  # fmt: skip
     shuffle_feedback: bool = setting(
         False, section="Feedback", only=("feedback",),
@@ -240,6 +247,10 @@ class TrainConfig(
     """The method of a package whose settings stand here, too."""
 
     method: str = setting(flag=None, help="The name of the command.")
+    model: str = setting(
+        "Qwen/Qwen3-VL-8B-Instruct", min_length=1, section="Task and model",
+        help="What is trained: a Hugging Face folder or hub id.",
+    )  # fmt: skip
     tasks: dict[str, float] = setting(
         section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
         help="Tasks with mixing ratios: a,b:0.5 takes half of the second's rows.",

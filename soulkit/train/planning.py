@@ -20,6 +20,7 @@ from soulkit.eval.planning import (
     voice_of,
 )
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
+from soulkit.models.roles.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import (
     TOKENS_PER_WORD,
@@ -47,6 +48,7 @@ EACH = {"coach": 1, "blind_reader": BLIND_READS}
 def training_plan(config: TrainConfig, material: Material | None = None) -> Plan:
     """What the whole run of `config` will ask for."""
     material = material or gather_material(config)
+    config = material.config
     work = work_of(material)
     if material.objective is None:
         return on_machine(_supervised_plan(config, work), _lessons_machine(config, work))
@@ -105,7 +107,7 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     pool = [(canary.task, canary.example) for canary in canaries_of(material.pool)]
     work = [w for w in _by_task(material.tasks, pool) if w.examples]
     voices = {
-        w.task.name: [v for v in _voices(config, w, coached=False) if v.role == "judge"]
+        w.task.name: [v for v in _voices(config, w, coached=False) if v.role in PANELS]
         for w in work
     }
     return scaled(
@@ -142,7 +144,7 @@ def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]
     reply = config.reply_limit(work.task.spec.sampling)
     actor = PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
     voices = [actor]
-    for role, settings in config.players():
+    for role, settings in config.players_in(work.task.name):
         voice = voice_of(config, role, settings, actor)
         if role not in EACH:
             voices.append(voice)

@@ -11,6 +11,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
+from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
 from soulkit.eval.summary import Cell, summarise
@@ -20,10 +21,12 @@ from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Players
+from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import DEV_EPISODES, load_records, newest_dev
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.material.assemble import (
@@ -37,7 +40,7 @@ from soulkit.train.material.assemble import (
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
-from soulkit.train.planning import work_of
+from soulkit.train.planning import training_plan, work_of
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
@@ -52,7 +55,6 @@ from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
 from soulkit.types import Record, Sampling
 
-TINY = "tiny"
 TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
 SAMPLED = "sampled.jsonl"
@@ -62,21 +64,23 @@ SUMMARY_STEPS = 10
 
 
 def train(
-    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None
-) -> TrainSummary:
+    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
+    ready: Material | None = None,
+) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
     The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
     `eval_every` those with the best dev score are in `out/best`, loaded the same way; the summary
     names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
     deterministic, the arithmetic it was started with: RunError names what differs. `say` is told
-    which servers are asked, once nothing stands in the way.
+    which servers are asked, once nothing stands in the way. `ready` is what `prepare_training`
+    gave; without it that is done here, where nobody can be asked whether the cost is right.
     """
     refuse_untrainable(config)
     check_tracker(config.track)
-    config.check_players()
     with deterministic(config.deterministic):
-        material = gather_material(config)
+        material = ready or prepare_training(config, out, say)
+        config = material.config
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         policy = load_policy(config, base_model(config, material, out))
         teacher = make_ready(config, policy, material)
@@ -88,6 +92,35 @@ def train(
                 for server in config.servers():
                     say(server)
             return asyncio.run(_train(config, run, policy, teacher, material, show))
+
+
+def prepare_training(
+    config: TrainConfig, out: Path, say: Callable[[str], None] | None = None,
+    ask: AskUser | None = None,
+) -> Material:  # fmt: skip
+    """What a run trains on, with players that can be asked, and with its cost confirmed: by
+    settings, or by `ask`."""
+    material = gather_material(config, asking=True)
+    material.config.check_players()
+    if pays(material.config):
+        _confirm(material, out, say or _quiet, ask)
+    return material
+
+
+def _confirm(
+    material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
+) -> None:
+    """Have the cost of the steps that are left confirmed."""
+    config = material.config
+    lines = read_step_lines(out / "metrics.jsonl")
+    done = 1 + max((line.step for line in lines if line.played), default=-1)
+    left = max(config.steps - done, 0) / config.steps
+    if left:
+        confirm_cost(scaled(training_plan(config, material), left), config, say, ask)
+
+
+def _quiet(remark: str) -> None:
+    """Nobody is told."""
 
 
 def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Policy | None:
@@ -275,6 +308,8 @@ def rollout_summary(
     cost are those of the whole run."""
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
+        tasks = {row.id: task.name for task, row in (*material.pool, *material.dev)}
+        costs = costs_by_task(ledger, tasks)
     summary = summarise(
         records,
         command=f"train {config.method}",
@@ -288,8 +323,9 @@ def rollout_summary(
     lines = read_step_lines(loop.run.metrics)
     return TrainSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)
-           if one.name != "unpriced_calls"},
+           if one.name not in ("unpriced_calls", "costs")},
         unpriced_calls=paid["unpriced"],
+        costs=costs,
         steps=loop.step,
         summary_steps=min(SUMMARY_STEPS, loop.step),
         rewards=rewards_of(records),

@@ -18,7 +18,8 @@ from soulkit.eval.rescore import recorded_eval
 from soulkit.models.api.address import OPENAI_URL, as_recorded
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Players, RoleSettings
+from soulkit.models.roles.players import Players
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.folder import read_config
 from soulkit.train.config import TrainConfig
 from tests.support.evaluation import oracle, paid, soul, three_lines
@@ -311,7 +312,7 @@ def test_what_is_no_address_is_told_by_the_variables_name(
         TrainConfig.load(env={}, flags={**flags, "judge": ["endpoint:j"]})
     # Who names an address does not need the variable.
     assert Endpoint(model="m", base_url="http://localhost:1/v1").base_url == "http://localhost:1/v1"
-    assert TrainConfig.load(env={}, flags=flags).coach == "symbolic"
+    assert TrainConfig.load(env={}, flags=flags).coach is None
 
 
 def test_equal_players_share_one_endpoint_however_they_are_written(

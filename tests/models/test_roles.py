@@ -14,8 +14,9 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import eval_cast, eval_players
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Player
-from soulkit.models.roles.players import Players, RoleSettings, cast_of, parse_spec
+from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.roles.scripted import Script, ScriptedModel
+from soulkit.models.roles.settings import RoleSettings, parse_spec
 from soulkit.runs.folder import Run, same_settings
 from soulkit.train.config import TrainConfig
 from soulkit.types import Call, Sampling, Segment
@@ -171,7 +172,7 @@ def test_the_actor_may_fill_any_role() -> None:
     )
     assert cast.partner is not None and cast.partner.model is actor
     assert [judge.model for judge in cast.judges] == [actor]
-    assert cast.filled() == {"actor", "partner", "judge"}
+    assert cast.filled() == {"actor", "partner", "judge", "auditor"}  # the judge audits, too
     with pytest.raises(ConfigError, match="no actor here"):
         Players().player("judge", RoleSettings(kind="actor"), 0)
 

@@ -11,8 +11,15 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-from soulkit.models.ledger.file import Damaged, columns_of, load_request, open_to_read
-from soulkit.models.ledger.ledger import Ledger, LedgerEntry, Request, read_row, unusable_ledger
+from soulkit.models.ledger.file import (
+    Damaged,
+    Request,
+    columns_of,
+    load_request,
+    open_to_read,
+    unusable_ledger,
+)
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, read_row
 from soulkit.models.ledger.mode import Mode
 
 

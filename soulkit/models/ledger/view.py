@@ -312,16 +312,20 @@ def _check_calls(
     findings: Findings,
 ) -> None:
     for role, least in least_calls.items():
-        have = (
-            _talk(record, counts)
-            if role == "partner"
-            else counts.get(_episode_role(record, role), 0)
-        )
+        have = _asked(record, role, counts)
         if have < least:
             findings.add(
                 "missing calls",
                 f"episode {record.key} of {record.task} has {have} of {least} calls of role {role}",
             )
+
+
+def _asked(record: Record, role: Role, counts: Mapping[EpisodeRole, int]) -> int:
+    """Calls of a role in an episode; an audit is a verdict like a judge's."""
+    if role == "partner":
+        return _talk(record, counts)
+    roles: tuple[Role, ...] = ("judge", "auditor") if role == "judge" else (role,)
+    return sum(counts.get(_episode_role(record, one), 0) for one in roles)
 
 
 def _talk(record: Record, counts: Mapping[EpisodeRole, int]) -> int:

@@ -127,10 +127,15 @@ class Sotopia(Task):
         return (fields["eval_position"],)
 
     def calls(self, example: Example) -> dict[Role, int]:
-        """Half the turns each, the odd one the first seat's; a judge rates once and audits once."""
+        """Half the turns each, the odd one the first seat's; judge and auditor are asked once."""
         first: Role = example.seats["agent1"]
         second: Role = example.seats["agent2"]
-        return {first: (self.max_turns + 1) // 2, second: self.max_turns // 2, "judge": 2}
+        return {
+            first: (self.max_turns + 1) // 2,
+            second: self.max_turns // 2,
+            "judge": 1,
+            "auditor": 1,
+        }
 
     def names(self, example: Example) -> dict[str, str]:
         """Seat → the character's name."""
@@ -253,7 +258,8 @@ class Sotopia(Task):
         lines = self._audited(example, episode)
         if not lines:
             return await rating, []
-        audit = question("audit", self.audit_prompt(example, lines), Audit, beside=(shape,))
+        prompt = self.audit_prompt(example, lines)
+        audit = question("audit", prompt, Audit, beside=(shape,), role="auditor")
         both = asyncio.gather(rating, panel.opinions(cast, audit, episode), return_exceptions=True)
         rated, audits = await both
         for outcome in (rated, audits):

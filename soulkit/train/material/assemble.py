@@ -13,17 +13,20 @@ from pathlib import Path
 
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.models.base import Cast, Player, unfilled
+from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
-from soulkit.models.roles.players import Players, RoleSettings, cast_of
+from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
-from soulkit.play.settings import chosen_rows, live_tasks
+from soulkit.play.gaps import Gap, key_gaps, model_gaps, refuse_gaps, role_gaps
+from soulkit.play.plan import Plan, Work
+from soulkit.play.seating import seated
+from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
-from soulkit.tasks.loading import examples_for
+from soulkit.tasks.loading import NoRows, examples_for
 from soulkit.tasks.registry import load_registry
-from soulkit.train.config import TrainConfig
+from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.feasible import refuse_without_feedback
@@ -41,33 +44,84 @@ class Material:
     tasks: Mapping[str, Task]
     pool: TaskRows
     dev: TaskRows
+    config: TrainConfig
+    """The settings with everybody in their seats."""
     objective: Objective | None = None
     """The method, made once; None in supervised training."""
 
 
-def gather_material(config: TrainConfig) -> Material:
-    """Tasks and rows; dev rows are taken from the training rows by content hash of the story."""
+def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
+    """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
+
+    Keys and the model are looked for where players are going to be asked (`asking`).
+    """
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
-    tasks = live_tasks(registry, config.tasks, config, training=True)
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
         check_settings(config, objective)
-    train: dict[str, Sequence[Example]] = {}
-    dev: TaskRows = []
-    for name, task in tasks.items():
-        rows = chosen_rows(training_rows(task, config), config, name)
-        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
-        train[name] = training
-        dev += [(task, example) for example in held[: config.dev_limit]]
-    pool = mixture(tasks, train, config.tasks, config.seed)
-    check_training_roles(config, [*pool, *dev])
+    rows_by_task, gaps = rows_and_gaps(tasks, config)
+    coached = objective is not None and objective.uses_feedback
+    work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
+    config = seated(config, work, registry, coached=coached)
+    if config.method != "sft":
+        gaps += role_gaps(work, config)
+    if asking:
+        gaps += what_is_away(config)
+    material = _mixed(config, tasks, rows_by_task, objective)
+    refuse_gaps(gaps, lambda: _planned(material))
+    pool = material.pool
     if config.canary_every is not None:
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
-    return Material(tasks, pool, dev, objective)
+    return material
+
+
+def _mixed(
+    config: TrainConfig, tasks: Mapping[str, Task], rows_by_task: Mapping[str, tuple[Example, ...]],
+    objective: Objective | None,
+) -> Material:  # fmt: skip
+    """The material of the tasks that have rows."""
+    train: dict[str, Sequence[Example]] = {}
+    dev: TaskRows = []
+    for name, rows in rows_by_task.items():
+        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
+        train[name] = training
+        dev += [(tasks[name], example) for example in held[: config.dev_limit]]
+    present = {name: task for name, task in tasks.items() if name in train}
+    ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
+    pool = mixture(present, train, ratios, config.seed) if train else []
+    return Material(present, pool, dev, config, objective)
+
+
+def _planned(material: Material) -> Plan | None:
+    from soulkit.train.planning import training_plan
+
+    return training_plan(material.config, material) if material.pool else None
+
+
+def rows_and_gaps(
+    tasks: Mapping[str, Task], config: TrainConfig
+) -> tuple[dict[str, tuple[Example, ...]], list[Gap]]:
+    """Task → its training rows, and the tasks that have none."""
+    rows: dict[str, tuple[Example, ...]] = {}
+    gaps = []
+    for name, task in tasks.items():
+        try:
+            rows[name] = chosen_rows(training_rows(task, config), config, name)
+        except NoRows as error:
+            way = "rows: soul data pull --task {} --split train, or --data TASK=FILE"
+            gaps.append(Gap("rows", name, way, error))
+    return rows, gaps
+
+
+def what_is_away(config: TrainConfig) -> list[Gap]:
+    """Keys and the model, as far as they are not on this machine."""
+    model = [] if config.model == TINY else model_gaps(config.model)
+    return [*key_gaps(config), *model]
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
@@ -88,10 +142,9 @@ def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
 def make_cast(config: TrainConfig, sampler: LocalModel, players: Players) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
     cast = cast_of(config, players, Player(sampler), config.seed)
-    if not isinstance(config.coach, RoleSettings):
-        return cast
-    coach = players.player("coach", config.coach, config.seed)
-    return replace(cast, coach=coach)
+    seeing = {task: replace(one, coach_sees_gold=config.coach_sees_gold)
+              for task, one in cast.by_task.items()}  # fmt: skip
+    return replace(cast, coach_sees_gold=config.coach_sees_gold, by_task=seeing)
 
 
 def make_reader(config: TrainConfig, players: Players) -> Player | None:
@@ -110,16 +163,6 @@ def check_names(config: TrainConfig) -> None:
                 "Data that nobody reads would change nothing.",
                 did_you_mean(name, config.tasks),
             )
-
-
-def check_training_roles(config: TrainConfig, pool: TaskRows) -> None:
-    """ConfigError for a role that no model fills."""
-    if config.method == "sft":
-        return
-    filled = config.filled()
-    for task, example in pool:
-        for role in sorted(set(task.calls(example)) - filled):
-            raise unfilled(role, task.name)
 
 
 def check_room(policy: Policy, limit: int | None, material: Material, config: TrainConfig) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError
-from soulkit.models.roles.players import RoleSettings
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import fixed_examples
@@ -99,7 +98,7 @@ def _unasked_for(config: TrainConfig, task: Task) -> bool:
 async def _tried(
     config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
 ) -> Obstacle | None:
-    policy = feedback_policy(config)
+    policy = feedback_policy(config, task=task.name)
     if policy.when == "task" and type(task).gate is not Task.gate:
         policy = replace(policy, when="all")  # its own gate may read what only real scores hold
     gate = Gate(policy, task, config.steps)
@@ -108,7 +107,7 @@ async def _tried(
             f"its gate (--feedback-for {policy.when}) is closed to every draft",
             "ask for feedback on every draft with --feedback-for all",
         )
-    asks_a_model = isinstance(config.coach, RoleSettings)
+    asks_a_model = bool(config.cast_as("coach", task.name))
     silence = None if asks_a_model else await _nothing_said(gate, examples)
     return silence or await _nothing_seen(objective, task, examples)
 
@@ -200,7 +199,7 @@ def _shows(
 
 
 def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: bool) -> NoFeedback:
-    coach = config.coach.written() if isinstance(config.coach, RoleSettings) else config.coach
+    coach = " and ".join(dict.fromkeys(_coach_name(config, name) for name in obstacles))
     whys = "; ".join(f"task '{name}': {one.why}" for name, one in obstacles.items())
     ways = list(dict.fromkeys(one.way for one in obstacles.values()))
     ways += [f"leave {', '.join(obstacles)} out of --task"] if mixed else []
@@ -212,6 +211,11 @@ def _no_feedback(config: TrainConfig, obstacles: Mapping[str, Obstacle], mixed: 
         "another method under this name.",
         f"{text[0].upper()}{text[1:]}.",
     )
+
+
+def _coach_name(config: TrainConfig, task: str) -> str:
+    players = config.cast_as("coach", task)
+    return players[0].written() if players else config.named("coach", task) or "symbolic"
 
 
 def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows) -> None:
@@ -250,7 +254,7 @@ def rehearsed(
     """Feedback for a lesson, on a made-up draft (or on none, when the coach is terse)."""
     if _unasked_for(config, task):
         return None
-    plain = config.coach == "terse"
+    plain = config.named("coach", task.name) == "terse"
     text = task.explain(example, None, None) if plain else task.rehearse(example, rng)
     return task.symbolic(text) if text else None
 

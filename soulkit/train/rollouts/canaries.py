@@ -91,7 +91,8 @@ class Tripwire:
         canary = self.canaries[job.index]
         episode = replace(canary.episode, step=job.step)
         # None is counted as unscored, and no number stands in its place.
-        return (await canary.task.judged(canary.example, episode, cast)).reward
+        own = cast.in_task(canary.task.name)
+        return (await canary.task.judged(canary.example, episode, own)).reward
 
     def _label(self, task: str, name: str) -> str:
         several = len({canary.task.name for canary in self.canaries}) > 1

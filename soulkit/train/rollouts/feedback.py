@@ -45,11 +45,13 @@ REASONS = {
 }
 
 
-def feedback_policy(config: TrainConfig, blind_reader: Player | None = None) -> FeedbackPolicy:
-    """When a draft of the run gets feedback, and of which kind."""
+def feedback_policy(
+    config: TrainConfig, blind_reader: Player | None = None, task: str = ""
+) -> FeedbackPolicy:
+    """When a draft of the run, or of one task, gets feedback, and of which kind."""
     return FeedbackPolicy(
         when=config.feedback_when,
-        terse=config.coach == "terse",
+        terse=config.named("coach", task) == "terse",
         blind_reader=blind_reader,
         show_draft=config.show_draft,
         worked_examples=config.worked_examples,

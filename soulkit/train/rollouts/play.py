@@ -22,7 +22,6 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
-from soulkit.train.rollouts.feedback import feedback_policy
 from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 
@@ -56,14 +55,11 @@ class Rollouts:
     async def sample(self, jobs: Sequence[Job], version: str) -> list[Record]:
         """The records of all jobs, sampled by the weights whose hash is `version`."""
         self.sampler.policy_version = version
-        policy = None
-        if self.objective.uses_feedback:
-            policy = feedback_policy(self.config, self.blind_reader)
         groups = [
-            (self.engine(jobs_of_task[0].task, policy, self.config.temperature), jobs_of_task)
+            (self._playing(jobs_of_task[0].task), jobs_of_task)
             for jobs_of_task in jobs_by_task(jobs).values()
         ]
-        if self.config.shuffle_feedback and policy:
+        if self.config.shuffle_feedback and self.objective.uses_feedback:
             records = await self._shuffled(groups)
         else:
             records = await gather(self._in_order(*group) for group in groups)
@@ -98,6 +94,13 @@ class Rollouts:
             writer.write(*(without_tokens(record) for record in records))
             writer.close()
 
+    def _playing(self, task: Task) -> Engine:
+        """What plays the rollouts that are learned from."""
+        policy = None
+        if self.objective.uses_feedback:
+            policy = feedback_policy(self.config, self.blind_reader, task.name)
+        return self.engine(task, policy, self.config.temperature)
+
     def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
         """What plays the rollouts of one task."""
         sampling = Sampling(
@@ -106,7 +109,8 @@ class Rollouts:
             seed=self.config.seed,
             thinking=self.config.thinking,
         )
-        cast = replace(self.cast, actor=replace(self.cast.actor, sampling=sampling))
+        cast = self.cast.in_task(task.name)
+        cast = replace(cast, actor=replace(cast.actor, sampling=sampling))
         return Engine(cast, self.config.seed, self.config.concurrency, feedback)
 
     def shuffle_key(self, step: int) -> str:

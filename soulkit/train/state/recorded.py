@@ -12,10 +12,11 @@ from pathlib import Path
 from soulkit.eval.batch import task_scales
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
+from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
-from soulkit.play.settings import live_tasks
+from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
@@ -40,6 +41,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         return cast_of(config, players, Player(actor), config.seed)
 
     rows = _rows(config)
+    put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
 
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
@@ -72,6 +74,6 @@ def _kind(path: Path, trust: bool) -> type[TrainConfig]:
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    tasks = live_tasks(registry, config.tasks, config, training=True).values()
+    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
     return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}

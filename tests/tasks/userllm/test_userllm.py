@@ -14,7 +14,8 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.players import Players, RolesConfig, cast_of
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm.fields import CSQA, END, read_conversation, read_reply

@@ -1,0 +1,87 @@
+"""What a run will cost, said before its first paid call, and confirmed.
+
+A call is paid for unless its server is on this machine or its price is 0; a price that nobody knows
+counts as one. On a terminal the user is asked; elsewhere `--yes` confirms, or `--max-cost` bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from soulkit.errors import ConfigError
+from soulkit.models.api.address import checked_url, is_loopback
+from soulkit.models.api.prices import load_prices
+from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.play.plan import Plan
+
+AskUser = Callable[[str], bool]
+"""Puts a question to whoever sits at the terminal; whether the answer was yes."""
+
+
+class CostUnconfirmed(ConfigError):
+    """A run would cost money, and nobody agreed to it."""
+
+
+def prices_of(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
+    """US dollars per million prompt and reply tokens of a served player; None where unknown."""
+    if settings.price_in is not None and settings.price_out is not None:
+        return settings.price_in, settings.price_out
+    price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
+    return None if price is None else (price.prompt, price.reply)
+
+
+def is_paid(config: RolesConfig, settings: RoleSettings) -> bool:
+    """Whether calls of a player cost money, as far as anybody knows."""
+    if settings.kind != "endpoint" or is_loopback(checked_url(settings.base_url)):
+        return False
+    return prices_of(config, settings) != (0.0, 0.0)
+
+
+def pays(config: RolesConfig) -> bool:
+    """Whether anybody is named whose calls cost money."""
+    return any(is_paid(config, who) for _, who in config.served())
+
+
+def dollars(amount: float | None) -> str:
+    """US dollars in words: `$0.0420`, `$3.10`, `unknown`."""
+    if amount is None:
+        return "unknown"
+    return f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"
+
+
+def cost_words(plan: Plan) -> str:
+    """`about $0.4200, at most $3.10`, and of whom no price is known."""
+    strangers = sorted({one.name for one in plan.asked if one.paid and one.cost is None})
+    if plan.cost is None:
+        return f"unknown: no price is known of {', '.join(strangers)}"
+    beside = f", without {', '.join(strangers)}: no price is known" if strangers else ""
+    return f"about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}{beside}"
+
+
+def confirm_cost(
+    plan: Plan, config: RolesConfig, say: Callable[[str], None], ask: AskUser | None = None
+) -> None:
+    """Say what the calls of `plan` will cost; CostUnconfirmed when nobody agrees.
+
+    `ask` is None where nobody can be asked. Nothing is said of a plan that costs nothing.
+    """
+    if not plan.paid:
+        return
+    say(f"cost of this run: {cost_words(plan)}")
+    if config.yes or config.max_cost is not None:
+        return
+    if ask is not None:
+        if ask("Go on?"):
+            return
+        raise CostUnconfirmed(
+            "The cost was not confirmed.",
+            "Nobody was asked, and nothing was written.",
+            "Give --yes, bound it with --max-cost, or look closer with soul plan.",
+        )
+    raise CostUnconfirmed(
+        f"This run would cost money ({cost_words(plan)}), and nobody has agreed to it.",
+        "It was not started from a terminal, where it would have asked.",
+        "Confirm with --yes, or bound the cost with --max-cost DOLLARS. A server of your own has "
+        "price_in and price_out 0 in the endpoints file.",
+    )

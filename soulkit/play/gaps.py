@@ -1,0 +1,136 @@
+"""Everything that a run lacks, in one error: tasks, rows, players, keys, the model.
+
+Whoever prepares a run collects Gaps instead of stopping at the first. A single one keeps its own
+error; several become one, with what the run would cost in front, since that may decide whether the
+rest is worth finding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from soulkit.errors import ConfigError, ModelLoadError, UserError
+from soulkit.models.api.address import checked_url, is_loopback, read_key
+from soulkit.models.base import unfilled
+from soulkit.models.roles.config import RolesConfig
+from soulkit.play.costs import cost_words
+from soulkit.play.plan import Plan, Work
+from soulkit.play.seating import roles_of
+from soulkit.tasks.registry import Registry
+
+GapKind = Literal["tasks", "rows", "players", "keys", "model"]
+ORDER: tuple[GapKind, ...] = ("tasks", "rows", "players", "keys", "model")
+WORDS = {
+    "tasks": "no class that plays",
+    "rows": "no rows of",
+    "players": "nobody as",
+    "keys": "no key in",
+    "model": "no model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One thing that is missing."""
+
+    kind: GapKind
+    name: str
+    """What is missing, in a word or two."""
+    way: str
+    """How to get it; `{}` stands for the names of all gaps of this kind."""
+    error: UserError
+    """What is said where nothing else is missing."""
+    fatal: bool = True
+    """Whether the run cannot go on; else it is only told beside what is fatal."""
+
+
+class NotReady(ConfigError):
+    """Several things are missing."""
+
+
+def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
+    """Raise what is missing; nothing when nothing is. `plan` is that of what is there."""
+    fatal = [gap for gap in gaps if gap.fatal]
+    if not fatal:
+        return
+    whole = plan()
+    cost = cost_words(whole) if whole is not None and whole.paid else ""
+    if len(gaps) == 1:
+        error = fatal[0].error
+        if cost:
+            error.what = f"Cost {cost}. {error.what}"
+            error.args = (error.what,)
+        raise error
+    names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
+    parts = [f"{WORDS[kind]} {', '.join(several)}" for kind, several in names.items() if several]
+    partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
+    unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
+    head = f"Cost {cost}{partly}. " if cost else unknown
+    raise NotReady(
+        f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
+        "Nothing is asked, loaded or written before all of it is there.",
+        f"{'; '.join(dict.fromkeys(gap.way.format(','.join(names[gap.kind])) for gap in gaps))}.",
+    )
+
+
+def role_gaps(work: Iterable[Work], config: RolesConfig) -> list[Gap]:
+    """Roles that an episode may call and nobody fills."""
+    return [
+        Gap("players", f"{role} in {part.task.name}", f"name a {role}: --{role} endpoint:MODEL@URL",
+            unfilled(role, part.task.name))
+        for part in work
+        for role in sorted(roles_of(part) - config.filled(part.task.name))
+    ]  # fmt: skip
+
+
+def key_gaps(config: RolesConfig) -> list[Gap]:
+    """Variables without the key that a server off this machine wants."""
+    wanted_by: dict[str, list[str]] = {}
+    for role, who in config.served():
+        if not is_loopback(checked_url(who.base_url)) and not os.environ.get(who.api_key_env):
+            wanted_by.setdefault(who.api_key_env, []).append(f"{role} {who.model}")
+    gaps = []
+    for name, players in wanted_by.items():
+        try:
+            read_key(name, optional=False)
+        except ModelLoadError as error:
+            users = ", ".join(dict.fromkeys(players))
+            gaps.append(Gap("keys", f"{name} ({users})", f"export {name}=KEY", error))
+    return gaps
+
+
+def model_gaps(model: str) -> list[Gap]:
+    """A model of the hub that is not on this machine: told beside what is fatal, since whoever
+    loads it downloads it. Of a folder that is not there whoever loads it says more."""
+    remote = model.count("/") == 1 and not model.startswith(("/", ".", "~"))
+    if not remote or Path(model).exists() or _in_cache(model):
+        return []
+    way = f"download the model: hf download {model}"
+    error = ModelLoadError(
+        f"The model '{model}' is not on this machine.",
+        "It would be downloaded first.",
+        f"Run: hf download {model}",
+    )
+    return [Gap("model", f"{model} on this machine", way, error, fatal=False)]
+
+
+def _in_cache(model: str) -> bool:
+    """Whether the cache of the hub's client holds a model of this name."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
+    return (Path(cache).expanduser() / f"models--{model.replace('/', '--')}").is_dir()
+
+
+def unplayable_gaps(registry: Registry, names: Sequence[str], suite: str | None) -> list[Gap]:
+    """Tasks of which there are only rows."""
+    try:
+        registry.refuse_rows_only(names, suite)
+    except ConfigError as error:
+        only_rows = [name for name in names if registry.spec(name).rows_only]
+        way = "leave out what cannot be played: --playable"
+        return [Gap("tasks", ", ".join(only_rows), way, error)]
+    return []

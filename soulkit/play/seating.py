@@ -1,0 +1,115 @@
+"""Who sits where: a role that a task asks for gets whoever is named for it, else the task's own.
+
+    named for the task ▶ in the endpoints file for the task ▶ named for all tasks ▶ tasks.yaml
+
+* A judge that a user names also audits, and coaches where training asks for feedback, unless
+  somebody is named for that as well: nobody needs a second key for what was not asked for.
+* On a judged task the coach is by default the judge's model: what it says about a draft is what
+  the judge holds against it. Elsewhere it is the task's rules.
+
+What comes out is part of the settings: a run folder says who played, and a resumed run keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.models.roles.endpoints import players_in_tasks
+from soulkit.models.roles.settings import RoleSettings, TaskPlayers
+from soulkit.play.plan import Work
+from soulkit.play.settings import PlayConfig
+from soulkit.tasks.defaults import DefaultPlayer
+from soulkit.tasks.registry import Registry
+from soulkit.types import Role
+
+Config = TypeVar("Config", bound=PlayConfig)
+ALONE: tuple[Role, ...] = ("judge", "auditor", "partner", "environment")
+"""Roles that a task's declaration may fill, whoever plays them somewhere else."""
+
+
+def seated(
+    config: Config, work: Sequence[Work], registry: Registry, *, coached: bool = False
+) -> Config:
+    """`config` with somebody in every role that its tasks ask for, as far as anybody is named.
+
+    `coached` says whether feedback is asked for. ConfigError for players of a task that nobody
+    plays here. Seating twice changes nothing.
+    """
+    file = players_in_tasks(config.endpoints)
+    _check_names(config, [part.task.name for part in work], file, registry)
+    seats = {part.task.name: _seats(config, part, file, coached=coached) for part in work}
+    update: dict[str, Any] = {
+        "task_players": {task: own for task, own in seats.items() if any(dict(own).values())}
+    }
+    if "coach" in config.roles() and not config.named("coach"):
+        update["coach"] = "symbolic"
+    return config.model_copy(update=update)
+
+
+def roles_of(part: Work) -> frozenset[Role]:
+    """The roles that episodes of a task may call: of its rows, else as the declaration has it."""
+    if part.examples:
+        return part.roles
+    spec, protocol = part.task.spec, part.task.protocol
+    offered = {role for role in ALONE if spec.players.under(protocol, role)}
+    return frozenset(spec.seats.values()) | offered
+
+
+def _seats(
+    config: PlayConfig, part: Work, file: Mapping[str, TaskPlayers], *, coached: bool
+) -> TaskPlayers:
+    """Who plays in one task alone."""
+    task = part.task.name
+    alone = [config.task_players.get(task, TaskPlayers()), file.get(task, TaskPlayers())]
+    chosen: dict[str, Any] = {}
+    for role in config.roles():
+        player = next((who for one in alone if (who := one.named(role))), None)
+        if player is not None:
+            chosen[role] = player
+    judge_named = bool(chosen.get("judge") or config.named("judge"))
+    for role in ALONE:
+        spared = role == "auditor" and judge_named
+        if role in roles_of(part) and not (chosen.get(role) or config.named(role) or spared):
+            chosen |= _default(part, role)
+    if coached and not (chosen.get("coach") or config.named("coach")):
+        chosen |= _coach(config, part, chosen, judge_named=judge_named)
+    return TaskPlayers.model_construct(**{**dict(TaskPlayers()), **chosen})
+
+
+def _default(part: Work, role: str) -> dict[str, Any]:
+    """The player of the task's declaration, under its role; nothing where there is none."""
+    default = part.task.spec.players.under(part.task.protocol, role)
+    if not isinstance(default, DefaultPlayer):
+        return {role: default} if default else {}
+    player = RoleSettings(model=default.model, reasoning_effort=default.effort or None)
+    return {role: (player,) if role in ("judge", "auditor") else player}
+
+
+def _coach(
+    config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
+) -> dict[str, Any]:
+    """The coach of a judged task that nobody named; nothing where rules coach."""
+    judges = chosen.get("judge") or config.named("judge")
+    if "judge" not in roles_of(part) or not judges:
+        return {}
+    if not judge_named and (own := _default(part, "coach")):
+        return own
+    # A judge's temperature and length are a judge's.
+    return {"coach": judges[0].model_copy(update={"temperature": None, "max_tokens": None})}
+
+
+def _check_names(
+    config: PlayConfig, names: Sequence[str], file: Mapping[str, TaskPlayers], registry: Registry
+) -> None:
+    """One endpoints file serves many commands: what it says of other tasks is no mistake."""
+    for task in config.task_players:
+        if task not in names:
+            raise ConfigError(
+                f"Players are named for the task '{task}', which is not played here.",
+                "Nobody would ever ask them.",
+                did_you_mean(task, names),
+            )
+    for task in file:
+        registry.spec(task)
