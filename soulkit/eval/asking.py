@@ -29,8 +29,8 @@ from soulkit.eval.rescore import (
     Absent,
     Recorded,
     Rescored,
-    check_rows,
     judged_again,
+    refuse_lost_rows,
     write_rescored,
 )
 from soulkit.eval.templates import (
@@ -153,7 +153,7 @@ def renewal_of(
     config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
     if not judging_players(config):
         raise unfilled("judge")
-    check_rows(recorded)
+    refuse_lost_rows(recorded)
     if prompts is not None:
         refuse_empty(prompts)
         put_prompts(distinct_tasks(recorded.rows), prompts)

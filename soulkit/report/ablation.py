@@ -280,13 +280,8 @@ def _paired(
     a: Mapping[int, float | None], b: Mapping[int, float | None], scale: Interval | None
 ) -> OverSeeds:
     """a − b over the seeds that both have, within what differences of scores can be."""
-    stat = over_seeds(
-        [
-            value - other
-            for seed, value in a.items()
-            if value is not None and (other := b.get(seed)) is not None
-        ]
-    )
+    pairs = [(value, b.get(seed)) for seed, value in a.items()]
+    stat = over_seeds([x - y for x, y in pairs if x is not None and y is not None])
     if scale is None or stat.low is None or stat.high is None:
         return stat
     width = scale[1] - scale[0]
