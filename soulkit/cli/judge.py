@@ -170,8 +170,8 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "agreement", ">n", "clusters", ">alpha", "95 %", ">ICC", ">rho", ">equal", ">gap",
-        "what it allows", title=safe(task),
+        "dimension", "agreement", ">n", "clusters", ">alpha", "95 %", ">ICC", ">rho", ">equal",
+        ">gap", "what it allows", title=safe(task),
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for label, cell in _comparisons(dimension):
@@ -202,8 +202,8 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
 
 def _length(dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "judge", ">n", "clusters", ">rho with words", "95 %", ">at equal turns", "95 %",
-        ">points per 100 words", "95 %",
+        "dimension", "judge", ">n", "clusters", ">rho with words", "95 %", ">at equal turns",
+        "95 %", ">points per 100 words", "95 %",
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for judge, cell in dimension.get("length", {}).items():
@@ -218,8 +218,8 @@ def _length(dimensions: Mapping[str, Any]) -> Table:
 
 def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
     table = new_table(
-        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters", ">flips", "95 %",
-        ">first preferred", "95 %",
+        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters", ">flips",
+        "95 %", ">first preferred", "95 %",
     )  # fmt: skip
     for judge, cell in reading.items():
         pair = position.get(judge)

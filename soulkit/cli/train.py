@@ -190,11 +190,14 @@ def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
     from soulkit.train.rollouts.remarks import step_remarks
+    from soulkit.train.rollouts.watched import FELL
 
     for alarm in line.canaries.alarms:
+        meaning = "the judge can be played; look at its verdicts"
+        if FELL in alarm.why:
+            meaning = "the drafts of different rows become alike; read some of them"
         err.print(
-            f"{who}canary alarm at step {alarm_text(alarm)}: the judge can be played; "
-            "look at its verdicts",
+            f"{who}canary alarm at step {alarm_text(alarm)}: {meaning}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     for remark in step_remarks(line):

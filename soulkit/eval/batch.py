@@ -30,11 +30,12 @@ class LeaveOneOut:
     n_parts: int = field(init=False)
     n_clusters: int = field(init=False)
     _parts: dict[str, int] = field(init=False)
-    """Cluster → the part it is left out with."""
+    """Cluster → the part it is left out with; nothing changes without one that has no score."""
     _metrics: dict[int | None, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        clusters = sorted({self.cluster_of(record) for record in self.records})
+        scored = (record for record in self.records if record.score.scored)
+        clusters = sorted({self.cluster_of(record) for record in scored})
         if len(clusters) > PARTS:
             Random(len(clusters)).shuffle(clusters)
         self._parts = {cluster: i % PARTS for i, cluster in enumerate(clusters)}
@@ -44,9 +45,13 @@ class LeaveOneOut:
     def metrics(self, without: int | None = None) -> Mapping[str, BatchMetric]:
         """Everything the summariser says of the batch, or of the batch less part `without`."""
         if without not in self._metrics:
-            rest = [r for r in self.records if self._parts[self.cluster_of(r)] != without]
-            self._metrics[without] = self.summarise(rest)
+            self._metrics[without] = self.summarise(
+                [r for r in self.records if without is None or self._part_of(r) != without]
+            )
         return self._metrics[without]
+
+    def _part_of(self, record: Record) -> int | None:
+        return self._parts.get(self.cluster_of(record))
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
         """`metric` over the parts of these numbers: all of them, or all but one."""
@@ -62,25 +67,10 @@ def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
     every = list(tasks)
     return {
         "batch": {task.name: task.batch_metrics for task in every},
-        "headlines": {task.name: name for task in every if (name := declared_headline(task))},
+        "headlines": {task.name: task.headline_metric for task in every if task.headline_metric},
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},
     }
-
-
-def declared_headline(task: Task) -> str:
-    """The number over the batch that is a task's headline; empty: the mean of its scores, as
-    `reference` always has it."""
-    return task.spec.metric.headline if task.protocol == "paper" else ""
-
-
-def headline_value(task: Task, records: Sequence[Record]) -> float | None:
-    """The headline of a task over records of it; None when nothing was scored."""
-    if name := declared_headline(task):
-        metric = task.batch_metrics(records).get(name)
-        return None if metric is None else metric.value
-    values = [r.score.value for r in records if r.score.value is not None]
-    return sum(values) / len(values) if values else None
 
 
 def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:

@@ -22,7 +22,7 @@ from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig
 from soulkit.models.roles.settings import RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows
+from soulkit.play.settings import PlayConfig, chosen_rows, tasks_in
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -247,7 +247,7 @@ def load_work(config: EvalConfig) -> list[Work]:
     if config.playable:
         return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
-    return [_work(registry.task(name, config.protocol), config) for name in names]
+    return [_work(task, config) for task in tasks_in(registry, names, config).values()]
 
 
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
@@ -259,11 +259,11 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
     if config.playable:
         return _playable_work(config, registry, names), []
     gaps = unplayable_gaps(registry, names, config.suite)
-    for name in names:
+    for name, task in tasks_in(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
         try:
-            work.append(_work(registry.task(name, config.protocol), config))
+            work.append(_work(task, config))
         except DataError as error:
             way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
@@ -287,12 +287,15 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
-    tried = {name: _work_or_why(config, registry, name) for name in names if name not in played}
+    tasks = tasks_in(registry, names, config) if names else {}
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()
+             if name not in played}  # fmt: skip
     return {name: why for name, why in tried.items() if isinstance(why, str)}
 
 
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
-    tried = {name: _work_or_why(config, registry, name) for name in names}
+    tasks = tasks_in(registry, names, config)
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()}
     work = [one for one in tried.values() if not isinstance(one, str)]
     if not work:
         reasons = "; ".join(f"{name}: {why}" for name, why in tried.items())
@@ -304,22 +307,22 @@ def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str])
     return work
 
 
-def _work_or_why(config: EvalConfig, registry: Registry, name: str) -> Work | str:
+def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | str:
     """A task with its rows, or in words why it cannot be played here.
 
     DataError when rows that were named for this very task are of no use.
     """
     from soulkit.play.seating import seated
 
-    if registry.spec(name).rows_only:
+    if task.spec.rows_only:
         return "this version cannot play it"
     try:
-        work = _work(registry.task(name, config.protocol), config)
+        work = _work(task, config)
     except DataError as error:
-        if name in config.data:
+        if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(name))
+    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(task.name))
     return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
 
 

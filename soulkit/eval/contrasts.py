@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.eval.batch import LeaveOneOut, declared_headline
+from soulkit.eval.batch import LeaveOneOut
 from soulkit.eval.summary import DEV, cluster_of, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
@@ -58,7 +58,7 @@ class TaskPair:
     def headline(self) -> str:
         """The metric that the task declares; `value` where nobody can tell."""
         declared = self.live_a or self.live_b
-        return (declared_headline(declared) if declared else "") or VALUE
+        return (declared.headline_metric if declared else "") or VALUE
 
     def scale(self, metric: str) -> Interval | None:
         """The lowest and highest value of a metric; None where nobody can tell."""

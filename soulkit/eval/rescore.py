@@ -61,6 +61,7 @@ from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import (
     Call,
@@ -130,6 +131,8 @@ class Recorded:
     """Loads or reaches the model under test, for where it judges itself."""
     load: Callable[[str], ChatModel]
     """Loads another checkpoint."""
+    grouped: bool = False
+    """Whether rewards of a row depend on each other, as those of training do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +197,16 @@ async def _scored_again(
             misses.append(miss)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return records, misses
+    return _regrouped(recorded, records), misses
+
+
+def _regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
+    """The records, in their order, with what their rewards owe to the others of their rows."""
+    if not recorded.grouped:
+        return list(records)
+    tasks = {task.name: task for task, _ in recorded.rows.values()}
+    by_key = {record.key: record for record in with_group_rewards(tasks, records)}
+    return [by_key[record.key] for record in records]
 
 
 async def judged_again(

@@ -62,8 +62,8 @@ class Cell:
     df: float | None = None
     scale: Interval | None = None
     """The lowest and the highest value, where they are known."""
-    events: int | None = None
-    """Of yes-or-no scores: failures or successes, whichever are fewer."""
+    events: float | None = None
+    """Failures or successes on the scale, whichever are fewer."""
 
     @property
     def of_batch(self) -> bool:
@@ -83,7 +83,10 @@ class Cell:
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
             **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: _number(line.get(name)) for name in ("worst", "best", "variance", "df")},
+            **{
+                name: _number(line.get(name))
+                for name in ("worst", "best", "variance", "df", "events")
+            },
             n_scored=int(_number(line.get("n_scored")) or 0),
             n=int(_number(line.get("n")) or 0),
             n_clusters=int(_number(line.get("n_clusters")) or 0),
@@ -93,7 +96,6 @@ class Cell:
             headline=bool(line.get("headline")),
             unit=str(line.get("unit") or ""),
             scale=_ends(line.get("scale")),
-            events=None if (events := _number(line.get("events"))) is None else int(events),
         )
 
 

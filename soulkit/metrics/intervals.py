@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +30,7 @@ ClusterStatistic = Callable[[Sequence[int]], float | None]
 FEW_CLUSTERS = 10
 """Below this many clusters an interval says so: its width is itself uncertain."""
 FEW_EVENTS = 30
-"""Below this many failures, or successes, the interval of a share may cover .91 instead of .95."""
+"""Below this many failures, or successes, an interval on a scale may cover .91 instead of .95."""
 RESAMPLES = 1000
 MIN_CLUSTERS = 5
 """Fewer clusters give no bootstrap interval: it would be a line, or a guess."""
@@ -58,8 +58,8 @@ class Estimate:
     """Degrees of freedom of `variance`."""
     scale: Interval | None = None
     """Lowest and highest value there can be; None: unknown, or there is none."""
-    events: int | None = None
-    """Of yes-or-no scores: failures or successes, whichever are fewer."""
+    events: float | None = None
+    """Failures or successes on the scale, whichever are fewer: 0.8 is that much of a success."""
     method: str = ""
     """`wilson-t`, `cr2-t`, `strata-t`, `jackknife-t`; without interval `no-spread`, `one-cluster`,
     `undefined` (a part has no variance) or `nothing-scored`."""
@@ -123,7 +123,7 @@ def estimate(
         mean=moments.mean, ci_low=low, ci_high=high, n_scored=len(x), n=len(values),
         n_clusters=moments.n_clusters, variance=variance,
         df=moments.df if moments.n_clusters > 1 else None, scale=limits,
-        events=_events(x, limits) if ends else None, method=method,
+        events=_events(x, limits), method=method,
     )  # fmt: skip
 
 
@@ -166,9 +166,11 @@ def _scale_of(values: Sequence[float], scale: Interval | None) -> Interval | Non
     return scale if scale[0] <= min(values) and max(values) <= scale[1] else None
 
 
-def _events(values: Sequence[float], scale: Interval | None) -> int:
-    low = sum(scale is not None and v == scale[0] for v in values)
-    return min(low, len(values) - low)
+def _events(values: Sequence[float], scale: Interval | None) -> float | None:
+    if scale is None:
+        return None
+    successes = math.fsum((v - scale[0]) / (scale[1] - scale[0]) for v in values)
+    return min(successes, len(values) - successes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     return (total + missing * low) / len(values), (total + missing * high) / len(values)
 
 
-def interval_remark(n_clusters: int, method: str = "", events: int | None = None) -> str:
+def interval_remark(n_clusters: int, method: str = "", events: float | None = None) -> str:
     """What has to stand beside an interval, or in its place: `32 clusters`, `7 clusters: few`,
     `40 clusters, few events`, `no spread in 7 clusters`; empty where the number is not known."""
     if n_clusters < 1:
@@ -270,22 +272,22 @@ def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> E
     mean of the parts' scales; on it the interval is Wilson's with t, as for one task. No mean where
     a part has none, no interval where a part has no variance.
     """
-    counts = {
-        "n_scored": sum(p.n_scored for p in parts), "n": sum(p.n for p in parts),
-        "n_clusters": sum(p.n_clusters for p in parts),
-    }  # fmt: skip
+    counted = Estimate(
+        n_scored=sum(p.n_scored for p in parts), n=sum(p.n for p in parts),
+        n_clusters=sum(p.n_clusters for p in parts), method="nothing-scored",
+    )  # fmt: skip
     means = [p.mean for p in parts if p.mean is not None]
     if not parts or len(means) < len(parts):
-        return Estimate(**counts, method="nothing-scored")
+        return counted
     mean, scale = math.fsum(means) / len(means), _mean_scale([p.scale for p in parts])
     added = added_variance([(p.variance, p.df) for p in parts])
     if added is None:
-        return Estimate(mean=mean, scale=scale, **counts, method="undefined")
-    shape = _Shape(mean, *added, counts["n_clusters"], scale)
+        return replace(counted, mean=mean, scale=scale, method="undefined")
+    shape = _Shape(mean, *added, counted.n_clusters, scale)
     low, high, variance, method = _interval(shape, confidence, "strata-t")
-    return Estimate(
-        mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
-        **counts, method=method,
+    return replace(
+        counted, mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
+        method=method,
     )  # fmt: skip
 
 

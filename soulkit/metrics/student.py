@@ -15,7 +15,8 @@ CONFIDENCE = 0.95
 _MOST = 1_000_000
 """Degrees of freedom beyond which t is the normal for every purpose here."""
 _TERMS = 20_000
-_ENOUGH = 1e-15
+_ENOUGH = 1e-14
+_ROUNDS = 200
 _TINY, _VAST = 1e-300, 1e300
 
 
@@ -70,16 +71,22 @@ def significance(confidence: float) -> float:
 
 @lru_cache(maxsize=8192)
 def _exact_quantile(df: float, level: float) -> float:
-    """t with t_tail(t, df) = level, by halving: the tail falls all the way."""
+    """t with t_tail(t, df) = level: the tail falls all the way, so a root between two ends is drawn
+    in by chords (regula falsi; an end that stays twice counts half, or it would stay for good)."""
     low, high = 0.0, 2.0
     while t_tail(high, df) > level:
         low, high = high, 2 * high
-    while high - low > 1e-14 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
+    above, below, side = t_tail(low, df) - level, t_tail(high, df) - level, 0
+    for _ in range(_ROUNDS):
+        t = high - below * (high - low) / (below - above)
+        rest = t_tail(t, df) - level
+        if abs(rest) <= _ENOUGH * level or high - low <= _ENOUGH * high:
             break
-        low, high = (middle, high) if t_tail(middle, df) > level else (low, middle)
-    return (low + high) / 2
+        if rest > 0:
+            low, above, below, side = t, rest, below / 2 if side > 0 else below, 1
+        else:
+            high, below, above, side = t, rest, above / 2 if side < 0 else above, -1
+    return t
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:

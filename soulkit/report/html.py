@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.summary import VALUE, Cell
+from soulkit.metrics.intervals import Interval
 from soulkit.report import table
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
@@ -42,7 +43,8 @@ class Strip:
     colour: str
     left: float
     width: float
-    dot: float
+    dot: float | None
+    """None: there is no mean, and the strip is of the bounds it could have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +166,25 @@ def _first_columns(runs: Sequence[RunData]) -> list[int]:
 def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip]:
     strips = []
     for i, (run, cell) in enumerate(zip(runs, cells, strict=True)):
-        mean = cell.mean if cell else None
-        if cell is None or mean is None:
+        ends = _strip_ends(cell) if cell else None
+        if cell is None or ends is None:
             continue
-        low = mean if cell.ci_low is None else cell.ci_low
-        high = mean if cell.ci_high is None else cell.ci_high
-        if not 0 <= min(low, mean) <= max(high, mean) <= 1:
+        low, high = ends
+        if not 0 <= low <= high <= 1:
             return []  # another scale: a picture on [0, 1] would mislead
         colour = f"var(--s{i % N_COLOURS + 1})"
-        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), 100 * mean))
+        dot = None if cell.mean is None else 100 * cell.mean
+        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), dot))
     return strips
+
+
+def _strip_ends(cell: Cell) -> Interval | None:
+    """What a strip spans: the interval, or without a mean the bounds it could have."""
+    if cell.mean is None:
+        return None if cell.worst is None or cell.best is None else (cell.worst, cell.best)
+    low = cell.mean if cell.ci_low is None else cell.ci_low
+    high = cell.mean if cell.ci_high is None else cell.ci_high
+    return min(low, cell.mean), max(high, cell.mean)
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:

@@ -189,9 +189,8 @@ def _context(
             for model in (table.models if every else table.highlight)
         ]
         why = f"not comparable: {doubts}" if doubts else "measured like these runs"
-        notes.append(
-            f"{table.title}: {why}. Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
-        )
+        origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
+        notes.append(f"{table.title}: {why}. {origin}")
     return tuple(columns), notes
 
 
@@ -203,8 +202,10 @@ def _doubts(
         tasks = [task for task in suite.tasks if task in run.tasks]
         doubts = context_doubts(table, tasks, side)
         text = doubts_text(doubts, len(tasks)) if tasks else "none of its tasks was played"
-        texts.append(text if len(runs) == 1 or not text else f"{run.name}: {text}")
-    return "; ".join(dict.fromkeys(filter(None, texts)))
+        texts.append(text)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{run.name}: {text}" for run, text in zip(runs, texts, strict=True) if text)
 
 
 # -- what is missing -------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Results as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100, 32
-clusters)` is the mean, half the width of its interval, scored of all episodes, and how many clusters
-the interval rests on. Intervals on a scale are not symmetric, so the interval itself is printed too;
-where anything is unscored, the worst and best mean it could hide.
+All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100,
+32 clusters)` is the mean, half the width of its interval, scored of all episodes, and how many
+clusters the interval rests on. Intervals on a scale are not symmetric, so the interval itself is
+printed too; where anything is unscored, the worst and best mean it could hide.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def mean_of(
     )  # fmt: skip
 
 
-def as_batch_metrics(metrics: Mapping[str, Any], records: Sequence[Record]) -> dict[str, BatchMetric]:
+def as_batch_metrics(
+    metrics: Mapping[str, Any], records: Sequence[Record]
+) -> dict[str, BatchMetric]:
     """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
     all their episodes and have no known scale."""
     main = drafts(records)

@@ -60,6 +60,8 @@ class Metric(Strict):
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
     headline: str = ""
     """The metric over the batch that is the headline; empty: the mean of the scores."""
+    watched: tuple[str, ...] = ()
+    """Metrics over the batch that training watches step by step: no reward may cost them."""
 
 
 class Files(Strict):
@@ -172,6 +174,20 @@ class TaskSpec(Strict):
         housed._home = home
         return housed
 
+    def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
+        """The same declaration as a run plays it: with the word budgets of training, and with those
+        of the `options` that the task has and the run sets."""
+        budgets = {
+            name: column.model_copy(update={"max_words": column.train_words})
+            for name, column in self.columns.items() if training and column.train_words
+        }  # fmt: skip
+        own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
+        changes = {
+            "columns": {**self.columns, **budgets},
+            "options": {**self.options, **own_options},
+        }
+        return self.model_copy(update=changes)
+
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that is named under `key`, None where there is none."""
         reference: str = getattr(self, key)
@@ -244,9 +260,16 @@ class Registry:
             raise offer.broken(f"Its {DECLARATION} declares {', '.join(tasks) or 'no task'}.")
         return tasks[name].at(home)
 
-    def task(self, name: str, protocol: Protocol = "paper") -> Task:
-        """The live task: its class from `module` (RowsOnly without one), made with its spec."""
-        spec = self.spec(name)
+    def task(
+        self, name: str, protocol: Protocol = "paper", *, training: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Task:  # fmt: skip
+        """The live task: its class from `module` (RowsOnly without one), made with its spec.
+
+        `training`: with the word budgets of training; `options` replace those of the task that have
+        their name.
+        """
+        spec = self.spec(name).played(training=training, options=options or {})
         shared = self._sharing(spec) or spec
         module, home = shared.module or shared.binder, shared.home
         if protocol == "reference" and spec.reference:

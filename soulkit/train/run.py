@@ -43,6 +43,7 @@ from soulkit.train.planning import training_plan, work_of
 from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.rollouts.watched import BatchWatch
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
@@ -253,6 +254,7 @@ async def _reinforce(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
         tripwire=Tripwire.of(config, material.pool, run.metrics),
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
+        batch_watch=BatchWatch.of(config, material.tasks, run.metrics),
     )  # fmt: skip
     try:
         if loop.step == config.steps:

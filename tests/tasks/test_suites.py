@@ -111,8 +111,7 @@ def test_evaluating_a_suite_names_every_member_that_cannot_be_played(
     assert cli.main([*run, "--base-url", "http://127.0.0.1:9/v1"]) == 2
     error, _, fix = capsys.readouterr().err.splitlines()
     assert all(name in error for name in missing)
-    named = fix.rpartition(" ")[2].split(",")
-    assert set(named) == set(registry.suite("soul-27")) - set(missing)
+    assert "--playable" in fix
 
 
 def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,8 @@ TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
 STEP_KEYS = {
     "step", "optimizer/lr", "reward/draft", "reward/refined", "gap/loo", "gap/loo_low",
-    "gap/loo_high", "gap/pair", "rollouts/draft", "rollouts/refined", "rollouts/unscored",
+    "gap/loo_high", "gap/loo_clusters", "gap/pair", "rollouts/draft", "rollouts/refined",
+    "rollouts/unscored",
     "tokens/per_turn", "tokens/sampled", "feedback/share", "feedback/leak_share",
     "feedback/blind_reader", "feedback/blind_chance", "feedback/coach_failures",
     "feedback/coaches", "groups/all", "groups/single", "groups/flat", "groups/silent_share",
@@ -149,7 +150,8 @@ def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
     summary = summary_of(ditto)
     assert summary["steps"] == 3 and summary["command"] == "train ditto"
     assert summary["rewards"].keys() == {
-        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high"
+        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high",
+        "gap/loo_clusters",
     }  # fmt: skip
     assert "tomi" in summary["tasks"]
     symbolic = summary["feedback"]["coaches"]["symbolic"]

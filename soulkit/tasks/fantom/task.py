@@ -6,9 +6,10 @@ no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "
 "set_id": "0-0-0"}. The type says how an answer is read and scored: a letter, names, yes or no, or a
 sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
 
-Beyond single answers there are sets: the questions on one piece of information. ALL asks for every
-letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and `set_beliefs`
-of a row say how many there are.
+The headline is the accuracy over all questions that are no sentences; the F1 of sentences stands
+beside it. Beyond single answers there are sets: the questions on one piece of information. ALL asks
+for every letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and
+`set_beliefs` of a row say how many there are.
 """
 
 from __future__ import annotations
@@ -33,10 +34,18 @@ from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Recor
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
+STRICT: tuple[AnswerForm, ...] = ("choice", "names", "yes_no")
+FREE: tuple[AnswerForm, ...] = ("fact", "belief")
+"""Forms whose answers are right or wrong, and those whose words are compared."""
 NOBODY = "nobody"
 _SIZES = ("set_size", "set_beliefs")
 MARKS = "[]'\" \t\r\n"
 _OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
+_TYPE = re.compile(
+    r"fact(?::.+)?|tom:belief:(?:in)?accessible(?::multiple-choice)?"
+    r"|tom:(?:answerability|info_accessibility):(?:list|binary)"
+)
+"""Types of questions that the benchmark has."""
 ASSENT, DENIAL = ("yes", "true"), ("no", "false")
 _HEDGES = ("not", "never", "nobody", "none", "unsure", "maybe", "perhaps", "or")
 _LEADING = re.compile(r"\W*(?:yes|no|true|false)\W*(?:[^\w\s]|\n)", re.IGNORECASE)
@@ -62,8 +71,11 @@ _COMMON = (
 def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
     """How questions of a type are answered; None for an unknown type.
 
-    `free`: whether beliefs may be asked for in free words, without options.
+    `free`: whether beliefs may be asked for in free words, without options; then only the types
+    that the benchmark has are known.
     """
+    if free and not _TYPE.fullmatch(question_type):
+        return None
     belief = question_type.startswith("tom:belief:")
     if belief and question_type.endswith(":multiple-choice"):
         return "choice"
@@ -160,28 +172,17 @@ class Fantom(ChoiceTask):
         return episode
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
-
-        A set counts if it has a lettered belief, a question on who can answer and one on who has
-        the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
-        the whole conversation only, stay out. An unscored question takes its conversation's sets
-        out of the count, and a question that was not asked its own set. That can be known only
-        where rows have the size of their set, as made and imported ones do: `sets_complete` counts
-        these, and beyond it (released rows) a part of a set counts as a set.
-        """
-        sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
-        if not sets:
-            return {}
-        scored = [s for s in sets if not s.broken]
-        starred = [s for s in sets if "belief" in s.right and s.all_free]
-        metrics = {
-            "set_all": _over(sets),
-            "sets": _count(len(scored), len(scored), len(sets)),
-            "sets_complete": _count(
-                sum(s.size is not None for s in scored), len(scored), len(sets)
-            ),
+        """`accuracy` over letters, lists and yes or no (the headline), `free_f1` of the words of
+        free answers, and what is asked of whole sets."""
+        singles = {
+            "accuracy": mean_of(self.counted(records), "questions"),
+            "free_f1": mean_of(_values(records, FREE), "questions"),
         }
-        return metrics | ({"set_all_star": _over(starred, free=True)} if starred else {})
+        return {name: one for name, one in singles.items() if one.n} | set_numbers(records)
+
+    def counted(self, records: Sequence[Record]) -> list[float | None]:
+        """The values that the headline is the mean of."""
+        return _values(records, STRICT)
 
     # -- gold ---------------------------------------------------------------------------------
 
@@ -297,6 +298,29 @@ class _Set:
         return all(right for group, right in self.right.items() if free or group != "belief")
 
 
+def set_numbers(records: Sequence[Record]) -> dict[str, BatchMetric]:
+    """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
+
+    A set counts if it has a lettered belief, a question on who can answer and one on who has
+    the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
+    the whole conversation only, stay out. An unscored question takes its conversation's sets
+    out of the count, and a question that was not asked its own set. That can be known only
+    where rows have the size of their set, as made and imported ones do: `sets_complete` counts
+    these, and beyond it (released rows) a part of a set counts as a set.
+    """
+    sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
+    if not sets:
+        return {}
+    scored = [s for s in sets if not s.broken]
+    starred = [s for s in sets if "belief" in s.right and s.all_free]
+    metrics = {
+        "set_all": _over(sets),
+        "sets": _count(len(scored), len(scored), len(sets)),
+        "sets_complete": _count(sum(s.size is not None for s in scored), len(scored), len(sets)),
+    }
+    return metrics | ({"set_all_star": _over(starred, free=True)} if starred else {})
+
+
 def _sets(records: Sequence[Record]) -> list[_Set]:
     sets: dict[tuple[Any, ...], _Set] = defaultdict(_Set)
     broken: set[tuple[Any, ...]] = set()
@@ -322,6 +346,12 @@ def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
 
 def _count(value: int, scored: int, n: int) -> BatchMetric:
     return BatchMetric(value=float(value), n=n, n_scored=scored, unit="sets", low=0.0)
+
+
+def _values(records: Sequence[Record], forms: Sequence[AnswerForm]) -> list[float | None]:
+    """The values of the drafts whose question has one of the forms."""
+    kinds = ((r, answer_form(r.tags.get("question", ""))) for r in drafts(records))
+    return [record.score.value for record, form in kinds if form in forms]
 
 
 # -- reading -------------------------------------------------------------------------------------

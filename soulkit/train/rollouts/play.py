@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from soulkit.eval.batch import headline_value
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.runs.records import RecordWriter
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
@@ -65,7 +65,8 @@ class Rollouts:
         else:
             records = await gather(self._in_order(*group) for group in groups)
         place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
-        together = [record for one in records for record in one]
+        together = with_group_rewards({job.task.name: job.task for job in jobs},
+                                      (record for one in records for record in one))  # fmt: skip
         return sorted(together, key=lambda r: place[r.example_id, r.rollout])
 
     def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:
@@ -85,7 +86,7 @@ class Rollouts:
             task = jobs_of_task[0].task
             records = await self.engine(task, None, 0.0).run(jobs_of_task, _ignore)
             self._keep_dev(records)
-            values[name] = headline_value(task, records)
+            values[name] = task.headline(records)
         return values
 
     def _keep_dev(self, records: Sequence[Record]) -> None:

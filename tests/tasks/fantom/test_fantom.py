@@ -15,7 +15,15 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.fantom.task import answer_form
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
-from tests.support.road import NO_ONE, batch_values, episode_of, score_text, synth, synth_examples, task_of
+from tests.support.road import (
+    NO_ONE,
+    batch_values,
+    episode_of,
+    score_text,
+    synth,
+    synth_examples,
+    task_of,
+)
 
 CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
 BASE = {"context": CONTEXT, "set_id": "0-0-0", "missed_info_accessibility": "inaccessible"}
@@ -163,11 +171,39 @@ def test_wrong_lists_of_names_are_wrong(gold: Any, wrong: Any) -> None:
         ("fact", {"context": ""}, "no conversation"),
         ("fact", {"complete_question": None}, "asks nothing"),
         ("fact", {"question_type": "riddle"}, "is not known"),
+        ("fact", {"question_type": "riddle:list"}, "is not known"),
+        ("fact", {"question_type": "tom:belief:inaccessible:first"}, "is not known"),
     ],
 )
 def test_rows_that_cannot_be_used(form: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(DataError, match=why):
         example(form, **changes)
+
+
+def test_the_headline_is_over_questions_that_are_right_or_wrong() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    facts = {task.example(r).id for r in rows if r["question_type"] == "fact"}
+    best = task.summarise(records(dict.fromkeys(facts, "<answer>nothing of it</answer>"), rows))
+    accuracy, free = best["accuracy"], best["free_f1"]
+    assert (accuracy.value, accuracy.unit) == (1.0, "questions") and (free.value or 0) < 1
+    assert accuracy.n + free.n == len(rows) and free.n > len(facts), "beliefs in free words, too"
+    assert task.headline(records({}, rows)) == 1.0
+    wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
+    assert task.summarise(records(wrong, rows))["accuracy"].value == pytest.approx(
+        1 - 1 / accuracy.n
+    )
+
+
+def test_the_published_mean_holds_the_words_of_facts_too() -> None:
+    task = task_of("fantom", "reference")
+    rows = [{**BASE, **KINDS["fact"]}, {**BASE, **KINDS["choice"]}]
+    halves = [
+        Record(key=str(i), task="fantom", example_id=str(i), rollout=0, kind="draft",
+               episode=Episode(example_id=str(i), task="fantom"), tags=task.example(row).tags,
+               score=Score(value=value, reward=value))
+        for i, (row, value) in enumerate(zip(rows, (0.5, 1.0), strict=True))
+    ]  # fmt: skip
+    assert task.headline(halves) == 0.75 and task_of("fantom").headline(halves) == 1.0
 
 
 def test_the_actor_is_not_told_the_type() -> None:
@@ -263,7 +299,7 @@ def test_sets_with_gaps() -> None:
     means = batch_values(task, [broken, *everything[1:]])
     alone = batch_values(task, [r for r in everything if r.cluster in others])
     assert means == alone, "the sets of a conversation with a gap are not counted"
-    assert batch_values(task, []) == {} and batch_values(task, everything[:1]) == {}
+    assert batch_values(task, []) == {} and "set_all" not in batch_values(task, everything[:1])
 
 
 def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:

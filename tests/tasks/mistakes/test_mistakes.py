@@ -17,9 +17,9 @@ from soulkit.tasks.mistakes.task import Mistakes
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import (
-    batch_values,
     NO_ONE,
     ROLLOUT,
+    batch_values,
     episode_of,
     played_by,
     score_text,

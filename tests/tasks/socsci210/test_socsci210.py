@@ -81,6 +81,7 @@ def test_off_the_scale_earns_credit_only_in_the_reference() -> None:
     assert score("99", "reference").value == pytest.approx(2 / 3)
     assert score("-2", "reference").value == pytest.approx(1 / 3)
     assert score("2", "reference", response=2.7, response_type="categorical").value == 1
+    assert score("2", "reference", response=2.7, response_type=" Categorical\n").value == 1
     for bad in ({"response": 9}, {"response": 2.7, "response_type": "categorical"}):
         with pytest.raises(DataError, match="no point of the row's scale"):
             score("2", **bad)
