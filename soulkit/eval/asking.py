@@ -31,6 +31,7 @@ from soulkit.eval.rescore import (
     Rescored,
     judged_again,
     refuse_lost_rows,
+    regrouped,
     write_rescored,
 )
 from soulkit.eval.templates import (
@@ -339,7 +340,7 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
             records = asyncio.run(_ask(renewal, run, ledger, advance))
             paid = ledger.totals()
-        return write_rescored(recorded, run, records, paid=paid)
+        return write_rescored(recorded, run, regrouped(recorded, records), paid=paid)
 
 
 def _settings(renewal: Renewal) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from soulkit.eval.live_tasks import live_tasks
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
 from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
+from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
@@ -67,6 +68,8 @@ class Comparison:
     means: tuple[MeanDifference, ...] = ()
     """Groups, axes and the mean of the suite."""
     gates: tuple[GateResult, ...] = ()
+    origins: tuple[Mapping[str, Any], ...] = ()
+    """The provenance of A and of B."""
 
     @property
     def passed(self) -> bool:
@@ -93,6 +96,7 @@ class Comparison:
             "only_b": list(self.only_b),
             "mixed": list(self.mixed),
             "remarks": list(self.remarks),
+            "provenance": [dict(origin) for origin in self.origins],
         }
 
 
@@ -145,6 +149,7 @@ def compare_runs(
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
         gates=tuple(whole.gate(gate) for gate in gates),
+        origins=tuple(origin_of(folder, {}) for folder in (a, b)),
     )  # fmt: skip
 
 

@@ -197,10 +197,10 @@ async def _scored_again(
             misses.append(miss)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return _regrouped(recorded, records), misses
+    return regrouped(recorded, records), misses
 
 
-def _regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
+def regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
     """The records, in their order, with what their rewards owe to the others of their rows."""
     if not recorded.grouped:
         return list(records)

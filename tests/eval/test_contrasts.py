@@ -201,7 +201,8 @@ def test_a_suite_without_a_member_has_no_mean_but_bounds(tmp_path: Path, capfd: 
 @pytest.mark.parametrize(
     ("text", "gate"),
     [
-        ("sotopia/secret>=-0.2", ComparisonGate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
+        ("sotopia/secret>=-0.2",
+         ComparisonGate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
         (" tomi > 0 ", ComparisonGate("tomi > 0", "tomi", "", ">", 0.0)),
         ("tomi/value/order=2<=.1", None),
         ("sotopia/judge/quoted<=0.05",
