@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from soulkit.text import sanitise
+
 ROLES = ("judge", "auditor", "partner", "environment")
 _DIGITS = 8
 """Of a hash that a reader compares by eye."""
@@ -27,7 +29,7 @@ def origin_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def origin_text(origin: Mapping[str, Any]) -> str:
     """All of it, as JSON that a reader can search; empty for a run that recorded nothing."""
-    return json.dumps(origin, indent=1, ensure_ascii=False) if origin else ""
+    return sanitise(json.dumps(origin, indent=1, ensure_ascii=False)) if origin else ""
 
 
 def role_text(origin: Mapping[str, Any], role: str) -> str:
