@@ -18,7 +18,7 @@ from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
 INERT = """
     accept_from activation_checkpointing advantage_std aggregation allow_overflow attention
     aux_weight backoff_s batch_size beta2 canary_every canary_margin checkpoint_every
-    clip_ratio_c concurrency denominator deterministic dev_limit dev_share device
+    clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_limit dev_share device
     distill_centred distill_clip distill_weight divergence divergence_tail
     divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef
     eps_high eps_low estimator estimator_discount estimator_window eval_every example
@@ -29,7 +29,7 @@ INERT = """
     prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute sampler_cap
     seed sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
-    tokens_per_minute top_p warmup_steps weight_decay where worked_examples
+    tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 
@@ -40,8 +40,10 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
         probe: Any = {"tomi": "/probe"} if name == "data" else "/probe"
-        if name in ("partner", "environment", "judge", "coach", "blind_reader"):
+        if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
+        if name == "task_players":
+            probe = {"tomi": {"auditor": [player]}}
         assert "probe" in reach_of({name: probe}).words().lower(), name
 
 

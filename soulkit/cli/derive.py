@@ -207,7 +207,7 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
     if option.form == "texts":
         return {option.setting: tagged(option.flag, value)}
     if option.form == "players":
-        return players_written(option.flag, option.setting, value)
+        return players_written(option.setting, value)
     if option.form == "list" and option.complete == "tasks":
         return {option.setting: listed(value)}
     return {option.setting: str(value) if isinstance(value, Path) else value}

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, progress, safe, say_unsealed
+from soulkit.cli.console import (
+    ask_user,
+    err,
+    one_line,
+    out,
+    print_json,
+    progress,
+    safe,
+    say_unsealed,
+)
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
 from soulkit.cli.options import Json, row_sources
@@ -101,7 +110,12 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
     from soulkit.eval.judge_check import check_judge
 
     run, report = check_judge(
-        config, folder, trust=trust, bars=lambda n: progress(n, "judge check"), say=_say
+        config,
+        folder,
+        trust=trust,
+        bars=lambda n: progress(n, "judge check"),
+        say=_say,
+        ask=ask_user(),
     )
     say_unsealed()
     _print(report, as_json)

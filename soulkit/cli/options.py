@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.keys import printable
 from soulkit.models.roles.settings import PANELS
 
 if TYPE_CHECKING:
@@ -133,11 +132,11 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     return rows
 
 
-def players_written(flag: str, role: str, texts: Sequence[str]) -> dict[str, Any]:
+def players_written(role: str, texts: Sequence[str] | str) -> dict[str, Any]:
     """`WHO` and `TASK=WHO` options of a role as settings: for all tasks, and for single ones."""
     everywhere: list[str] = []
     alone: dict[str, list[str]] = {}
-    for text in texts:
+    for text in [texts] if isinstance(texts, str) else texts:
         task, equals, who = text.partition("=")
         # A path or an address may hold an =, a name before it is never a form of player.
         if equals and task.isidentifier():
@@ -148,11 +147,5 @@ def players_written(flag: str, role: str, texts: Sequence[str]) -> dict[str, Any
     settings |= {role: everywhere} if everywhere else {}
     if role in PANELS:
         return settings
-    for several in settings.values():
-        if len(several) > 1:
-            raise ConfigError(
-                f"{flag} is given twice: {' and '.join(map(printable, several))}.",
-                "One model fills this role; only judges and auditors may be several.",
-                f"Write {flag} once, or once for each task: {flag} TASK=WHO.",
-            )
-    return {name: several[0] for name, several in settings.items()}
+    # As with every option that stands for one thing, the last one counts.
+    return {name: several[-1] for name, several in settings.items()}

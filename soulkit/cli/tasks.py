@@ -117,6 +117,7 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
     metric, coaches = spec.metric, spec.feedback.coaches
     kind = "each example 0 or 1" if metric.binary else "graded"
     return [
+        ("players", spec.players.words()),
         ("rows only", "they can be read and checked, not yet played" if spec.rows_only else ""),
         ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
         ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),

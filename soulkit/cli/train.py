@@ -150,7 +150,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
-        material = gather_material(config, asking=False)
+        material = gather_material(config)
         show_plan(training_plan(material.config, material), values["json"])
         for server in material.config.servers():
             _say(server)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig
@@ -251,8 +251,11 @@ def load_work(config: EvalConfig) -> list[Work]:
 
 
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
-    """The tasks that can be played, with their examples, and what is missing of the others."""
+    """The tasks that can be played, with their examples, and what is missing. A task whose rows
+    are missing has no examples."""
     from soulkit.play.gaps import Gap, unplayable_gaps
+    from soulkit.play.plan import Work
+    from soulkit.tasks.loading import NoRows
 
     work: list[Work] = []
     names = _named_tasks(config, registry)
@@ -264,7 +267,8 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
             continue
         try:
             work.append(_work(task, config))
-        except DataError as error:
+        except NoRows as error:
+            work.append(Work(task, ()))
             way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return work, gaps

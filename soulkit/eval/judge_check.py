@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
 from soulkit.eval.keeping import alone
+from soulkit.eval.planning import judging_plan
 from soulkit.eval.rescore import command_of
 from soulkit.eval.runner import GIVE_UP, EvalBar
 from soulkit.judge.panel import judge_names
@@ -38,7 +40,9 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
+from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
+from soulkit.play.plan import Plan, Work
 from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.runs.records import load_records
@@ -112,10 +116,11 @@ class Check:
 
         TrustError when it is not known to be the user's own, unless `trust`.
         """
+        if config.task_players:
+            raise _for_one_task()
         folder = Path(config.run)
-        source = source_of(
-            folder, trust=trust, unread={"judge", "task_players"} if config.judge else ()
-        )
+        unread = {"judge", "task_players"} if config.judge else ()
+        source = source_of(folder, trust=trust, unread=unread)
         judges = _distinct_judges(config.judge) or _judges_of(source)
         if not judges:
             raise unfilled("judge")
@@ -158,6 +163,16 @@ class Check:
             "calls": calls + compared,
         }
 
+    def cost_plan(self) -> Plan:
+        """What the judgements take, of episodes that are judged already as well."""
+        rows: dict[str, tuple[Task, list[Example]]] = {}
+        for seen in self.seen:
+            rows.setdefault(seen.task.name, (seen.task, []))[1].append(seen.example)
+        work = [Work(task, tuple(examples)) for task, examples in rows.values()]
+        compared = 2 * len(self.couples) / max(len(self.seen), 1)  # a pair is read in both orders
+        opinions = self.config.samples + math.ceil(compared)
+        return judging_plan(self.config, work, opinions)
+
     def judges(self, players: Players) -> dict[str, Player]:
         """Name → judge, sampled as the evaluation does unless a temperature was given."""
         made = []
@@ -179,6 +194,14 @@ def _judges_of(source: EvalConfig) -> tuple[RoleSettings, ...]:
 def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
     """The judges without those who are another one again."""
     return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
+
+
+def _for_one_task() -> ConfigError:
+    return ConfigError(
+        "A judge is named for one task, and a check asks every judge about all of them.",
+        "Its judges are compared with each other on the same episodes.",
+        "Write --judge WHO.",
+    )
 
 
 def _twice() -> ConfigError:
@@ -265,15 +288,19 @@ def check_judge(
     trust: bool = False,
     bars: CheckBars | None = None,
     say: CheckSay | None = None,
+    ask: AskUser | None = None,
 ) -> tuple[Run, Report]:
     """Do what `soul judge check` does and return the run with its report.
 
-    `trust` lets the settings of an evaluation act that is not known to be the user's own.
+    `trust` lets the settings of an evaluation act that is not known to be the user's own, `ask`
+    confirms what the check costs where settings do not.
 
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
     check = Check.of(config, trust=trust)
     check.config.check_players()
+    if pays(check.config):
+        confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
     run = Run.open(
         out or check.folder, COMMAND, check.config.identity(),
         defaults=check.config.identity_defaults(), sealed=not check.foreign,

@@ -6,6 +6,7 @@ Nothing is loaded or called. `soul plan eval …` and `--dry-run` print it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
@@ -23,6 +24,7 @@ from soulkit.play.plan import (
     on_machine,
     plan_work,
 )
+from soulkit.types import MAX_TOKENS
 
 
 def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
@@ -147,3 +149,17 @@ def assumed(model: Footprint, kind: str, flops: float) -> str:
         f"{count} parameters on {kind} at an assumed "
         f"{flops / 1e9:,.0f} GFLOP/s; right to a factor of two or three"
     )
+
+
+def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
+    """What it takes to have recorded episodes of `work` judged `opinions` times by every judge of
+    `config`, who audits as well; nobody plays."""
+    actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
+    judges = [
+        replace(voice_of(config, role, who, actor), times=opinions)
+        for who in config.judge
+        for role in PANELS
+    ]
+    whole = plan_work(work, 1, {w.task.name: [actor, *judges] for w in work})
+    tasks = [replace(t, asked=tuple(a for a in t.asked if a.role in PANELS)) for t in whole.tasks]
+    return replace(whole, tasks=tuple(tasks), concurrency=config.concurrency)

@@ -422,6 +422,7 @@ def write_rescored(
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
         unpriced_calls=before.unpriced_calls + unpriced,
+        costs=before.costs,
         rescored_from=str(recorded.path),
     )
     run.write_summary(with_origin(run.path, after.to_json()))
@@ -467,7 +468,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in before.tasks.items():
         batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
-    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls)
+    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
 
 
 def _differs(old: Record, new: Record) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.errors import ConfigError, ProviderError, RunError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
+from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.provenance import (
@@ -122,7 +123,8 @@ def prepare(
     gaps += role_gaps(work, config)
     if asking and config.ledger != "replay":
         gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
-    refuse_gaps(gaps, lambda: evaluation_plan(config, work) if work else None)
+    there = [part for part in work if part.examples]
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
         for task, why in left_out(config, work).items():
             say(f"left out of {config.suite}: {task}: {why}")
@@ -334,7 +336,9 @@ async def run_evaluation(
     records = [scored[key] for key in _keys(work, config.repeats)]
     summary = summary_of(work, records, config, seconds, _cost(records, ledger))
     if ledger is not None and ledger.mode == "record":
-        summary = replace(summary, unpriced_calls=ledger.totals()["unpriced"])
+        tasks = {example.id: part.task.name for part in work for example in part.examples}
+        unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
+        summary = replace(summary, unpriced_calls=unpriced, costs=costs)
     run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 

@@ -143,6 +143,9 @@ class Summary:
     """The suite that was played."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Task of the suite → why it was not played: the run holds a part of the suite."""
+    costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
+    whoever was asked over HTTP."""
 
     def to_json(self) -> dict[str, Any]:
         line = {one.name: getattr(self, one.name) for one in fields(Summary)}
@@ -150,7 +153,7 @@ class Summary:
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = ("unpriced_calls", "rescored_from", "suite", "left_out")
+        sparse = ("unpriced_calls", "rescored_from", "suite", "left_out", "costs")
         return {name: value for name, value in line.items() if value or name not in sparse}
 
     @classmethod
@@ -176,7 +179,17 @@ class Summary:
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
             left_out={n: str(why) for n, why in _members(line.get("left_out")).items()},
+            costs=_costs(line.get("costs")),
         )
+
+
+def _costs(value: object) -> dict[str, dict[str, dict[str, Any]]]:
+    """Costs by task and role of a file of any age."""
+    return {
+        task: {role: one for role, one in roles.items() if isinstance(one, dict)}
+        for task, roles in _members(value).items()
+        if isinstance(roles, dict)
+    }
 
 
 def _number(value: object) -> float | None:

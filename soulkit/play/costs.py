@@ -53,6 +53,8 @@ def dollars(amount: float | None) -> str:
 def cost_words(plan: Plan) -> str:
     """`about $0.4200, at most $3.10`, and of whom no price is known."""
     strangers = sorted({one.name for one in plan.asked if one.paid and one.cost is None})
+    if plan.cost is None:
+        return f"unknown: no price is known of {', '.join(strangers)}"
     beside = f", without {', '.join(strangers)}: no price is known" if strangers else ""
     return f"about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}{beside}"
 

@@ -19,6 +19,7 @@ from soulkit.models.base import unfilled
 from soulkit.models.roles.config import RolesConfig
 from soulkit.play.costs import cost_words
 from soulkit.play.plan import Plan, Work
+from soulkit.play.seating import roles_of
 from soulkit.tasks.registry import Registry
 
 GapKind = Literal["tasks", "rows", "players", "keys", "model"]
@@ -58,16 +59,19 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
         return
     whole = plan()
     cost = cost_words(whole) if whole is not None and whole.paid else ""
-    if len(fatal) == 1:
+    if len(gaps) == 1:
         error = fatal[0].error
-        error.what = f"Cost {cost}. {error.what}" if cost else error.what
+        if cost:
+            error.what = f"Cost {cost}. {error.what}"
+            error.args = (error.what,)
         raise error
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
     parts = [f"{WORDS[kind]} {', '.join(several)}" for kind, several in names.items() if several]
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
-    head = f"Cost {cost}{partly}. " if cost else ""
+    unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
+    head = f"Cost {cost}{partly}. " if cost else unknown
     raise NotReady(
-        f"{head}{len(fatal)} things are missing: {'; '.join(parts)}.",
+        f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
         "Nothing is asked, loaded or written before all of it is there.",
         f"{'; '.join(dict.fromkeys(gap.way.format(','.join(names[gap.kind])) for gap in gaps))}.",
     )
@@ -79,7 +83,7 @@ def role_gaps(work: Iterable[Work], config: RolesConfig) -> list[Gap]:
         Gap("players", f"{role} in {part.task.name}", f"name a {role}: --{role} endpoint:MODEL@URL",
             unfilled(role, part.task.name))
         for part in work
-        for role in sorted(part.roles - config.filled(part.task.name))
+        for role in sorted(roles_of(part) - config.filled(part.task.name))
     ]  # fmt: skip
 
 
@@ -95,22 +99,21 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
             read_key(name, optional=False)
         except ModelLoadError as error:
             users = ", ".join(dict.fromkeys(players))
-            gaps.append(Gap("keys", f"{name} ({users})", f"export {name}=...", error))
+            gaps.append(Gap("keys", f"{name} ({users})", f"export {name}=KEY", error))
     return gaps
 
 
 def model_gaps(model: str) -> list[Gap]:
-    """A checkpoint that is not on this machine: told beside what is fatal, since whoever loads it
-    may download it, and says more where it cannot."""
-    place = Path(model).expanduser()
-    if place.exists() or _in_cache(model):
-        return []
+    """A model of the hub that is not on this machine: told beside what is fatal, since whoever
+    loads it downloads it. Of a folder that is not there whoever loads it says more."""
     remote = model.count("/") == 1 and not model.startswith(("/", ".", "~"))
-    way = f"download it: hf download {model}" if remote else f"check the path '{model}'"
+    if not remote or Path(model).exists() or _in_cache(model):
+        return []
+    way = f"download the model: hf download {model}"
     error = ModelLoadError(
-        f"There is no folder '{model}'.",
-        "It does not read like a model of the hub either.",
-        "Check the path, or name a hub model as owner/name.",
+        f"The model '{model}' is not on this machine.",
+        "It would be downloaded first.",
+        f"Run: hf download {model}",
     )
     return [Gap("model", f"{model} on this machine", way, error, fatal=False)]
 

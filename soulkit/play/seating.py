@@ -48,6 +48,15 @@ def seated(
     return config.model_copy(update=update)
 
 
+def roles_of(part: Work) -> frozenset[Role]:
+    """The roles that episodes of a task may call: of its rows, else as the declaration has it."""
+    if part.examples:
+        return part.roles
+    spec, protocol = part.task.spec, part.task.protocol
+    offered = {role for role in ALONE if spec.players.under(protocol, role)}
+    return frozenset(spec.seats.values()) | offered
+
+
 def _seats(
     config: PlayConfig, part: Work, file: Mapping[str, TaskPlayers], *, coached: bool
 ) -> TaskPlayers:
@@ -62,7 +71,7 @@ def _seats(
     judge_named = bool(chosen.get("judge") or config.named("judge"))
     for role in ALONE:
         spared = role == "auditor" and judge_named
-        if role in part.roles and not (chosen.get(role) or config.named(role) or spared):
+        if role in roles_of(part) and not (chosen.get(role) or config.named(role) or spared):
             chosen |= _default(part, role)
     if coached and not (chosen.get("coach") or config.named("coach")):
         chosen |= _coach(config, part, chosen, judge_named=judge_named)
@@ -83,7 +92,7 @@ def _coach(
 ) -> dict[str, Any]:
     """The coach of a judged task that nobody named; nothing where rules coach."""
     judges = chosen.get("judge") or config.named("judge")
-    if "judge" not in part.roles or not judges:
+    if "judge" not in roles_of(part) or not judges:
         return {}
     if not judge_named and (own := _default(part, "coach")):
         return own

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
+from soulkit.report.costs import cost_by_role
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
@@ -112,6 +113,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("steps", steps),
         ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
         ("cost", _cost(summary)),
+        ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
         *origin_facts(run.provenance),
     ]

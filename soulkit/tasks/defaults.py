@@ -51,7 +51,22 @@ class DefaultPlayers(RoleDefaults):
 
     reference: RoleDefaults = RoleDefaults()
 
+    def words(self) -> str:
+        """`judge gpt-5-nano low, …; reference: judge …`; empty where nobody is offered."""
+        parts = [_words(self), _words(self.reference)]
+        parts[1] = f"under reference {parts[1]}" if parts[1] else ""
+        return "; ".join(part for part in parts if part)
+
     def under(self, protocol: Protocol, role: str) -> DefaultPlayer | str | None:
         """Who fills `role` under a protocol; None for nobody."""
         other = self.reference.of(role) if protocol == "reference" else None
         return other or self.of(role)
+
+
+def _words(defaults: RoleDefaults) -> str:
+    players = {role: defaults.of(role) for role in RoleDefaults.model_fields}
+    texts = {
+        role: f"{who.model} {who.effort}".strip() if isinstance(who, DefaultPlayer) else who
+        for role, who in players.items()
+    }
+    return ", ".join(f"{role} {text}" for role, text in texts.items() if text)

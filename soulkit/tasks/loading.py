@@ -75,7 +75,11 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
     return paths
 
 
-def _no_rows(task: Task, split: Split, why: str, released: bool) -> DataError:
+class NoRows(DataError):
+    """A task has no rows where they are looked for, and none were made."""
+
+
+def _no_rows(task: Task, split: Split, why: str, released: bool) -> NoRows:
     name, train = task.name, split == "train"
     ways = [f"--data {name}=FILE"]
     if task.spec.synth:
@@ -86,12 +90,12 @@ def _no_rows(task: Task, split: Split, why: str, released: bool) -> DataError:
     if task.spec.formats:
         ways.append(f"turn an original file into rows: soul data import {name} FILE")
     if train:
-        return DataError(
+        return NoRows(
             f"Task '{name}' has no training data here.",
             f"Training never reads evaluation files, and {why}.",
             f"One of: {'; '.join(ways)}.",
         )
-    return DataError(
+    return NoRows(
         f"There are no rows for the task '{name}'.",
         f"Why none were found: {why}.",
         f"One of: {'; '.join(ways)}.",

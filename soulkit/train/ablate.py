@@ -301,7 +301,7 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
         if spelling in seats:
             continue
         try:
-            config = gather_material(run.config, asking=False).config
+            config = gather_material(run.config).config
         except NoFeedback:
             raise
         except UserError:

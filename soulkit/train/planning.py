@@ -47,7 +47,7 @@ EACH = {"coach": 1, "blind_reader": BLIND_READS}
 
 def training_plan(config: TrainConfig, material: Material | None = None) -> Plan:
     """What the whole run of `config` will ask for."""
-    material = material or gather_material(config, asking=False)
+    material = material or gather_material(config)
     config = material.config
     work = work_of(material)
     if material.objective is None:

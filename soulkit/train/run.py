@@ -11,6 +11,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
+from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
 from soulkit.eval.summary import Cell, summarise
@@ -100,7 +101,7 @@ def prepare_training(
 ) -> Material:  # fmt: skip
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
-    material = gather_material(config)
+    material = gather_material(config, asking=True)
     material.config.check_players()
     if pays(material.config):
         _confirm(material, out, say or _quiet, ask)
@@ -309,6 +310,8 @@ def rollout_summary(
     cost are those of the whole run."""
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
+        tasks = {row.id: task.name for task, row in (*material.pool, *material.dev)}
+        costs = costs_by_task(ledger, tasks)
     summary = summarise(
         records,
         command=f"train {config.method}",
@@ -322,8 +325,9 @@ def rollout_summary(
     lines = read_step_lines(loop.run.metrics)
     return TrainSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)
-           if one.name != "unpriced_calls"},
+           if one.name not in ("unpriced_calls", "costs")},
         unpriced_calls=paid["unpriced"],
+        costs=costs,
         steps=loop.step,
         summary_steps=min(SUMMARY_STEPS, loop.step),
         rewards=rewards_of(records),

@@ -164,7 +164,9 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = ("--task", "tomi", "--data", "synth:2", "--out", tmp_path / "run")
     what, _, fix = refused(capsys, "api", "--model", "m", *rows)
-    assert what == "The environment variable 'OPENAI_API_KEY' is not set."
+    cost, _, missing = what.partition(". ")
+    assert cost == "Cost unknown: no price is known of m"
+    assert missing == "The environment variable 'OPENAI_API_KEY' is not set."
     assert "export OPENAI_API_KEY=" in fix
     assert not (tmp_path / "run").exists()
     assert "no http" in refused(capsys, "api", "--model", "m", "--base-url", "ftp://x", *rows)[0]

@@ -127,6 +127,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"judge": ["endpoint:j@{url}", "endpoint:k@{url}"]},
         ("judge endpoint:j@", "against endpoint:j@", "and endpoint:k@"),
     ),
+    "auditor": ({"auditor": "endpoint:w@{url}"}, ("auditor endpoint:j@", "endpoint:w@")),
     "samples": ({"judge_samples": 2}, ("judge samples 1 against 2",)),
     "order": ({"judge_order": "seeded"}, ("judge order both against seeded",)),
     "partner": ({"partner": "endpoint:q@{url}"}, ("partner endpoint:p@", "endpoint:q@")),

@@ -312,7 +312,7 @@ def test_what_is_no_address_is_told_by_the_variables_name(
         TrainConfig.load(env={}, flags={**flags, "judge": ["endpoint:j"]})
     # Who names an address does not need the variable.
     assert Endpoint(model="m", base_url="http://localhost:1/v1").base_url == "http://localhost:1/v1"
-    assert TrainConfig.load(env={}, flags=flags).coach == "symbolic"
+    assert TrainConfig.load(env={}, flags=flags).coach is None
 
 
 def test_equal_players_share_one_endpoint_however_they_are_written(

@@ -248,7 +248,7 @@ def test_where_rows_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("wrong", "named"),
     [
         ({"tasks": ("tomi",), "suite": "small"}, "either tasks"),
-        ({"tasks": ()}, "either tasks"),
+        ({"kind": "local", "tasks": ()}, "either tasks"),
         ({"price_in": 1}, "both prices"),
         ({"ledger": "replay"}, "--ledger-file"),
         ({"temperature": -1}, "temperature"),

@@ -11,7 +11,9 @@ from soulkit.errors import CallError, UnreadableVerdict
 from soulkit.judge.coach import MAX_COACH_WORDS, ask_coach
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
+from soulkit.tasks.sotopia.scores import DIMENSIONS
 from soulkit.types import Call, Feedback
+from tests.support import sotopia
 from tests.support.road import NO_ONE, episode_of, played_by, score_text, synth_examples, task_of
 from tests.support.servers.openai_server import Fault
 
@@ -101,3 +103,35 @@ def test_a_coach_that_fails_leaves_the_draft_as_it_was() -> None:
     record, _ = critique("x", script=lambda i, b: Fault.status_error(500, "overloaded"))
     assert record.received is None and record.score.scored
     assert record.episode.notes["coach_failure"].startswith("judge_error")
+
+
+# --- what a coach may know ------------------------------------------------------------------------
+
+
+def coach_prompt(task_name: str, protocol: str, *, sees_gold: bool = False) -> tuple[str, str]:
+    """What a coach is asked about a wrong answer, and the right one."""
+    task = task_of(task_name, protocol)
+    row = synth_examples(task_name, 1, protocol)[0]
+    wrong = task.wrong(row)
+    score = asyncio.run(task.score(row, wrong, NO_ONE))
+    cast = Cast(actor=NO_ONE.actor, coach_sees_gold=sees_gold)
+    return task.coach_prompt(row, wrong, score, cast), task.gold_text(row)
+
+
+GOLD_IN_REFERENCE = ("fantom", "hitom", "paratomi", "lifechoices", "twinvoice", "mistakes")
+
+
+@pytest.mark.parametrize("name", [*GOLD_IN_REFERENCE, "humanllm"])
+def test_the_published_codes_coach_knows_the_answer_and_ours_where_it_is_told(name: str) -> None:
+    published, gold = coach_prompt(name, "reference")
+    ends = "For you alone, the right answer:\n" + gold
+    assert (ends in published) == (name in GOLD_IN_REFERENCE)
+    assert "right answer:" not in coach_prompt(name, "paper")[0]
+    shown, gold = coach_prompt(name, "paper", sees_gold=True)
+    assert "For you alone, the right answer:\n" + gold in shown
+
+
+def test_feedback_of_a_model_names_what_was_judged() -> None:
+    draft = sotopia.record(feedback=FeedbackPolicy(), coach="Ask what stands in the way.")
+    assert draft.received is not None and draft.received.dimensions == tuple(DIMENSIONS)
+    assert critique("Ask who was there.")[0].received.dimensions == ()

@@ -172,7 +172,7 @@ def test_the_actor_may_fill_any_role() -> None:
     )
     assert cast.partner is not None and cast.partner.model is actor
     assert [judge.model for judge in cast.judges] == [actor]
-    assert cast.filled() == {"actor", "partner", "judge"}
+    assert cast.filled() == {"actor", "partner", "judge", "auditor"}  # the judge audits, too
     with pytest.raises(ConfigError, match="no actor here"):
         Players().player("judge", RoleSettings(kind="actor"), 0)
 

@@ -177,7 +177,7 @@ def test_judges_count_with_their_re_asks_and_samples() -> None:
     work = Work(registry.task("sotopia"), examples("sotopia", 3))
     judge = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
     (one,) = plan_work([work], 2, {"sotopia": [judge]}).tasks[0].asked
-    assert one.calls == 2 * 3 * 2 * 3 * 2  # questions, rows, repeats, samples, tries
+    assert one.calls == 3 * 2 * 3 * 2  # rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100
     first = one.prompt_tokens + one.reply_tokens
     assert one.cost == pytest.approx(first / 1e6)
@@ -198,7 +198,7 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     )  # fmt: skip
     assert dev.episodes == 2 * len(material.dev) and dev.calls["actor"] == 10 * dev.episodes
     assert canaries.episodes == 3 * len(canaries_of(material.pool))
-    assert canaries.calls == {"judge": 4 * canaries.episodes}
+    assert canaries.calls == {"judge": 2 * canaries.episodes, "auditor": 2 * canaries.episodes}
 
 
 def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:

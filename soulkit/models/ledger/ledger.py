@@ -214,6 +214,11 @@ class Ledger:
         unpriced = int(missing[0][0]) if missing else 0
         return Totals(**whole, unpriced=unpriced, hits=self._hits, by_role=by_role)
 
+    def by_example(self) -> dict[tuple[str, str], RoleTotals]:
+        """(role, example) → what its calls came to."""
+        rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
+        return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
+
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         with self._lock:

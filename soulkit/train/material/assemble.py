@@ -23,7 +23,7 @@ from soulkit.play.seating import seated
 from soulkit.play.settings import chosen_rows, tasks_in
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
-from soulkit.tasks.loading import examples_for
+from soulkit.tasks.loading import NoRows, examples_for
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy
@@ -49,10 +49,10 @@ class Material:
     """The method, made once; None in supervised training."""
 
 
-def gather_material(config: TrainConfig, *, asking: bool = True) -> Material:
+def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
 
-    Whoever only plans (`asking` is False) needs neither keys nor the model.
+    Keys and the model are looked for where players are going to be asked (`asking`).
     """
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
@@ -64,7 +64,7 @@ def gather_material(config: TrainConfig, *, asking: bool = True) -> Material:
         check_settings(config, objective)
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
-    work = [Work(tasks[name], rows) for name, rows in rows_by_task.items()]
+    work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     config = seated(config, work, registry, coached=coached)
     if config.method != "sft":
         gaps += role_gaps(work, config)
@@ -111,7 +111,7 @@ def rows_and_gaps(
     for name, task in tasks.items():
         try:
             rows[name] = chosen_rows(training_rows(task, config), config, name)
-        except DataError as error:
+        except NoRows as error:
             way = "rows: soul data pull --task {} --split train, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return rows, gaps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,14 +18,17 @@ from tests.support.sotopia import (
     LINE,
     LOW,
     Body,
+    example,
     in_turn,
     judged,
     ratings,
     raw,
     record,
+    run,
     scored,
     sotopia,
     speak,
+    table,
 )
 from tests.tasks.sotopia.reference import HIGHEST, LOWEST
 
@@ -194,3 +199,34 @@ def test_a_panel_is_combined_by_dimension_and_its_agreement_told() -> None:
     again = scored("paper", [LINE], judge=judge, judges=2, panel=Panel(samples=2))
     assert again.value == pytest.approx(average({**GOOD, "goal": 6.5}) / 10)
     assert again.words.count("[judge-") == 4
+
+
+def test_an_auditor_of_its_own_is_asked_instead_of_the_judge() -> None:
+    seen: list[str] = []
+
+    def note(body: Any) -> str:
+        kind = "audit" if "risk_level" in str(body["messages"]) else "score"
+        seen.append(f"{body['model']} {kind}")
+        return judged()(body)
+
+    task, row = sotopia("paper"), example("paper")
+    episode = task.scripted(row, (LINE,))
+    with table(judge=note, judges=2) as (cast, _):
+        first, second = cast.judges
+        apart = replace(cast, judges=(first,), auditors=(second,), panel=Panel())
+        score = run(apart, task.judged(row, episode, apart))
+    assert sorted(seen) == ["judge-0 score", "judge-1 audit"]
+    assert [(v.purpose, v.judge) for v in score.verdicts] == [
+        ("score", "judge-0"), ("audit", "judge-1")
+    ]  # fmt: skip
+
+
+def test_a_declaration_says_how_often_a_question_is_put() -> None:
+    task, row = sotopia("paper"), example("paper")
+    often = type(task)("sotopia", task.spec.model_copy(update={"samples": {"score": 3}}))
+    with table() as (cast, _):
+        score = run(cast, often.judged(row, task.scripted(row, (LINE,)), cast))
+    assert [v.purpose for v in score.verdicts] == ["score"] * 3 + ["audit"]
+    with table(panel=Panel(samples=2)) as (cast, _):
+        score = run(cast, often.judged(row, task.scripted(row, (LINE,)), cast))
+    assert [v.purpose for v in score.verdicts] == ["score"] * 2 + ["audit"] * 2

@@ -1,0 +1,248 @@
+"""Who plays where nobody is named, what goes before what, and how all that is missing is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig, eval_registry, work_and_gaps
+from soulkit.eval.planning import evaluation_plan
+from soulkit.eval.runner import prepare
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.play.gaps import NotReady
+from soulkit.play.seating import seated
+from soulkit.runs.folder import same_settings
+from soulkit.tasks.registry import load_registry
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import gather_material
+
+HERE = "http://127.0.0.1:9/v1"
+LOCAL = f"endpoint:local@{HERE}"
+ROWS = {"sotopia": "synth:4", "userllm": "synth:12", "tomi": "synth:4"}
+
+
+def config(tasks: tuple[str, ...] = ("sotopia",), **flags: Any) -> EvalConfig:
+    data = {task: ROWS[task] for task in tasks}
+    settings = {"kind": "api", "model": "m", "base_url": HERE, "tasks": tasks, "data": data}
+    return EvalConfig.load(env={}, flags={**settings, **flags})
+
+
+def sit(settings: EvalConfig) -> EvalConfig:
+    registry = eval_registry(settings)
+    work, gaps = work_and_gaps(settings, registry)
+    assert not gaps
+    return seated(settings, work, registry)
+
+
+def train(**flags: Any) -> TrainConfig:
+    settings = {"method": "ditto", "model": "tiny", "tasks": {"sotopia": 1.0}, "data": ROWS}
+    tasks = flags.get("tasks", settings["tasks"])
+    data = {"data": {task: ROWS[task] for task in tasks}}
+    return gather_material(TrainConfig.load(env={}, flags={**settings, **flags, **data})).config
+
+
+def names(settings: EvalConfig | TrainConfig, task: str) -> dict[str, str]:
+    """Role → model and effort."""
+    return {
+        role: f"{who.model} {who.reasoning_effort or ''}".strip()
+        for role, who in settings.players_in(task)
+    }
+
+
+# --- defaults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_a_task_brings_its_players(protocol: str) -> None:
+    settings = sit(config(("sotopia", "userllm", "tomi"), protocol=protocol))
+    assert names(settings, "sotopia") == {
+        "judge": "gpt-5-nano low", "auditor": "gpt-5.4-mini none", "partner": "gpt-5-nano minimal"
+    }  # fmt: skip
+    judge = "gpt-5-nano low" if protocol == "paper" else "gpt-5.4-nano low"
+    assert names(settings, "userllm") == {"judge": judge, "auditor": judge}
+    assert names(settings, "tomi") == {} and "tomi" not in settings.task_players
+    assert (
+        seated(settings, work_and_gaps(settings, load_registry())[0], load_registry()) == settings
+    )
+
+
+def test_the_declared_players_are_those_of_the_paper_and_of_the_published_code() -> None:
+    def who(task: str, protocol: Any, role: str) -> str:
+        player: Any = load_registry().spec(task).players.under(protocol, role)
+        return f"{player.model} {player.effort}"
+
+    assert who("coser", "paper", "judge") == who("mirrorbench", "paper", "judge") == "gpt-5.4 low"
+    assert who("coser", "paper", "environment") == "gpt-5-nano minimal"
+    assert who("coser", "reference", "environment") == "gpt-5.4-nano none"
+    assert who("coser", "reference", "judge") == "gpt-5.4-mini low"
+    assert who("humanual_book", "reference", "judge") == "gpt-5.4-nano low"
+    assert who("sim_doc", "reference", "partner") == "gpt-5-nano minimal"
+    assert load_registry().spec("userllm").players.under("reference", "coach") == "symbolic"
+
+
+def test_rows_that_ask_nobody_bring_nobody() -> None:
+    quiz = config(("userllm",), where={"source": "commonsense_qa"})
+    assert sit(quiz).task_players == {}
+
+
+def test_a_judge_that_is_named_audits_as_well() -> None:
+    settings = sit(config(judge=[LOCAL]))
+    assert names(settings, "sotopia") == {
+        "judge": "local", "auditor": "local", "partner": "gpt-5-nano minimal"
+    }  # fmt: skip
+    apart = sit(config(judge=[LOCAL], auditor=[f"endpoint:watch@{HERE}"]))
+    assert names(apart, "sotopia")["auditor"] == "watch"
+
+
+# --- what goes before what ------------------------------------------------------------------------
+
+
+def test_the_task_goes_before_the_file_and_both_before_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    file.write_text(
+        f"endpoints: {{nano: {{model: n, base_url: '{HERE}'}}}}\nroles: {{judge: nano}}\n"
+        "tasks: {sotopia: {judge: {use: nano, temperature: 0.5}}, coser: {judge: nano}}\n"
+    )
+    both = ("sotopia", "userllm")
+    settings = sit(config(both, endpoints=str(file), partner=LOCAL))
+    (judge,) = settings.cast_as("judge", "sotopia")
+    assert (judge.model, judge.temperature) == ("n", 0.5)
+    assert settings.cast_as("judge", "userllm")[0].temperature is None
+    flags = {"task_players": {"sotopia": {"judge": ["endpoint:mine@" + HERE]}}}
+    named = sit(config(both, endpoints=str(file), partner=LOCAL, **flags))
+    assert names(named, "sotopia")["judge"] == "mine" and names(named, "userllm")["judge"] == "n"
+    assert "coser" not in named.task_players
+
+
+def test_players_of_tasks_that_nobody_plays_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'coser', which is not played here"):
+        sit(config(task_players={"coser": {"judge": [LOCAL]}}))
+    file = tmp_path / "endpoints.yaml"
+    file.write_text(f"tasks: {{sotopai: {{judge: '{LOCAL}'}}}}\n")
+    with pytest.raises(ConfigError, match="no task named 'sotopai'"):
+        sit(config(endpoints=str(file)))
+    file.write_text(f"tasks: {{sotopia: {{jugde: '{LOCAL}'}}}}\n")
+    with pytest.raises(ConfigError, match="fills a role 'jugde'"):
+        sit(config(endpoints=str(file)))
+    file.write_text("tasks: {sotopia: {judge: {modell: x}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        sit(config(endpoints=str(file)))
+    assert "judge.0.modell" in caught.value.why
+
+
+def test_who_played_is_part_of_what_a_folder_keeps() -> None:
+    settings = sit(config())
+    again = EvalConfig.model_validate(settings.resolved())
+    assert again.identity() == settings.identity() and again.task_players == settings.task_players
+    priced = {**settings.resolved()["task_players"]}
+    priced["sotopia"]["judge"][0] |= {"price_in": 1.0, "price_out": 1.0}
+    assert (
+        config(task_players=priced).identity()["task_players"]
+        == (settings.identity()["task_players"])
+    )
+
+
+def test_one_opinion_of_an_earlier_version_is_what_nobody_says_now() -> None:
+    now = config()
+    old = {**now.identity(), "judge_samples": 1}
+    del old["task_players"], old["auditor"]
+    assert same_settings(old, now.identity(), now.identity_defaults())
+    assert not same_settings({**old, "judge_samples": 2}, now.identity(), now.identity_defaults())
+
+
+# --- coaches --------------------------------------------------------------------------------------
+
+
+def test_the_coach_of_a_judged_task_is_the_judges_model() -> None:
+    settings = train()
+    (coach,) = settings.cast_as("coach", "sotopia")
+    assert (coach.model, coach.reasoning_effort) == ("gpt-5-nano", "low")
+    hot = train(judge=[{"model": "j", "base_url": HERE, "temperature": 0.2, "max_tokens": 9}])
+    (coach,) = hot.cast_as("coach", "sotopia")
+    assert (coach.model, coach.temperature, coach.max_tokens) == ("j", None, None)
+    (published,) = train(protocol="reference").cast_as("coach", "sotopia")
+    assert published.model == "gpt-5.4-nano"
+
+
+@pytest.mark.parametrize(
+    ("flags", "coach"),
+    [
+        ({"coach": "symbolic"}, "symbolic"),
+        ({"coach": "terse"}, "terse"),
+        ({"tasks": {"tomi": 1.0}}, "symbolic"),
+        ({"method": "grpo"}, "symbolic"),
+        ({"tasks": {"userllm": 1.0}, "protocol": "reference"}, "symbolic"),
+    ],
+)
+def test_rules_coach_where_they_are_named_or_nobody_judges(flags: Any, coach: str) -> None:
+    settings = train(**flags)
+    (task,) = settings.tasks
+    assert settings.cast_as("coach", task) == () and settings.named("coach", task) == coach
+
+
+def test_a_coach_may_be_named_for_one_task() -> None:
+    own = {"sotopia": {"coach": "symbolic"}, "userllm": {"coach": LOCAL}}
+    settings = train(tasks={"sotopia": 1.0, "userllm": 1.0}, task_players=own)
+    assert settings.named("coach", "sotopia") == "symbolic"
+    assert isinstance(settings.named("coach", "userllm"), RoleSettings)
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+def test_one_error_names_all_that_is_missing_and_the_cost_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    flags = {"kind": "api", "model": "gpt-5.4-mini", "data": {"sotopia": "synth:4"}}
+    tasks = ("sotopia", "userllm", "secret_keeper")
+    settings = EvalConfig.load(env={}, flags={**flags, "tasks": tasks})
+    with pytest.raises(NotReady) as caught:
+        prepare(settings)
+    what, _, way = caught.value.lines()
+    assert what.startswith("Cost about $") and "at most $" in what.partition(". ")[0]
+    assert "no rows of userllm, secret_keeper" in what
+    assert "nobody as partner in secret_keeper" in what
+    assert "no key in OPENAI_API_KEY (actor gpt-5.4-mini, partner gpt-5-nano, judge" in what
+    assert "soul data pull --task userllm,secret_keeper --split eval" in way
+    assert "export OPENAI_API_KEY" in way
+
+
+def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    flags = {"kind": "api", "model": "gpt-5.4-mini", "data": {"tomi": "synth:4"}}
+    settings = EvalConfig.load(env={}, flags={**flags, "tasks": ("tomi",)})
+    with pytest.raises(Exception, match=r"^Cost about .*\. The environment variable 'OPENAI") as e:
+        prepare(settings)
+    assert type(e.value).__name__ == "ModelLoadError"
+    planned, work = prepare(settings, asking=False)  # a plan asks nobody
+    assert evaluation_plan(planned, work).cost
+
+
+def test_a_served_model_without_tasks_means_the_whole_benchmark() -> None:
+    settings = EvalConfig.load(env={}, flags={"kind": "api", "model": "gpt-5.4-mini"})
+    assert (settings.suite, settings.tasks) == ("soul-27", ())
+    with pytest.raises(ConfigError, match="either tasks"):
+        EvalConfig.load(env={}, flags={"kind": "local", "model": "m"})
+    bare = TrainConfig.load(env={}, flags={"method": "ditto", "tasks": {"tomi": 1.0}})
+    assert bare.model == "Qwen/Qwen3-VL-8B-Instruct"
+
+
+def test_training_names_rows_keys_and_the_model_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    settings = TrainConfig.load(env={}, flags={"method": "ditto", "tasks": {"sotopia": 1.0}})
+    with pytest.raises(NotReady) as caught:
+        gather_material(settings, asking=True)
+    what, _, way = caught.value.lines()
+    assert what.startswith("Cost unknown without rows. 3 things are missing: no rows of sotopia;")
+    assert "coach gpt-5-nano" in what and "no model Qwen/Qwen3-VL-8B-Instruct" in what
+    assert "--split train" in way and "hf download Qwen/Qwen3-VL-8B-Instruct" in way
