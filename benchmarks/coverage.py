@@ -275,6 +275,8 @@ def broken_bounds(line: Line) -> list[str]:
     few = line.events is not None and line.events < FEW_EVENTS
     least = LEAST_FEW_EVENTS if few else LEAST
     broken = []
+    if line.clusters >= 5 and math.isnan(line.coverage):
+        broken.append("gives no interval")
     if line.clusters >= 5 and line.coverage < least:
         broken.append(f"covers {line.coverage:.3f}, less than {least}")
     if line.clusters >= 10 and line.coverage > MOST:

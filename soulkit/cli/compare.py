@@ -40,8 +40,7 @@ def command(
 ) -> None:  # fmt: skip
     """Compare two runs, paired example by example.
 
-    Prints B minus A for each task, with its interval, its p-value, and the p-value adjusted for
-    their number.
+    Prints B minus A for each task, with its interval, its p-value, and Holm's beside it.
     """
     from soulkit.cli.console import print_json
     from soulkit.eval.compare import compare_runs

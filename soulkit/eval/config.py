@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig
 from soulkit.models.roles.settings import RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows, tasks_in
+from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -247,7 +247,7 @@ def load_work(config: EvalConfig) -> list[Work]:
     if config.playable:
         return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
-    return [_work(task, config) for task in tasks_in(registry, names, config).values()]
+    return [_work(task, config) for task in configured_tasks(registry, names, config).values()]
 
 
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
@@ -262,7 +262,7 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
     if config.playable:
         return _playable_work(config, registry, names), []
     gaps = unplayable_gaps(registry, names, config.suite)
-    for name, task in tasks_in(registry, names, config).items():
+    for name, task in configured_tasks(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
         try:
@@ -291,14 +291,14 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
-    tasks = tasks_in(registry, names, config) if names else {}
+    tasks = configured_tasks(registry, names, config) if names else {}
     tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()
              if name not in played}  # fmt: skip
     return {name: why for name, why in tried.items() if isinstance(why, str)}
 
 
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
-    tasks = tasks_in(registry, names, config)
+    tasks = configured_tasks(registry, names, config)
     tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()}
     work = [one for one in tried.values() if not isinstance(one, str)]
     if not work:

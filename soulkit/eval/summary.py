@@ -275,7 +275,7 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def cluster_of(record: Record) -> str:
-    """What is resampled together: the record's cluster, else its example with all its rollouts."""
+    """What counts as one observation: the record's cluster, else its example with all rollouts."""
     return record.cluster or record.example_id
 
 
