@@ -22,6 +22,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
+from soulkit.train.rollouts.feedback import feedback_policy
 from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
 from soulkit.types import Feedback, Record, Sampling, Segment
 
