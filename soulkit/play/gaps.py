@@ -99,6 +99,9 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
             read_key(name, optional=False)
         except ModelLoadError as error:
             users = ", ".join(dict.fromkeys(players))
+            roles = dict.fromkeys(one.partition(" ")[0] for one in players)
+            flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
+            error.way_out += f" Or name other players: {flags}." if flags else ""
             gaps.append(Gap("keys", f"{name} ({users})", f"export {name}=KEY", error))
     return gaps
 

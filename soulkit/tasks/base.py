@@ -224,7 +224,8 @@ class Task(ABC):
         prompt = self.coach_prompt(example, episode, score, cast)
         call = rollout.call("coach", example)
         feedback = await ask_coach(cast.coach, prompt, call, self.spec.feedback.max_words)
-        return replace(feedback, kind=self.spec.feedback.kind, dimensions=judged_dimensions(score))
+        dimensions = judged_dimensions(score) or (self.spec.metric.name,)
+        return replace(feedback, kind=self.spec.feedback.kind, dimensions=dimensions)
 
     def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
         """What a model coach is asked; with the right answer where the cast or the reference

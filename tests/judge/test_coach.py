@@ -134,4 +134,4 @@ def test_the_published_codes_coach_knows_the_answer_and_ours_where_it_is_told(na
 def test_feedback_of_a_model_names_what_was_judged() -> None:
     draft = sotopia.record(feedback=FeedbackPolicy(), coach="Ask what stands in the way.")
     assert draft.received is not None and draft.received.dimensions == tuple(DIMENSIONS)
-    assert critique("Ask who was there.")[0].received.dimensions == ()
+    assert critique("Ask who was there.")[0].received.dimensions == ("accuracy",)

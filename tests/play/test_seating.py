@@ -219,6 +219,9 @@ def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Exception, match=r"^Cost about .*\. The environment variable 'OPENAI") as e:
         prepare(settings)
     assert type(e.value).__name__ == "ModelLoadError"
+    with pytest.raises(Exception, match="OPENAI_API_KEY") as e:
+        prepare(config(("tomi", "sotopia"), partner=LOCAL))
+    assert e.value.way_out.endswith("Or name other players: --judge WHO --auditor WHO.")  # type: ignore[attr-defined]
     planned, work = prepare(settings, asking=False)  # a plan asks nobody
     assert evaluation_plan(planned, work).cost
 
