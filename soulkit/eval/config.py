@@ -21,7 +21,7 @@ from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.players import UNSAID, RolesConfig, RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows, live_tasks
+from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -237,7 +237,7 @@ def load_work(config: EvalConfig) -> list[Work]:
                 did_you_mean(name, names),
             )
     registry.refuse_rows_only(names, config.suite)
-    return [_work(task, config) for task in live_tasks(registry, names, config).values()]
+    return [_work(task, config) for task in configured_tasks(registry, names, config).values()]
 
 
 def load_rows(config: EvalConfig) -> list[Work]:

@@ -180,7 +180,7 @@ def _tags(rows: Iterable[Example]) -> str:
     return ", ".join(names) or "none"
 
 
-def live_tasks(
+def configured_tasks(
     registry: Registry, names: Iterable[str], config: PlayConfig, *, training: bool = False
 ) -> dict[str, Task]:
     """Name → the live task as the run's settings want it; ConfigError for an option that none of

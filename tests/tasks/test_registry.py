@@ -10,7 +10,7 @@ import yaml
 
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.play.settings import live_tasks
+from soulkit.play.settings import configured_tasks
 from soulkit.tasks.registry import READERS, builtin_file, load_registry, read_file
 
 TASK: dict[str, Any] = {
@@ -129,7 +129,7 @@ def test_an_option_that_no_task_has_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="None of tomi has anything to do with hack_penalty"
     ) as caught:
-        live_tasks(load_registry(), ("tomi",), config)
+        configured_tasks(load_registry(), ("tomi",), config)
     assert "--hack-penalty" in str(caught.value.way_out)
 
 

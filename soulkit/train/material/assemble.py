@@ -17,7 +17,7 @@ from soulkit.models.base import Cast, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, RoleSettings, cast_of
-from soulkit.play.settings import chosen_rows, live_tasks
+from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import examples_for
@@ -49,7 +49,7 @@ def gather_material(config: TrainConfig) -> Material:
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
-    tasks = live_tasks(registry, config.tasks, config, training=True)
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:

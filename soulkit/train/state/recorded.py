@@ -14,7 +14,7 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
-from soulkit.play.settings import live_tasks
+from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
@@ -61,6 +61,6 @@ def _kind(path: Path, trust: bool) -> type[TrainConfig]:
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    tasks = live_tasks(registry, config.tasks, config, training=True).values()
+    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
     return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
