@@ -138,7 +138,8 @@ def scored(demo: tuple[Path, dict[str, Any]], task: str, data: Path, out: Path) 
     model, adapter = demo[0] / "warmup" / "model", demo[0] / "train" / "model"
     done = soul(
         "eval", "local", "--model", model, "--adapter", adapter, "--task", task,
-        "--data", f"{task}={data}", "--max-tokens", 8, "--limit", 1000, "--max-unscored", 1, "--out", out, "--json",
+        "--data", f"{task}={data}", "--max-tokens", 8, "--limit", 1000, "--out", out, "--json",
+        "--max-unscored", 1,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cell: dict[str, Any] = json.loads(done.stdout)["tasks"][task]["value"]
