@@ -139,6 +139,7 @@ def scored(demo: tuple[Path, dict[str, Any]], task: str, data: Path, out: Path) 
     done = soul(
         "eval", "local", "--model", model, "--adapter", adapter, "--task", task,
         "--data", f"{task}={data}", "--max-tokens", 8, "--limit", 1000, "--out", out, "--json",
+        "--max-unscored", 1,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cell: dict[str, Any] = json.loads(done.stdout)["tasks"][task]["value"]
