@@ -24,6 +24,24 @@ class Missing(StrEnum):
     unscored = "unscored"
 
 
+Judges = Annotated[
+    list[str] | None,
+    typer.Option("--judge", metavar="WHO", help="With --ask: judges in place of the run's own."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="DIR",
+                 help="With --ask: edited judge prompts, judge.md or TASK/judge.md."),
+]  # fmt: skip
+Endpoints = Annotated[
+    Path | None, typer.Option("--endpoints", metavar="FILE", help="With --judge: models by name.")
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", min=0, help="With --ask: stop after so many US dollars."),
+]
+
+
 def command(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of an evaluation or training.")
@@ -38,33 +56,23 @@ def command(
     ask: Annotated[
         bool, typer.Option("--ask", help="Ask the judge what the ledger lacks; resumable.")
     ] = False,
-    judge: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WHO", help="With --ask: judges in place of the run's own."),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="With --ask: edited judge prompts, judge.md or "
-                     "TASK/judge.md."),
-    ] = None,
-    endpoints: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --judge: models by name.")
-    ] = None,
-    max_cost: Annotated[
-        float | None, typer.Option(min=0, help="With --ask: stop after so many US dollars.")
-    ] = None,
+    judge: Judges = None,
+    prompts: Prompts = None,
+    endpoints: Endpoints = None,
+    max_cost: MaxCost = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --ask: agree to the cost.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     trust: Trust = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Score recorded episodes again: without asking any model, or asking only what is missing.
 
     Judges answer from the run's ledger. The scores go into a new run folder. With --ask, an edited
     prompt or another judge is put to the recorded episodes; the same command takes up its folder.
     """
     from soulkit.cli.console import print_json, say_unsealed
-    from soulkit.eval.rescore import at_home, rescore
+    from soulkit.eval.provenance import at_home
+    from soulkit.eval.rescore import rescore
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
              "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip

@@ -29,8 +29,9 @@ from soulkit.eval.rescore import (
     Absent,
     Recorded,
     Rescored,
-    check_rows,
     judged_again,
+    refuse_lost_rows,
+    regrouped,
     write_rescored,
 )
 from soulkit.eval.templates import (
@@ -153,7 +154,7 @@ def renewal_of(
     config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
     if not judging_players(config):
         raise unfilled("judge")
-    check_rows(recorded)
+    refuse_lost_rows(recorded)
     if prompts is not None:
         refuse_empty(prompts)
         put_prompts(distinct_tasks(recorded.rows), prompts)
@@ -339,7 +340,7 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
             records = asyncio.run(_ask(renewal, run, ledger, advance))
             paid = ledger.totals()
-        return write_rescored(recorded, run, records, paid=paid)
+        return write_rescored(recorded, run, regrouped(recorded, records), paid=paid)
 
 
 def _settings(renewal: Renewal) -> dict[str, Any]:

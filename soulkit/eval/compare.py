@@ -20,12 +20,13 @@ from typing import Any
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast
-from soulkit.eval.gates import Gate, GateResult, gate_result, unseen_interval
+from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.live_tasks import live_tasks
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
 from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
+from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
@@ -67,6 +68,8 @@ class Comparison:
     means: tuple[MeanDifference, ...] = ()
     """Groups, axes and the mean of the suite."""
     gates: tuple[GateResult, ...] = ()
+    origins: tuple[Mapping[str, Any], ...] = ()
+    """The provenance of A and of B."""
 
     @property
     def passed(self) -> bool:
@@ -93,12 +96,13 @@ class Comparison:
             "only_b": list(self.only_b),
             "mixed": list(self.mixed),
             "remarks": list(self.remarks),
+            "provenance": [dict(origin) for origin in self.origins],
         }
 
 
 def compare_runs(
     a: Path, b: Path, metric: str = HEADLINE, *, allow_mixed: bool = False, suite: str = "",
-    gates: Sequence[Gate] = (), registry: Registry | None = None, trust: bool = False,
+    gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare two run folders on `metric`, task by task; of a `suite`, its members alone.
 
@@ -145,6 +149,7 @@ def compare_runs(
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
         gates=tuple(whole.gate(gate) for gate in gates),
+        origins=tuple(origin_of(folder, {}) for folder in (a, b)),
     )  # fmt: skip
 
 
@@ -222,7 +227,7 @@ class _Pairs:
         scale = self.pairs[task].scale(metric) if task in self.pairs else scale
         return None if scale is None else scale[1] - scale[0]
 
-    def gate(self, gate: Gate) -> GateResult:
+    def gate(self, gate: ComparisonGate) -> GateResult:
         """What becomes of a gate on a task, or on a suite."""
         if gate.target in self.pairs:
             return self._task_gate(gate, contrast(self.pairs[gate.target], gate.metric))
@@ -232,7 +237,7 @@ class _Pairs:
         why = f"{', '.join(mean.missing)} missing" if mean.missing else f"{mean.members} members"
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
-    def _task_gate(self, gate: Gate, made: Contrast) -> GateResult:
+    def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
         paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:
@@ -246,7 +251,9 @@ class _Pairs:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def _check_gates(gates: Sequence[Gate], shared: Sequence[str], registry: Registry) -> None:
+def _check_gates(
+    gates: Sequence[ComparisonGate], shared: Sequence[str], registry: Registry
+) -> None:
     for gate in gates:
         if gate.target not in shared and gate.target not in registry.suites:
             raise ConfigError(

@@ -24,7 +24,7 @@ _TAIL = 0.025
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ComparisonGate:
     """One condition on the difference of two runs."""
 
     text: str
@@ -41,7 +41,7 @@ class Gate:
 class GateResult:
     """What became of a gate."""
 
-    gate: Gate
+    gate: ComparisonGate
     outcome: Outcome
     difference: float | None
     low: float | None
@@ -57,7 +57,7 @@ class GateResult:
         }  # fmt: skip
 
 
-def parse_gate(text: str) -> Gate:
+def parse_gate(text: str) -> ComparisonGate:
     """`TASK/METRIC>=NUMBER` → a gate; ConfigError for anything else."""
     match = _FORM.fullmatch(text)
     margin = _number(match[3]) if match else math.nan
@@ -69,7 +69,7 @@ def parse_gate(text: str) -> Gate:
             "the difference B - A may go.",
             "Write --gate 'sotopia/secret>=-0.2', with the quotes: the shell reads > as well.",
         )
-    return Gate(text.strip(), target.strip(), metric.strip(), match[2], margin)
+    return ComparisonGate(text.strip(), target.strip(), metric.strip(), match[2], margin)
 
 
 def _number(text: str) -> float:
@@ -80,7 +80,11 @@ def _number(text: str) -> float:
 
 
 def gate_result(
-    gate: Gate, difference: float | None, low: float | None, high: float | None, why: str = ""
+    gate: ComparisonGate,
+    difference: float | None,
+    low: float | None,
+    high: float | None,
+    why: str = "",
 ) -> GateResult:
     """Whether the interval from `low` to `high` lies on the right side of the gate's margin."""
     outcome: Outcome = "undecided"
@@ -91,7 +95,7 @@ def gate_result(
     )
 
 
-def _outcome(gate: Gate, low: float, high: float) -> Outcome:
+def _outcome(gate: ComparisonGate, low: float, high: float) -> Outcome:
     # Mirrored, so that there is one direction: better is more.
     upward = gate.sign.startswith(">")
     worst, best, margin = (low, high, gate.margin) if upward else (-high, -low, -gate.margin)

@@ -20,7 +20,8 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.plan import Work
-from soulkit.runs.folder import Run, write_json
+from soulkit.runs.folder import Run, is_run, read_config, write_json
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Sampling
 
@@ -302,6 +303,26 @@ def working_folder(folder: Path) -> Path | None:
     directory = read_provenance(folder).get("directory")
     place = folder.resolve() / str(directory) if directory else None
     return place.resolve() if place is not None and place.is_dir() else None
+
+
+@contextmanager
+def at_home(path: Path) -> Iterator[None]:
+    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
+    version did not record that, or the run was moved away from its files, stay here."""
+    place = working_folder(path)
+    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
+        yield
+
+
+def _has_files(place: Path, run: Path) -> bool:
+    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
+    of rows and tasks."""
+    settings = read_config(run) if is_run(run) else {}
+    data = settings.get("data")
+    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
+    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
+    relative = [file for file in files if not file.is_absolute()]
+    return not relative or any((place / file).exists() for file in relative)
 
 
 def _changes(before: Print, now: Print) -> list[str]:

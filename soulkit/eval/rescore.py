@@ -12,7 +12,8 @@ one is written aside and renamed, so that a killed command is simply given again
 A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`. How
 judges are asked again, with an edited prompt or in place of others, stands in `asking.py`.
 
-Relative paths in a run's settings are those of the folder that it was started in (`at_home`).
+Relative paths in a run's settings are those of the folder that it was started in
+(`provenance.at_home`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -31,7 +32,7 @@ from pydantic import ValidationError
 
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
-from soulkit.eval.provenance import keep_provenance, rescored, working_folder
+from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import (
     checkpoint_model,
     eval_cast,
@@ -176,7 +177,7 @@ def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "sto
     """
     folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
     _check_new(folder)
-    check_rows(recorded)
+    refuse_lost_rows(recorded)
     with _replay(recorded.ledger) as ledger:
         records, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
@@ -196,10 +197,10 @@ async def _scored_again(
             misses.append(miss)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return _regrouped(recorded, records), misses
+    return regrouped(recorded, records), misses
 
 
-def _regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
+def regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
     """The records, in their order, with what their rewards owe to the others of their rows."""
     if not recorded.grouped:
         return list(records)
@@ -282,26 +283,6 @@ def _live_actor(config: EvalConfig) -> ChatModel:
     return Players().model("actor", config.endpoint())
 
 
-@contextmanager
-def at_home(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
-    version did not record that, or the run was moved away from its files, stay here."""
-    place = working_folder(path)
-    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
-        yield
-
-
-def _has_files(place: Path, run: Path) -> bool:
-    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
-    of rows and tasks."""
-    settings = read_config(run) if is_run(run) else {}
-    data = settings.get("data")
-    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
-    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
-    relative = [file for file in files if not file.is_absolute()]
-    return not relative or any((place / file).exists() for file in relative)
-
-
 def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
     return {example.id: (part.task, example) for part in work for example in part.examples}
 
@@ -372,7 +353,7 @@ def _check_new(folder: Path) -> None:
         )
 
 
-def check_rows(recorded: Recorded) -> None:
+def refuse_lost_rows(recorded: Recorded) -> None:
     """RunError when there is no episode to score, or when rows of episodes are gone."""
     if not recorded.records:
         raise RunError(

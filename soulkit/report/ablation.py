@@ -27,9 +27,11 @@ from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
+from soulkit.report.origins import origin_facts
 from soulkit.report.table import DASH, duration_text, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.runs.provenance import origin_of
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.ends import JUDGED_END
 from soulkit.train.state.lines import StepLine
@@ -178,8 +180,8 @@ def load_ablation(out: Path) -> Ablation:
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
-    facts = tuple(_facts(out, listed))
-    return Ablation(rows, missing, facts, forced, str(plan.get("eval_judge", "")))
+    judge = str(plan.get("eval_judge", ""))
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge)
 
 
 def _row(
@@ -190,9 +192,7 @@ def _row(
     scale = _scale([*runs.values(), *first.values()])
     # Ends are folders of their own: their judge may be one where those of the training differ.
     alike = first if forced or not _differences(first, runs, JUDGED_END)[0] else {}
-    ends, against_ends = (
-        {s: judged_end(r.path) for s, r in side.items()} for side in (runs, alike)
-    )
+    ends, others = ({s: judged_end(r.path) for s, r in side.items()} for side in (runs, alike))
     if mixed and not forced:
         first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
@@ -220,7 +220,7 @@ def _row(
             for name, (*_, f) in CURVES.items()
         },
         judged=over_seeds(ends.values(), scale),
-        judged_difference=None if runs is first else _paired(ends, against_ends, scale),
+        judged_difference=None if runs is first else _paired(ends, others, scale),
         mixed=mixed,
         remarks=beside,
     )
@@ -280,13 +280,8 @@ def _paired(
     a: Mapping[int, float | None], b: Mapping[int, float | None], scale: Interval | None
 ) -> OverSeeds:
     """a − b over the seeds that both have, within what differences of scores can be."""
-    stat = over_seeds(
-        [
-            value - other
-            for seed, value in a.items()
-            if value is not None and (other := b.get(seed)) is not None
-        ]
-    )
+    pairs = [(value, b.get(seed)) for seed, value in a.items()]
+    stat = over_seeds([x - y for x, y in pairs if x is not None and y is not None])
     if scale is None or stat.low is None or stat.high is None:
         return stat
     width = scale[1] - scale[0]
@@ -332,16 +327,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
     """What all runs share, for the head of the page."""
-    seeds = sorted({one.seed for one in listed})
     shared = [
         ("steps", str(listed[0].steps)),
         ("prompts per step", str(listed[0].prompts_per_step)),
-        ("seeds", ", ".join(map(str, seeds))),
+        ("seeds", ", ".join(map(str, sorted({one.seed for one in listed})))),
     ]
-    done = next((one for one in listed if one.status == "finished"), None)
-    if done is not None:
-        config = read_config(out / done.path)
+    done = [out / one.path for one in listed if one.status == "finished"]
+    if done:
+        config, facts = read_config(done[0]), [origin_facts(origin_of(path, {})) for path in done]
         shared = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *shared]
+        shared += [fact for fact in facts[0] if all(fact in others for others in facts)]
     return shared
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.origins import origin_facts
 from soulkit.report.table import DASH, interval_text, literal_text, number, plain_table
 from soulkit.text import one_line
 
@@ -24,10 +25,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     """The table of differences and its notes: rich renderables, top to bottom."""
     from rich.text import Text
 
-    head = f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}"
-    shown: list[RenderableType] = [
-        Text(f"{head}\nsuite  {one_line(result.suite)}" if result.suite else head)
-    ]
+    shown: list[RenderableType] = [Text("\n".join(map(one_line, _head(result))))]
     table = plain_table()
     table.add_column("task")
     for name in _HEADS:
@@ -39,6 +37,15 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     shown.append(table)
     shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
     return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
+
+
+def _head(result: Comparison) -> list[str]:
+    """The two runs, each with who judged it on which rows, and what is compared."""
+    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {result.metric}"]
+    for place, origin in enumerate(result.origins):
+        facts = " · ".join(f"{label} {text}" for label, text in origin_facts(origin))
+        lines[place] += f"  {facts}" if facts else ""
+    return [*lines, f"suite  {result.suite}"] if result.suite else lines
 
 
 def gate_text(result: GateResult) -> str:

@@ -12,7 +12,7 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.eval.compare import compare_runs
 from soulkit.eval.contrasts import TaskPair, contrast, metric_names
-from soulkit.eval.gates import Gate, gate_result, parse_gate, unseen_interval
+from soulkit.eval.gates import ComparisonGate, gate_result, parse_gate, unseen_interval
 from soulkit.eval.summary import metric_values
 from soulkit.runs.records import load_records
 from soulkit.tasks.registry import load_registry
@@ -201,16 +201,17 @@ def test_a_suite_without_a_member_has_no_mean_but_bounds(tmp_path: Path, capfd: 
 @pytest.mark.parametrize(
     ("text", "gate"),
     [
-        ("sotopia/secret>=-0.2", Gate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
-        (" tomi > 0 ", Gate("tomi > 0", "tomi", "", ">", 0.0)),
+        ("sotopia/secret>=-0.2",
+         ComparisonGate("sotopia/secret>=-0.2", "sotopia", "secret", ">=", -0.2)),
+        (" tomi > 0 ", ComparisonGate("tomi > 0", "tomi", "", ">", 0.0)),
         ("tomi/value/order=2<=.1", None),
         ("sotopia/judge/quoted<=0.05",
-         Gate("sotopia/judge/quoted<=0.05", "sotopia", "judge/quoted", "<=", 0.05)),
+         ComparisonGate("sotopia/judge/quoted<=0.05", "sotopia", "judge/quoted", "<=", 0.05)),
         ("tomi", None), ("tomi>=", None), (">=1", None), ("tomi>=x", None), ("tomi/>=1", None),
         ("tomi==1", None), ("tomi>=1e999", None),
     ],
 )  # fmt: skip
-def test_reading_a_gate(text: str, gate: Gate | None) -> None:
+def test_reading_a_gate(text: str, gate: ComparisonGate | None) -> None:
     if text == "tomi/value/order=2<=.1":
         assert parse_gate(text).metric == "value/order=2"
     elif gate is not None:
@@ -232,7 +233,7 @@ def test_reading_a_gate(text: str, gate: Gate | None) -> None:
 def test_a_gate_asks_the_whole_interval(
     sign: str, low: float | None, high: float | None, outcome: str
 ) -> None:
-    gate = Gate("g", "tomi", "", sign, -0.2)
+    gate = ComparisonGate("g", "tomi", "", sign, -0.2)
     assert gate_result(gate, 0.0, low, high).outcome == outcome
 
 

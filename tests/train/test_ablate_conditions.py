@@ -67,7 +67,7 @@ def test_methods_that_would_be_measured_in_another_way_do_not_start(
 def test_a_partner_that_every_method_trains_is_another_one_in_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert scene(tmp_path, "grpo,ditto", "--partner", "actor") == 2
+    assert scene(tmp_path, "grpo,ditto", "--partner", "sotopia=actor") == 2
     assert "grpo against ditto: sotopia: partner actor:m" in capsys.readouterr().err
 
 
