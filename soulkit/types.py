@@ -335,6 +335,8 @@ class BatchMetric:
     low: float | None = None
     high: float | None = None
     """The ends of its scale, where it has any."""
+    is_mean: bool = False
+    """Whether it is the plain mean over its units, each counting alike."""
 
 
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:

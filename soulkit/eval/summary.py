@@ -24,7 +24,7 @@ from soulkit.eval.batch import LeaveOneOut, Summariser
 from soulkit.eval.remarks import TRUNCATED, ignored_parameters, word_cuts
 from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
-from soulkit.types import Record
+from soulkit.types import BatchMetric, Record
 
 VALUE = "value"
 """The mean score of a task, its headline unless it declares another."""
@@ -395,7 +395,7 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
         around = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
         missing = metric.n - metric.n_scored
-        worst, best = scale if scale and missing else (None, None)
+        worst, best = _batch_bounds(metric, scale) if scale and missing else (None, None)
         cells[name] = Cell(
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
@@ -403,6 +403,15 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip
     return cells
+
+
+def _batch_bounds(metric: BatchMetric, scale: Interval) -> Interval:
+    """Where a number could lie if what is missing were worst or best: a mean over units as any
+    mean, another anywhere on its scale."""
+    if not metric.is_mean or metric.value is None:
+        return scale
+    total, missing = metric.value * metric.n_scored, metric.n - metric.n_scored
+    return (total + missing * scale[0]) / metric.n, (total + missing * scale[1]) / metric.n
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

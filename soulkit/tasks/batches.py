@@ -25,6 +25,7 @@ def mean_of(
     return BatchMetric(
         value=sum(scored) / len(scored) if scored else None,
         n=len(values), n_scored=len(scored), unit=unit, low=scale[0], high=scale[1],
+        is_mean=True,
     )  # fmt: skip
 
 

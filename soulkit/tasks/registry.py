@@ -26,7 +26,7 @@ from soulkit.tasks.defaults import DefaultPlayers
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.installed import DECLARATION, offer_of, offers, say_shadowed
-from soulkit.tasks.suites import Suite
+from soulkit.tasks.suites import Suite, check_suites
 from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
@@ -486,7 +486,7 @@ def load_registry(*extra: Path) -> Registry:
         for name, spec in parsed.tasks.items():
             specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
         suites.update(parsed.suites)
-    _check_suites(specs, suites)
+    check_suites(specs, suites, offers)
     return Registry(specs=specs, suites=suites)
 
 
@@ -498,21 +498,3 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
                 "A second declaration would silently change what the name means.",
                 f"Give your {kind} another name.",
             )
-
-
-def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, Suite]) -> None:
-    for suite, declared in suites.items():
-        for name in declared.groups:
-            if name in specs:
-                raise ConfigError(
-                    f"In the suite '{suite}' the group '{name}' is itself a task.",
-                    "Its line could mean the task or the mean of the group.",
-                    "Give the group another name.",
-                )
-        for name in declared.tasks:
-            if name not in specs and name not in offers():
-                raise ConfigError(
-                    f"The suite '{suite}' lists the unknown task '{name}'.",
-                    "Every task of a suite must be declared under 'tasks:', or be installed.",
-                    did_you_mean(name, specs),
-                )

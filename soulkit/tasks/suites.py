@@ -17,10 +17,12 @@ Source of the built-in ones: decisions §1.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from soulkit.errors import ConfigError, did_you_mean
 
 
 class Suite(BaseModel):
@@ -81,3 +83,25 @@ class Suite(BaseModel):
     def axis_of(self, member: str) -> str:
         """The axis of a member; empty where the suite has none."""
         return next((axis for axis, names in self.axes.items() if member in names), "")
+
+
+def check_suites(
+    tasks: Collection[str], suites: Mapping[str, Suite], offered: Callable[[], Collection[str]]
+) -> None:
+    """ConfigError for a suite that lists neither a declared nor an installed task, or whose
+    group is called like one. `offered` looks at what is installed, only where it has to."""
+    for name, suite in suites.items():
+        for group in suite.groups:
+            if group in tasks:
+                raise ConfigError(
+                    f"In the suite '{name}' the group '{group}' is itself a task.",
+                    "Its line could mean the task or the mean of the group.",
+                    "Give the group another name.",
+                )
+        for task in suite.tasks:
+            if task not in tasks and task not in offered():
+                raise ConfigError(
+                    f"The suite '{name}' lists the unknown task '{task}'.",
+                    "Every task of a suite must be declared under 'tasks:', or be installed.",
+                    did_you_mean(task, tasks),
+                )

@@ -14,6 +14,7 @@ from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
 from soulkit.eval.summary import Cell, Summary, cluster_of, headline, headline_name, summarise
 from soulkit.metrics.student import t_quantile
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.types import BatchMetric, Record
 from tests.eval.test_summary import record
 from tests.support.road import synth_examples, task_of
@@ -97,6 +98,15 @@ def test_a_number_with_units_missing_could_lie_anywhere_on_its_scale() -> None:
     more = summary(rows(0.25, 0.5, None, None, None), batch={"tomi": spread})
     assert more.tasks["tomi"]["spread"].variance == cell.variance and cell.n_clusters == 2
     assert cell.unscored == {"undefined": 1} and cell.scale == (0.0, 1.0)
+
+
+def test_a_mean_over_units_has_the_bounds_of_a_mean() -> None:
+    made = {"rows": mean_of([0.25, 0.75, None, None], "rows")}
+    cell = summary(rows(0.5), batch={"tomi": lambda batch: made}).tasks["tomi"]["rows"]
+    assert (cell.mean, cell.worst, cell.best) == (0.5, 0.25, 0.75)
+    none = {"rows": mean_of([None, None], "rows", (-1.0, 1.0))}
+    lost = summary(rows(0.5), batch={"tomi": lambda batch: none}).tasks["tomi"]["rows"]
+    assert (lost.mean, lost.worst, lost.best) == (None, -1.0, 1.0)
 
 
 def test_a_large_batch_is_asked_a_bounded_number_of_times() -> None:
