@@ -12,8 +12,7 @@ one is written aside and renamed, so that a killed command is simply given again
 A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`. How
 judges are asked again, with an edited prompt or in place of others, stands in `asking.py`.
 
-Relative paths in a run's settings are those of the folder that it was started in
-(`provenance.at_home`).
+Relative paths in a run's settings begin where it was started (`provenance.at_home`).
 """
 
 from __future__ import annotations
