@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from soulkit.demo import DITTO, WARMUP, Demo
-from soulkit.metrics.statistics import auc, mean_interval, t_quantile
+from soulkit.metrics.comparisons import auc
+from soulkit.metrics.intervals import Interval, estimate
 from soulkit.runs.folder import read_jsonl, write_json
 from soulkit.train.run import train
 
@@ -34,6 +35,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "GRPO G=16": {"method": "grpo", "group_size": 16},
     "Ditto G=8, shuffled feedback": {"shuffle_feedback": True},
 }
+ACCURACY = (0.0, 1.0)
 AXES = {"step": "steps", "tokens": "sampled tokens", "seconds": "seconds of sampling and training"}
 
 
@@ -85,11 +87,15 @@ def area(points: Sequence[Point], axis: str) -> float:
     return value
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of a − b over seeds with its 95 % t interval."""
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    low, high = mean_interval(differences)
-    return statistics.fmean(differences), low, high
+def over_seeds(values: Sequence[float], scale: Interval | None = None) -> list[float | None]:
+    """Mean over seeds with the ends of its 95 % interval."""
+    mean = estimate(values, range(len(values)), scale=scale)
+    return [mean.mean, mean.ci_low, mean.ci_high]
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> list[float | None]:
+    """Mean of a − b over seeds with its 95 % interval."""
+    return over_seeds([x - y for x, y in zip(a, b, strict=True)])
 
 
 def score(points: Sequence[Point]) -> dict[str, float]:
@@ -107,7 +113,7 @@ def table(results: Sequence[Mapping[str, Sequence[Point]]]) -> Table:
         for metric in ("final", "area"):
             values = [score(r[name])[metric] for r in results]
             base = [score(r[first])[metric] for r in results]
-            cells.append(_with_ci(statistics.fmean(values), *mean_interval(values)))
+            cells.append(_with_ci(*over_seeds(values, ACCURACY)))
             cells.append("" if name == first else _with_ci(*paired(base, values), sign=True))
         cells.append(f"{statistics.fmean(r[name][-1].tokens for r in results):,.0f}")
         cells.append(f"{statistics.fmean(r[name][-1].seconds for r in results):.0f}")
@@ -115,9 +121,9 @@ def table(results: Sequence[Mapping[str, Sequence[Point]]]) -> Table:
     return shown
 
 
-def _with_ci(mean: float, low: float, high: float, sign: bool = False) -> str:
-    form = "+.3f" if sign else ".3f"
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+def _with_ci(*ends: float | None, sign: bool = False) -> str:
+    shown = ["–" if end is None else f"{end:+.3f}" if sign else f"{end:.3f}" for end in ends]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 def figure(results: Sequence[Mapping[str, Sequence[Point]]], path: Path) -> None:
@@ -140,17 +146,16 @@ def figure(results: Sequence[Mapping[str, Sequence[Point]]], path: Path) -> None
 
 
 def _draw(ax: Any, curves: Sequence[Sequence[Point]], axis: str, name: str) -> None:
-    xs, means, half = [], [], []
+    xs, means, lows, highs = [], [], [], []
     for points in zip(*curves, strict=True):
         values = [p.accuracy for p in points]
         xs.append(statistics.fmean(getattr(p, axis) for p in points))
-        means.append(statistics.fmean(values))
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        half.append(t_quantile(len(values) - 1) * spread / len(values) ** 0.5 if spread else 0.0)
+        mean, low, high = over_seeds(values, ACCURACY)
+        means.append(mean)
+        lows.append(mean if low is None else low)
+        highs.append(mean if high is None else high)
     (line,) = ax.plot(xs, means, label=name, marker="o", markersize=3)
-    low = [m - h for m, h in zip(means, half, strict=True)]
-    high = [m + h for m, h in zip(means, half, strict=True)]
-    ax.fill_between(xs, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    ax.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.12, linewidth=0)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from soulkit.data.files import write_rows
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
-from soulkit.eval.summary import Cell
+from soulkit.eval.summary import Cell, headline
 from soulkit.runs.folder import write_json
 from soulkit.tasks.made import split_seed
 from soulkit.tasks.tom.stories.events import Exit, decode
@@ -116,16 +116,16 @@ class Demo:
         first, last = steps[0], steps[-1]
         shuffled = read_step_lines(self.out / "control" / "metrics.jsonl")[0].rewards
         return {
-            "before": before["value"].mean,
-            "after": after["value"].mean,
+            "before": headline(before).mean,
+            "after": headline(after).mean,
             "draft_reward": last.draft,
             "refined_reward": last.refined,
             "loo_gap": first.loo,
             "loo_gap_ci": [first.loo_low, first.loo_high],
             "loo_gap_shuffled": shuffled.loo,
             "loo_gap_shuffled_ci": [shuffled.loo_low, shuffled.loo_high],
-            "before_ci": _interval(before["value"]),
-            "after_ci": _interval(after["value"]),
+            "before_ci": _interval(headline(before)),
+            "after_ci": _interval(headline(after)),
             "beliefs_before": _beliefs(before),
             "beliefs_after": _beliefs(after),
             "seconds": round(seconds, 1),

@@ -68,8 +68,9 @@ def train_model(
 
 
 def compare(
-    a: str | Path, b: str | Path, metric: str = "value", *, force_mixed: bool = False
-) -> Comparison:
+    a: str | Path, b: str | Path, metric: str = "headline", *, suite: str = "",
+    force_mixed: bool = False,
+) -> Comparison:  # fmt: skip
     """B minus A on the episodes that both runs scored, task by task, as `soul compare` does.
 
         sk.compare("runs/before", "runs/after").tasks[0].paired.difference
@@ -78,7 +79,7 @@ def compare(
     """
     from soulkit.eval.compare import compare_runs
 
-    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed)
+    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed, suite=suite)
 
 
 def load_run(path: str | Path) -> RunData:

@@ -313,5 +313,23 @@ class Record:
     """The gold answer, for readers."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchMetric:
+    """A number over a batch, which is no mean over its episodes: joint accuracy, diversity."""
+
+    value: float | None
+    """None when nothing that it needs was scored."""
+    n: int
+    """So many units it is about, and of so many it was made."""
+    n_scored: int
+    unit: str = "episodes"
+    """What is counted, in the plural: `rows`, `stories`, `conversations`."""
+    low: float | None = None
+    high: float | None = None
+    """The ends of its scale, where it has any."""
+    is_mean: bool = False
+    """Whether it is the plain mean over its units, each counting alike."""
+
+
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:
     return f"{step}/{example_id}/{rollout}/{kind}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import Json
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
     from soulkit.eval.compare import Comparison
@@ -16,29 +16,52 @@ if TYPE_CHECKING:
 def command(
     a: Annotated[Path, typer.Argument(metavar="A", help="Run folder to compare with.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
-    metric: Annotated[str, typer.Option(help="`value`, or another recorded metric.")] = "value",
+    metric: Annotated[
+        str,
+        typer.Option(help="`headline` (what each task declares), `value`, or another metric or "
+                     "break-down."),
+    ] = "headline",
+    suite: Annotated[
+        str,
+        typer.Option(metavar="SUITE", help="Only its tasks, with means over axes and all.",
+                     autocompletion=COMPLETERS["suites"]),
+    ] = "",
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GATE", help="TASK/METRIC>=NUMBER: exit with 1 unless the interval of "
+                     "B - A is there; may be repeated."),
+    ] = None,
     force_mixed: Annotated[
         bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
     ] = False,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Compare two runs, paired example by example.
 
-    Prints B minus A for each task, with its interval and a p-value adjusted for their number.
+    Prints B minus A for each task, with its interval, its p-value, and Holm's beside it.
     """
     from soulkit.cli.console import print_json
     from soulkit.eval.compare import compare_runs
+    from soulkit.eval.gates import parse_gate
 
-    comparison = compare_runs(a, b, metric, allow_mixed=force_mixed)
+    gates = [parse_gate(text) for text in gate or ()]
+    comparison = compare_runs(
+        a, b, metric, allow_mixed=force_mixed, suite=suite, gates=gates,
+        registry=registry_of(tasks, trust=trust), trust=trust,
+    )  # fmt: skip
     if as_json:
         print_json(comparison.as_dict())
     else:
         _print(comparison)
+    if not comparison.passed:
+        raise typer.Exit(1)
 
 
 def _print(comparison: Comparison) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import comparison_parts
+    from soulkit.report.differences import comparison_parts
 
     for part in comparison_parts(comparison):
         out.print(part)

@@ -89,7 +89,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
     else:
-        _print_run(run)
+        _print_run(run, config)
     _say_failures(run, summary)
     share = summary.unscored_share or 0.0
     if share > config.max_unscored:
@@ -106,11 +106,15 @@ def _say(remark: str) -> None:
     err.print(safe(one_line(remark)), soft_wrap=True)
 
 
-def _print_run(run: Run) -> None:
+def _print_run(run: Run, config: EvalConfig) -> None:
+    from soulkit.eval.config import eval_registry
     from soulkit.report.load import load_runs
-    from soulkit.report.table import report_parts
+    from soulkit.report.suites import suite_table
+    from soulkit.report.views import ReportView
 
-    for part in report_parts(load_runs([run.path], episodes=False)):
+    runs = load_runs([run.path], episodes=False)
+    suite = suite_table(runs, config.suite, eval_registry(config)) if config.suite else None
+    for part in ReportView(runs, suite).parts():
         out.print(part)
 
 

@@ -184,15 +184,16 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "agreement", ">n", ">alpha", "95 %", ">ICC", ">rho", ">equal", ">gap",
-        "what it allows", title=safe(task),
+        "dimension", "agreement", ">n", "clusters", ">alpha", "95 %", ">ICC", ">rho", ">equal",
+        ">gap", "what it allows", title=safe(task),
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for label, cell in _comparisons(dimension):
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
             table.add_row(
-                safe(name), safe(label), str(cell["n"]), _number(cell["alpha"]),
-                _interval(cell["alpha"]), *map(_number, figures), _trust(cell),
+                safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
+                _number(cell["alpha"]), _interval(cell["alpha"]), *map(_number, figures),
+                _trust(cell),
             )  # fmt: skip
     return table
 
@@ -215,29 +216,33 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
 
 def _length(dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "judge", ">n", ">rho with words", "95 %", ">at equal turns", "95 %",
-        ">points per 100 words", "95 %",
+        "dimension", "judge", ">n", "clusters", ">rho with words", "95 %", ">at equal turns",
+        "95 %", ">points per 100 words", "95 %",
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for judge, cell in dimension.get("length", {}).items():
             figures = [cell["spearman"], cell["at_equal_turns"], cell["points_per_100_words"]]
             shown = [text for figure in figures for text in (_number(figure), _interval(figure))]
-            table.add_row(safe(name), safe(judge), str(cell["spearman"]["n"]), *shown)
+            table.add_row(
+                safe(name), safe(judge), str(cell["spearman"]["n"]), _clusters(cell["spearman"]),
+                *shown,
+            )  # fmt: skip
     return table
 
 
 def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
     table = new_table(
-        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", ">flips", "95 %",
-        ">first preferred", "95 %",
+        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters", ">flips",
+        "95 %", ">first preferred", "95 %",
     )  # fmt: skip
     for judge, cell in reading.items():
         pair = position.get(judge)
-        shown = [DASH] * 5
+        shown = [DASH] * 6
         if pair is not None:
             flips, first = pair["flips"], pair["prefers_first"]
             shown = [
-                str(pair["pairs"]), _share(flips["value"]), _interval(flips, percent=True),
+                str(pair["pairs"]), _clusters(flips), _share(flips["value"]),
+                _interval(flips, percent=True),
                 _share(first["value"]), _interval(first, percent=True),
             ]  # fmt: skip
         table.add_row(
@@ -256,6 +261,14 @@ def _interval(cell: Mapping[str, Any], percent: bool = False) -> str:
         return DASH
     shown = _share if percent else "{:.2f}".format
     return f"{shown(cell['ci_low'])} … {shown(cell['ci_high'])}"
+
+
+def _clusters(cell: Mapping[str, Any]) -> str:
+    """`32`, `7: few`; checks of earlier versions do not say."""
+    from soulkit.metrics.intervals import FEW_CLUSTERS
+
+    n = cell.get("n_clusters", 0)
+    return (f"{n}: few" if n < FEW_CLUSTERS else str(n)) if n else DASH
 
 
 def _share(value: float | None) -> str:

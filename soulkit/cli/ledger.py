@@ -214,6 +214,7 @@ def verify(where: Where, as_json: Json = False) -> None:
 
 
 def _check_run(folder: Path, view: Any, findings: Findings) -> None:
+    from soulkit.eval.rescore import CHANGES
     from soulkit.models.ledger.view import check_episodes
     from soulkit.runs.folder import is_run, read_config
     from soulkit.runs.records import load_records
@@ -222,8 +223,10 @@ def _check_run(folder: Path, view: Any, findings: Findings) -> None:
         return
     settings = read_config(folder)
     records = load_records(folder / "episodes.jsonl")
-    check_episodes(view, records, findings, actor=settings.get("kind") == "api",
-                   judges=_over_http(settings))  # fmt: skip
+    # Where judges were asked again, the ledger is theirs: what the actor said was paid for before.
+    judged_only = (folder / CHANGES).is_file() and settings.get("ledger") != "replay"
+    check_episodes(view, records, findings, judges=_over_http(settings),
+                   actor=settings.get("kind") == "api" and not judged_only)  # fmt: skip
 
 
 def _over_http(settings: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`soul report RUN...`: what runs recorded, as a table, Markdown, JSON or one HTML file."""
+"""`soul report RUN...`: what runs recorded, as a table, Markdown, LaTeX, CSV, JSON or one page."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from soulkit.cli.options import COMPLETERS, TaskFiles, Trust
+
 if TYPE_CHECKING:
     from soulkit.report.load import RunData
+    from soulkit.report.suites import SuiteTable
+    from soulkit.report.views import ReportView
 
 
 class Format(StrEnum):
     """How to print."""
 
     terminal = "terminal"
+    table = "table"
     md = "md"
+    latex = "latex"
+    csv = "csv"
     json = "json"
     html = "html"
 
@@ -27,44 +34,75 @@ def command(
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder of runs.")
     ],
     format_: Annotated[
-        Format, typer.Option("--format", help="How to print the report.")
+        Format, typer.Option("--format", help="How to print; `table` is the terminal's.")
     ] = Format.terminal,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", help="Show the runs as this suite: its members, axis means, mean.",
+            autocompletion=COMPLETERS["suites"],
+        ),
+    ] = None,
+    playable: Annotated[
+        bool, typer.Option("--playable", help="Of the suite only the members that were played.")
+    ] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Every metric and break-down, not headlines alone.")
+    ] = False,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="File to write. HTML goes to RUN/report/index.html without it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what runs recorded. Nothing is scored again."""
     from soulkit.report.load import load_runs
+    from soulkit.report.views import ReportView
 
     chosen = Format.json if as_json else format_
     loaded_runs = load_runs(runs, episodes=chosen is Format.html)
+    view = ReportView(
+        loaded_runs, _suite_table(loaded_runs, suite, chosen, tasks, trust),
+        playable=playable, details=details,
+    )  # fmt: skip
     if chosen is Format.html:
-        from soulkit.report import html
-
-        typer.echo(str(html.write_page(loaded_runs, out or runs[0] / "report" / "index.html")))
-    elif out is None and chosen is Format.terminal:
-        _print(loaded_runs)
+        typer.echo(str(view.page(out or runs[0] / "report" / "index.html")))
+    elif out is None and chosen in (Format.terminal, Format.table):
+        _print(view)
     else:
-        _write_text(_text(loaded_runs, chosen), out)
+        _write_text(_text(view, chosen), out)
 
 
-def _text(runs: list[RunData], chosen: Format) -> str:
-    from soulkit.report import table
+def _suite_table(
+    runs: list[RunData], suite: str | None, chosen: Format, files: list[Path] | None, trust: bool
+) -> SuiteTable | None:
+    """The runs as a suite: the one that is asked for, else the one that all of them played."""
+    from soulkit.cli.options import registry_of
+    from soulkit.report.suites import common_suite, suite_table
 
+    registry = registry_of(files, trust=trust)
+    name = suite or common_suite(runs, registry)
+    flat = chosen in (Format.latex, Format.csv)  # these have nothing else to show
+    wide = chosen not in (Format.terminal, Format.table, Format.html)
+    return suite_table(runs, name, registry, all_context=wide) if name or flat else None
+
+
+def _text(view: ReportView, chosen: Format) -> str:
     if chosen is Format.md:
-        return table.markdown(runs)
+        return view.markdown()
     if chosen is Format.json:
-        return json.dumps(table.merged(runs), indent=2) + "\n"
-    return table.terminal_text(runs)
+        return json.dumps(view.values(), indent=2) + "\n"
+    if chosen is Format.latex:
+        return view.latex()
+    return view.csv() if chosen is Format.csv else view.text()
 
 
-def _print(runs: list[RunData]) -> None:
+def _print(view: ReportView) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.table import report_parts
 
-    for part in report_parts(runs):
+    for part in view.parts():
         out.print(part)
 
 

@@ -1,4 +1,4 @@
-"""`soul rescore RUN`: apply changed parsers and metrics to recorded episodes, without a call."""
+"""`soul rescore RUN`: changed parsers, metrics, judges and their prompts for recorded episodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import Json, Trust
+from soulkit.cli.options import DRY_RUN, Json, Trust
+from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from soulkit.eval.asking import Renewal
     from soulkit.eval.rescore import Change, Recorded, Rescored
+    from soulkit.models.roles.settings import RoleSettings
 
 
 class Missing(StrEnum):
@@ -19,6 +22,24 @@ class Missing(StrEnum):
 
     stop = "stop"
     unscored = "unscored"
+
+
+Judges = Annotated[
+    list[str] | None,
+    typer.Option("--judge", metavar="WHO", help="With --ask: judges in place of the run's own."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="DIR",
+                 help="With --ask: edited judge prompts, judge.md or TASK/judge.md."),
+]  # fmt: skip
+Endpoints = Annotated[
+    Path | None, typer.Option("--endpoints", metavar="FILE", help="With --judge: models by name.")
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", min=0, help="With --ask: stop after so many US dollars."),
+]
 
 
 def command(
@@ -32,22 +53,96 @@ def command(
         Missing,
         typer.Option("--missing", help="Episodes with unrecorded replies: stop, or unscored."),
     ] = Missing.stop,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask the judge what the ledger lacks; resumable.")
+    ] = False,
+    judge: Judges = None,
+    prompts: Prompts = None,
+    endpoints: Endpoints = None,
+    max_cost: MaxCost = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --ask: agree to the cost.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Score recorded episodes again without asking any model.
+    """Score recorded episodes again: without asking any model, or asking only what is missing.
 
-    Judges answer from the run's ledger. The scores go into a new run folder.
+    Judges answer from the run's ledger. The scores go into a new run folder. With --ask, an edited
+    prompt or another judge is put to the recorded episodes; the same command takes up its folder.
     """
     from soulkit.cli.console import print_json, say_unsealed
+    from soulkit.eval.provenance import at_home
     from soulkit.eval.rescore import rescore
 
-    done = rescore(_recorded(run, trust), folder, missing.value)
+    named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
+             "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
+    if not ask and any(named.values()):
+        raise _needs_ask(next(name for name, value in named.items() if value))
+    judges = _judges(judge, endpoints)
+    run, here = run.resolve(), Path.cwd()
+    out, prompts = (path.resolve() if path else None for path in (folder, prompts))
+    with at_home(run):
+        recorded = _recorded(run, trust)
+        if not ask:
+            done = rescore(recorded, out or _new_folder(recorded, here), missing.value)
+        else:
+            from soulkit.eval.asking import renewal_of
+
+            renewal = renewal_of(
+                recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
+            )
+            outcome = _asked(renewal, dry_run=dry_run, as_json=as_json)
+            if outcome is None:
+                return
+            done = outcome
     say_unsealed()
     if as_json:
         print_json(done.as_dict())
     else:
-        _print(done)
+        _print(done, here)
+
+
+def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
+    from soulkit.eval.asking import judges_named
+
+    return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
+
+
+def _new_folder(recorded: Recorded, here: Path) -> Path:
+    from soulkit.runs.folder import default_run_path
+
+    return default_run_path("rescore", sorted({r.task for r in recorded.records}), here / "runs")
+
+
+def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None:
+    """Say what it costs, have that confirmed, and ask; None for a dry run."""
+    from soulkit.cli.console import ask_user, err, progress
+    from soulkit.cli.plan import show_plan
+    from soulkit.eval.asking import renew, survey_of, survey_plan
+    from soulkit.play.costs import confirm_cost
+
+    def say(remark: str) -> None:
+        err.print(remark, markup=False, soft_wrap=True)
+
+    survey = survey_of(renewal)
+    plan = survey_plan(renewal, survey)
+    if dry_run:
+        show_plan(plan, as_json)
+        return None
+    say(f"{survey.questions} questions of {len(survey.episodes)} episodes are not in the ledger")
+    confirm_cost(plan, renewal.config, say, ask_user())
+    for server in renewal.servers() if survey.questions else ():
+        say(server)
+    with progress(len(renewal.recorded.records), "rescore") as bar:
+        return renew(renewal, bar.advance)
+
+
+def _needs_ask(option: str) -> ConfigError:
+    return ConfigError(
+        f"{option} was given without --ask.",
+        "Without --ask nobody is asked: recorded replies are read again, and nothing else.",
+        "Add --ask, or leave the option out.",
+    )
 
 
 def _recorded(run: Path, trust: bool) -> Recorded:
@@ -68,7 +163,7 @@ def _recorded(run: Path, trust: bool) -> Recorded:
     )
 
 
-def _print(done: Rescored) -> None:
+def _print(done: Rescored, here: Path) -> None:
     from soulkit.cli.console import out, safe, table
 
     made = table("task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now")
@@ -76,9 +171,11 @@ def _print(done: Rescored) -> None:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)
     misses = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
+    path = Path(done.path)
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
     out.print(
         safe(f"{done.changed} of {done.episodes} episodes have another score now{misses}; "
-             f"new scores in {done.path}"),
+             f"new scores in {shown}"),
         soft_wrap=True,
     )  # fmt: skip
 

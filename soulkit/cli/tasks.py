@@ -40,7 +40,7 @@ def list_(
     # The declaration of an installed task lies in its package, so its name is all that is shown.
     names = [name for name in chosen if name in registry.specs]
     installed = [asdict(o) for several in offers().values() for o in several if o.task in chosen]
-    suites = {n: list(members) for n, members in registry.suites.items() if suite in (None, n)}
+    suites = {n: [*s.tasks] for n, s in registry.suites.items() if suite in (None, n)}
     if as_json:
         listed = [_summary(name, registry.specs[name]) for name in names]
         print_json({"tasks": listed, "suites": suites, "installed": installed})
@@ -67,7 +67,7 @@ def show(
     """Show one task: columns, who sees them, metric, licence."""
     registry = _registry(tasks)
     spec = registry.spec(name)
-    suites = [s for s, members in registry.suites.items() if name in members]
+    suites = [s for s, declared in registry.suites.items() if name in declared.tasks]
     if as_json:
         facts = {**spec.model_dump(mode="json"), "rows_only": spec.rows_only, "suites": suites}
         print_json({"name": name, **facts})

@@ -38,6 +38,7 @@ from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
+    from soulkit.models.roles.settings import RoleSettings
     from soulkit.train.ablate import Ended, Planned
     from soulkit.train.config import TrainConfig
     from soulkit.train.state.lines import Rewards, StepLine
@@ -59,6 +60,8 @@ COMPARISON = (
     Option("--match", Literal["rollouts", "prompts"],
            "rollouts: methods without refined rollouts get 2G drafts, so that all sample alike; "
            "prompts: G drafts for all.", "Comparison", default="rollouts"),
+    Option("--eval-judge", str, "Scores the ends of all methods; methods may then be trained with "
+           "judges of their own.", "Comparison", metavar="WHO"),
     Option("--force-mixed", bool, "Compare methods with other judges, partners or rows all the "
            "same, and say what differs.", "Comparison"),
 )  # fmt: skip
@@ -187,11 +190,14 @@ def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
     from soulkit.report.table import alarm_text
     from soulkit.train.rollouts.remarks import step_remarks
+    from soulkit.train.rollouts.watched import FELL
 
     for alarm in line.canaries.alarms:
+        meaning = "the judge can be played; look at its verdicts"
+        if FELL in alarm.why:
+            meaning = "the drafts of different rows become alike; read some of them"
         err.print(
-            f"{who}canary alarm at step {alarm_text(alarm)}: the judge can be played; "
-            "look at its verdicts",
+            f"{who}canary alarm at step {alarm_text(alarm)}: {meaning}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     for remark in step_remarks(line):
@@ -233,9 +239,13 @@ def _print(config: TrainConfig, out: Path, summary: TrainSummary) -> None:
 
 
 def _gap(rewards: Rewards) -> str:
+    from soulkit.metrics.intervals import interval_remark
+
     low, high = rewards.loo_low, rewards.loo_high
-    interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
-    return f"{rewards.loo:+.3f}{interval}"
+    if low is None or high is None:
+        return f"{rewards.loo:+.3f}"
+    beside = interval_remark(rewards.loo_clusters)
+    return f"{rewards.loo:+.3f} [{low:+.3f}, {high:+.3f}]" + (f" ({beside})" if beside else "")
 
 
 # --- many methods ---------------------------------------------------------------------------------
@@ -245,27 +255,34 @@ def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.train.ablate import confirm_runs, parse_arms, plan_arms, run_all
+    from soulkit.train.ends import confirm_judge, judge_ends
     from soulkit.train.planning import comparison_plan
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
     tasks = list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
+    judge = _eval_judge(values)
     runs = plan_arms(
         arms, out, values["config"], lambda method: settings_of(method, values),
         seeds=SEEDS if values["seeds"] is None else values["seeds"],
         match=values["match"] or "rollouts",
-        trust=values["trust"], force_mixed=values["force_mixed"],
+        trust=values["trust"], force_mixed=values["force_mixed"], judged_alike=judge is not None,
     )  # fmt: skip
     if values["dry_run"]:
         show_plan(comparison_plan(runs), values["json"])
         return
     _say(f"{len(runs)} runs in {out}")
+    if judge is not None:
+        confirm_judge(judge, runs[0].config, _say, ask_user())
     runs = confirm_runs(runs, _say, ask_user())
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"])
+        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"],
+                        eval_judge=judge.written() if judge else "")  # fmt: skip
+    if judge is not None:
+        judge_ends(runs, judge, _say, trust=values["trust"])
     say_unsealed()
     comparison = ablation.load_ablation(out)
     page = ablation.write_ablation(comparison, out / "report")
@@ -279,6 +296,15 @@ def _ablate(values: Mapping[str, Any]) -> None:
     if failed:
         err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")
         raise typer.Exit(1)
+
+
+def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
+    from soulkit.eval.asking import judges_named
+
+    if not values["eval_judge"]:
+        return None
+    endpoints = values.get("endpoints")
+    return judges_named([values["eval_judge"]], str(endpoints) if endpoints else None)[0]
 
 
 def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, MissingPackage, did_you_mean
+from soulkit.metrics.diversity import jaccard
 
 THRESHOLD = 0.8
 SHINGLE = 3
@@ -205,12 +206,6 @@ def shingles(words: Words) -> Shingles:
     """Every run of SHINGLE words; a shorter text is one shingle, an empty one has none."""
     last = max(len(words) - SHINGLE + 1, min(len(words), 1))
     return frozenset(words[i : i + SHINGLE] for i in range(last))
-
-
-def jaccard(one: Shingles, other: Shingles) -> float:
-    """Shared among all; 1 for two empty sets."""
-    every = len(one | other)
-    return len(one & other) / every if every else 1.0
 
 
 def _signature(phrases: Shingles) -> Any:

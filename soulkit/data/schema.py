@@ -23,6 +23,10 @@ class Column(BaseModel):
     """Whether the value is part of the content hash that names the row."""
     max_words: int | None = Field(default=None, gt=0)
     """Word budget: longer values are cut here, for every model alike, and the cut is recorded."""
+    train_words: int | None = Field(default=None, gt=0)
+    """The budget in training, where it is another one."""
+    keep: Literal["first", "last"] = "first"
+    """Which words of a longer value stay."""
     entity: str = ""
     """What kind of thing the value names (persona, character, scenario): training and evaluation
     rows that share one are not independent, and `soul data contamination` says so."""

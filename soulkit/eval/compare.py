@@ -5,24 +5,33 @@ rollout number (and training step, where there are several). That takes the diff
 out of the difference, and keeps a run with many unscored episodes from winning by what it lost.
 Runs that were measured under other conditions (`likeness.py`) are refused unless mixing them is
 asked for by name, and then the result says so.
+
+What is compared of a task is its headline unless a metric is named (`contrasts.py`); a suite adds
+means over tasks (`suite_contrasts.py`), a gate says how far a difference may go (`gates.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError, RunError, did_you_mean
-from soulkit.eval.conditions import read_conditions
+from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
+from soulkit.eval.conditions import Conditions, read_conditions
+from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast
+from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.eval.summary import cluster_of, metric_values, records_by_task
-from soulkit.metrics.statistics import PairedDifference, holm, paired_difference
-from soulkit.runs.records import drafts, load_records
+from soulkit.eval.live_tasks import live_tasks
+from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
+from soulkit.eval.summary import DEV, records_by_task
+from soulkit.metrics.comparisons import PairedDifference, holm
+from soulkit.runs.provenance import origin_of
+from soulkit.runs.records import load_records, newest_dev
+from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
 
-Key = tuple[int, str, int]
+DRAFTS = "means over drafts while training; a training's own headline is its dev score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +39,11 @@ class TaskDifference:
     """B minus A on one task."""
 
     task: str
+    metric: str
+    """What was compared: the task's headline where no metric was named."""
     paired: PairedDifference
     p_holm: float | None
-    """`paired.p`, adjusted for the number of tasks compared."""
+    """`paired.p`, adjusted for the number of tasks compared (Holm)."""
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
@@ -53,95 +64,211 @@ class Comparison:
     """What differs between the runs although it should not (empty unless mixing was allowed)."""
     remarks: tuple[str, ...] = ()
     """What differs and is part of what is compared, and what was not recorded."""
+    suite: str = ""
+    means: tuple[MeanDifference, ...] = ()
+    """Groups, axes and the mean of the suite."""
+    gates: tuple[GateResult, ...] = ()
+    origins: tuple[Mapping[str, Any], ...] = ()
+    """The provenance of A and of B."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate is open."""
+        return all(result.outcome == "pass" for result in self.gates)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `paired` is laid out flat beside the task's name."""
         rows = [
-            {"task": t.task, **asdict(t.paired), "p_holm": t.p_holm, "n_a": t.n_a, "n_b": t.n_b}
+            {"task": t.task, "metric": t.metric, **asdict(t.paired), "p_holm": t.p_holm,
+             "n_a": t.n_a, "n_b": t.n_b}
             for t in self.tasks
-        ]
+        ]  # fmt: skip
         return {
             "a": self.a,
             "b": self.b,
             "metric": self.metric,
             "tasks": rows,
+            "suite": self.suite,
+            "means": [mean.as_dict() for mean in self.means],
+            "gates": [result.as_dict() for result in self.gates],
+            "passed": self.passed,
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "mixed": list(self.mixed),
             "remarks": list(self.remarks),
+            "provenance": [dict(origin) for origin in self.origins],
         }
 
 
 def compare_runs(
-    a: Path, b: Path, metric: str = "value", *, allow_mixed: bool = False
-) -> Comparison:
-    """Compare two run folders on `metric`, task by task.
+    a: Path, b: Path, metric: str = HEADLINE, *, allow_mixed: bool = False, suite: str = "",
+    gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
+) -> Comparison:  # fmt: skip
+    """Compare two run folders on `metric`, task by task; of a `suite`, its members alone.
 
-    Raises DataError when the episodes cannot be read or neither side has the metric, RunError when
-    the runs share no task or no episode, or (without `allow_mixed`) may not be compared.
+    `registry` knows the suites, and `trust` lets the code of a task act that a stranger's run
+    names: without it, such a task is compared by `value`. Raises DataError when the episodes cannot
+    be read or neither side has the metric, ConfigError for a gate or suite that names nothing,
+    RunError when the runs share no task or no episode, or (without `allow_mixed`) may not be
+    compared.
     """
+    registry = registry or load_registry()
     records = [load_records(path / "episodes.jsonl") for path in (a, b)]
     runs_a, runs_b = (records_by_task(side) for side in records)
-    shared = sorted(runs_a.keys() & runs_b.keys())
+    members = registry.suite(suite) if suite else None
+    shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
     if not shared:
-        raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b))
-    pairs = {task: (drafts(runs_a[task]), drafts(runs_b[task])) for task in shared}
+        raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
+    _check_gates(gates, shared, registry)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
-    mixed = grouped(
-        (task, line) for task in shared for line in condition_differences(one, other, task)
-    )
+    mixed = _lines(shared, lambda task: condition_differences(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
-    _check_metric(metric, pairs.values())
-    differences = [_difference(task, x, y, metric) for task, (x, y) in pairs.items()]
-    if not any(t.paired.n_shared for t in differences):
+    whole = _Pairs(_pairs((a, b), shared, runs_a, runs_b, trust=trust), registry)
+    compared, lacking = whole.contrasts(metric)
+    if not any(t.paired.n_shared for t in compared.values()):
         raise _no_common_episode(a, b, metric)
-    adjusted = holm([t.paired.p for t in differences])
+    adjusted = holm([t.paired.p for t in compared.values()])
     return Comparison(
         a=str(a),
         b=str(b),
-        metric=metric,
+        metric=metric or HEADLINE,
         tasks=tuple(
-            TaskDifference(task=t.task, paired=t.paired, p_holm=p, n_a=t.n_a, n_b=t.n_b)
-            for t, p in zip(differences, adjusted, strict=True)
+            TaskDifference(task=task, metric=t.metric, paired=t.paired, p_holm=p, n_a=t.n_a,
+                           n_b=t.n_b)
+            for (task, t), p in zip(compared.items(), adjusted, strict=True)
         ),
-        only_a=tuple(sorted(runs_a.keys() - runs_b.keys())),
-        only_b=tuple(sorted(runs_b.keys() - runs_a.keys())),
+        only_a=_alone(runs_a, runs_b, members),
+        only_b=_alone(runs_b, runs_a, members),
         mixed=mixed,
-        remarks=grouped(
-            (task, line) for task in shared for line in likeness_remarks(one, other, task)
+        remarks=(
+            *_lines(shared, lambda task: likeness_remarks(one, other, task)),
+            *(f"no metric '{metric}': {task}" for task in lacking),
+            *_training(one, other, compared.values()),
         ),
-    )
+        suite=suite,
+        means=tuple(whole.means(suite, compared)) if suite else (),
+        gates=tuple(whole.gate(gate) for gate in gates),
+        origins=tuple(origin_of(folder, {}) for folder in (a, b)),
+    )  # fmt: skip
 
 
-def _difference(task: str, a: Sequence[Record], b: Sequence[Record], metric: str) -> TaskDifference:
-    values_a, values_b = metric_values(a, metric), metric_values(b, metric)
-    clusters: dict[Hashable, Hashable] = {_key(r): cluster_of(r) for r in [*a, *b]}
-    paired = paired_difference(
-        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters
-    )
-    return TaskDifference(
-        task=task, paired=paired, p_holm=None, n_a=len(values_a), n_b=len(values_b)
-    )
+def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
+    return grouped((task, line) for task in tasks for line in lines_of(task))
 
 
-def _key(record: Record) -> Key:
-    return record.step, record.example_id, record.rollout
+def _training(a: Conditions, b: Conditions, compared: Iterable[Contrast]) -> list[str]:
+    drafted = any(made.metric != DEV for made in compared)
+    return [DRAFTS] if a.trained and b.trained and drafted else []
 
 
-def _check_metric(metric: str, pairs: Iterable[tuple[list[Record], list[Record]]]) -> None:
-    names = {"value"} | {m for x, y in pairs for r in [*x, *y] for m in r.score.metrics}
-    if metric not in names:
-        raise DataError(
-            f"Neither run has a metric '{metric}'.",
-            "Only what the episodes recorded can be compared.",
-            did_you_mean(metric, names),
+def _alone(
+    runs: Mapping[str, Any], others: Mapping[str, Any], members: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The tasks (of a suite) that only one side has."""
+    alone = runs.keys() - others.keys()
+    return tuple(sorted(alone if members is None else alone & set(members)))
+
+
+def _pairs(
+    folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
+    b: Mapping[str, Sequence[Record]], *, trust: bool,
+) -> dict[str, TaskPair]:  # fmt: skip
+    live_a, live_b = (live_tasks(folder, shared, trust=trust) for folder in folders)
+    dev_a, dev_b = (_held_out(folder) for folder in folders)
+    return {
+        task: TaskPair(
+            task=task, a=a[task], b=b[task], live_a=live_a.get(task), live_b=live_b.get(task),
+            held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
         )
+        for task in shared
+    }  # fmt: skip
 
 
-def _nothing_shared(a: Path, b: Path, in_a: Sequence[str], in_b: Sequence[str]) -> RunError:
+def _held_out(folder: Path) -> dict[str, list[Record]]:
+    """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
+    compared where each of them ended, so the step is no part of a pair."""
+    return records_by_task(replace(record, step=0) for record in newest_dev(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """The tasks that two runs share, and what is declared of all tasks."""
+
+    pairs: Mapping[str, TaskPair]
+    registry: Registry
+
+    def contrasts(self, metric: str) -> tuple[dict[str, Contrast], list[str]]:
+        """(task → its difference, tasks that have no such metric); DataError when none has."""
+        compared: dict[str, Contrast] = {}
+        errors: dict[str, DataError] = {}
+        for task, pair in self.pairs.items():
+            try:
+                compared[task] = contrast(pair, metric)
+            except DataError as error:
+                errors[task] = error
+        if not compared:
+            raise next(iter(errors.values()))
+        return compared, list(errors)
+
+    def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
+        """Every mean over the members of a suite."""
+        metrics = {task: made.metric for task, made in compared.items()}
+        paired = {task: made.paired for task, made in compared.items()}
+        return suite_differences(
+            self.registry.suite_spec(suite), paired,
+            lambda task: self.span(task, metrics.get(task, HEADLINE)),
+        )  # fmt: skip
+
+    def span(self, task: str, metric: str) -> float | None:
+        """Highest minus lowest value of a metric; None where nobody can tell."""
+        declared = self.registry.specs.get(task)
+        scale = (declared.metric.low, declared.metric.high) if declared else None
+        scale = self.pairs[task].scale(metric) if task in self.pairs else scale
+        return None if scale is None else scale[1] - scale[0]
+
+    def gate(self, gate: ComparisonGate) -> GateResult:
+        """What becomes of a gate on a task, or on a suite."""
+        if gate.target in self.pairs:
+            return self._task_gate(gate, contrast(self.pairs[gate.target], gate.metric))
+        compared, _ = self.contrasts(gate.metric)
+        (*_, mean) = self.means(gate.target, compared)
+        whole = mean.paired
+        why = f"{', '.join(mean.missing)} missing" if mean.missing else f"{mean.members} members"
+        return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
+
+    def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
+        paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
+        low, high = paired.ci_low, paired.ci_high
+        if low is None and paired.difference is not None and paired.n_clusters > 1:
+            span = self.span(gate.target, made.metric)
+            why = f"{made.metric}: no spread in {paired.n_clusters} clusters"
+            if span is not None and paired.method == "no-spread":
+                low, high = unseen_interval(paired.difference, paired.n_clusters, span)
+        return gate_result(gate, paired.difference, low, high, why)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def _check_gates(
+    gates: Sequence[ComparisonGate], shared: Sequence[str], registry: Registry
+) -> None:
+    for gate in gates:
+        if gate.target not in shared and gate.target not in registry.suites:
+            raise ConfigError(
+                f"The gate '{gate.text}' is about '{gate.target}', which the runs do not share.",
+                f"They share {', '.join(shared)}; a suite may be named as well.",
+                did_you_mean(gate.target, [*shared, *registry.suites]),
+            )
+
+
+def _nothing_shared(
+    a: Path, b: Path, in_a: Sequence[str], in_b: Sequence[str], suite: str
+) -> RunError:
+    common = f"no task of the suite '{suite}' in common" if suite else "no task in common"
     return RunError(
-        "The two runs have no task in common.",
+        f"The two runs have {common}.",
         f"'{a}' has {', '.join(in_a) or 'no episodes'}; '{b}' has {', '.join(in_b) or 'none'}.",
         "Evaluate both models on the same task or suite, then compare again.",
     )
@@ -159,6 +286,7 @@ def _refused(mixed: Sequence[str]) -> RunError:
     return RunError(
         f"The two runs were not measured the same way ({'; '.join(mixed)}).",
         "A difference would mix the models with the change of what they were measured with.",
-        "Run one of them again with the other's judge, partner, samples, rows and prompts, or "
-        "accept the mixture with --force-mixed.",
+        "Run one of them again with the other's judge, partner, samples, rows and prompts, have "
+        "both scored by one judge with soul rescore RUN --ask --judge WHO, or accept the mixture "
+        "with --force-mixed.",
     )

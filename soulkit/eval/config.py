@@ -10,19 +10,19 @@ folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, did_you_mean
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig
 from soulkit.models.roles.settings import RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows
+from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -75,6 +75,11 @@ class EvalConfig(PlayConfig):
         metavar="SUITE",
         unset=f"{WHOLE_BENCHMARK} for a served model",
         help="A named list of tasks instead.",
+    )
+    playable: bool = setting(
+        False,
+        section="Task and model",
+        help="Of the suite what can be played here; the rest is named, and there is no average.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
 
@@ -160,6 +165,8 @@ class EvalConfig(PlayConfig):
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
             raise ValueError("name either tasks (--task NAME,NAME) or one suite (--suite small)")
+        if self.playable and self.suite is None:
+            raise ValueError("--playable is about the members of a suite (--suite soul-10)")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
         if self.base_url is not None:
@@ -237,8 +244,10 @@ def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
     registry = eval_registry(config)
     names = _named_tasks(config, registry)
+    if config.playable:
+        return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
-    return [_work(registry.task(name, config.protocol), config) for name in names]
+    return [_work(task, config) for task in configured_tasks(registry, names, config).values()]
 
 
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
@@ -250,11 +259,12 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
 
     work: list[Work] = []
     names = _named_tasks(config, registry)
+    if config.playable:
+        return _playable_work(config, registry, names), []
     gaps = unplayable_gaps(registry, names, config.suite)
-    for name in names:
+    for name, task in configured_tasks(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
-        task = registry.task(name, config.protocol)
         try:
             work.append(_work(task, config))
         except NoRows as error:
@@ -275,6 +285,49 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
                 did_you_mean(name, names),
             )
     return names
+
+
+def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
+    """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
+    registry, played = eval_registry(config), {part.task.name for part in work}
+    names = task_names(config, registry) if config.suite is not None else ()
+    tasks = configured_tasks(registry, names, config) if names else {}
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()
+             if name not in played}  # fmt: skip
+    return {name: why for name, why in tried.items() if isinstance(why, str)}
+
+
+def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
+    tasks = configured_tasks(registry, names, config)
+    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()}
+    work = [one for one in tried.values() if not isinstance(one, str)]
+    if not work:
+        reasons = "; ".join(f"{name}: {why}" for name, why in tried.items())
+        raise ConfigError(
+            f"Of the suite '{config.suite}' nothing can be played here.",
+            reasons + ("" if reasons.endswith(".") else "."),
+            "Name rows with --data and players with --judge and --partner; see: soul tasks list",
+        )
+    return work
+
+
+def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | str:
+    """A task with its rows, or in words why it cannot be played here.
+
+    DataError when rows that were named for this very task are of no use.
+    """
+    from soulkit.play.seating import seated
+
+    if task.spec.rows_only:
+        return "this version cannot play it"
+    try:
+        work = _work(task, config)
+    except DataError as error:
+        if task.name in config.data:
+            raise
+        return error.what.rstrip(".")
+    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(task.name))
+    return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
 
 
 def load_rows(config: EvalConfig) -> list[Work]:

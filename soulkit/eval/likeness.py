@@ -15,16 +15,22 @@ from typing import Any
 
 from soulkit.eval.conditions import ACTOR, Conditions
 from soulkit.eval.provenance import SCORING, Print, same_players
+from soulkit.models.roles.settings import PANELS
 
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
 """Settings that decide which rows a training plays; the last two where there is a dev split."""
 
 
-def condition_differences(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Why no difference may be put between two runs on a task, A's first; empty: it may."""
+def condition_differences(
+    a: Conditions, b: Conditions, task: str, *, judges: bool = True
+) -> list[str]:
+    """Why no difference may be put between two runs on a task, A's first; empty: it may.
+
+    Without `judges` nobody who judges is looked at: another one scores both.
+    """
     rows = _trained_rows if a.trained or b.trained else _rows
-    parts = (_protocols, _prompts, _players, _opinions, _scorer, rows)
+    parts = [_protocols, _prompts, *([_players, _opinions] if judges else [_others]), _scorer, rows]
     return [line for part in parts for line in part(a, b, task)]
 
 
@@ -64,6 +70,12 @@ def _roles(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
     lines = [line for role in _roles(a, b, task) if (line := _role(a, b, task, role))]
     return lines or _answerers(a, b, task)
+
+
+def _others(a: Conditions, b: Conditions, task: str) -> list[str]:
+    """Those who play and do not judge."""
+    roles = [role for role in _roles(a, b, task) if role not in PANELS]
+    return [line for role in roles if (line := _role(a, b, task, role))]
 
 
 def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:

@@ -1,6 +1,8 @@
 """With what a run was measured, kept in its folder: what two runs must share to be compared.
 
-    provenance.json   {"players": {role: [player]},   everybody beside the actor, in whatever task
+    provenance.json   {"directory": "../..",         where it was started, seen from the folder
+                       "actor":   {model, weights …}, what was measured
+                       "players": {role: [player]},   everybody beside the actor, in whatever task
                        "panel":   {"samples", "combine", "orders"},
                        "tasks":   {task: {"roles": [...], "players": {role: [player]},
                                           "samples": {question: opinions}, "rows": {id: hash},
@@ -17,7 +19,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.plan import Work
-from soulkit.runs.folder import Run, write_json
+from soulkit.runs.folder import Run, is_run, read_config, write_json
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Sampling
 
@@ -111,6 +115,27 @@ def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
         return {**who, **({"weights": version} if version else {})}
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
     return {**who, "address": str(url).rstrip("/")}
+
+
+def measured_model(settings: Mapping[str, Any], live: Any = None) -> Print:
+    """The model under test or in training: where a hub's stands, what tells a folder's weights.
+
+    `live` is the loaded model (anything with a transformers model under `model`), None for a served
+    one, of which only name and address can be told.
+    """
+    name, adapter = str(settings.get("model", "")), settings.get("adapter")
+    who: Print = {"model": name, **({"adapter": adapter} if adapter else {})}
+    if settings.get("kind") == "api":
+        return {**who, "address": actor_print(settings, live)["address"]}
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        who["weights"] = weights_print(folder)
+    commit = getattr(getattr(getattr(live, "model", None), "config", None), "_commit_hash", None)
+    version = getattr(live, "policy_version", "") if adapter else ""
+    return {
+        **who, **({"revision": str(commit)} if commit else {}),
+        **({"adapter_weights": version} if version else {}),
+    }  # fmt: skip
 
 
 def player_print(
@@ -259,7 +284,45 @@ def keep_provenance(run: Run, now: Print) -> None:
             "was mended is applied to what is there by: soul rescore",
         )
     if now:
-        write_json(run.path / PROVENANCE, now)
+        write_json(run.path / PROVENANCE, {**now, **_directory(run.path)})
+
+
+def _directory(folder: Path) -> Print:
+    """The working folder as seen from the run: relative paths of its settings begin there."""
+    try:
+        return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
+    except ValueError:  # on another drive
+        return {}
+
+
+def working_folder(folder: Path) -> Path | None:
+    """Where the run in `folder` was started; None for an older run, or where that folder is gone.
+
+    RunError when its record is damaged.
+    """
+    directory = read_provenance(folder).get("directory")
+    place = folder.resolve() / str(directory) if directory else None
+    return place.resolve() if place is not None and place.is_dir() else None
+
+
+@contextmanager
+def at_home(path: Path) -> Iterator[None]:
+    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
+    version did not record that, or the run was moved away from its files, stay here."""
+    place = working_folder(path)
+    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
+        yield
+
+
+def _has_files(place: Path, run: Path) -> bool:
+    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
+    of rows and tasks."""
+    settings = read_config(run) if is_run(run) else {}
+    data = settings.get("data")
+    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
+    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
+    relative = [file for file in files if not file.is_absolute()]
+    return not relative or any((place / file).exists() for file in relative)
 
 
 def _changes(before: Print, now: Print) -> list[str]:

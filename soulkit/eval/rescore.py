@@ -1,4 +1,4 @@
-"""Score recorded episodes again, without a single call: after a parser or a metric was changed.
+"""Score recorded episodes again: after a parser or a metric was changed, without a single call.
 
     a run's config ──▶ its rows, by id ──▶ task.score(row, recorded episode) ──▶ a new run folder
                                               judges answer from the ledger
@@ -9,7 +9,11 @@ the command before anything is written, unless they are to be left unscored. Wha
 because a model failed stays so: there is no reply to read. The old folder is only read; the new
 one is written aside and renamed, so that a killed command is simply given again.
 
-A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`.
+A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`. How
+judges are asked again, with an edited prompt or in place of others, stands in `asking.py`.
+
+Relative paths in a run's settings are those of the folder that it was started in
+(`provenance.at_home`).
 """
 
 from __future__ import annotations
@@ -29,17 +33,35 @@ from pydantic import ValidationError
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.provenance import keep_provenance, rescored
-from soulkit.eval.runner import eval_cast, eval_players, summary_of
-from soulkit.eval.summary import Cell, Summary, metric_values, records_by_task, summarise
+from soulkit.eval.runner import (
+    checkpoint_model,
+    eval_cast,
+    eval_players,
+    local_model,
+    summary_of,
+)
+from soulkit.eval.summary import (
+    VALUE,
+    Cell,
+    Summary,
+    headline_name,
+    metric_values,
+    records_by_task,
+    summarise,
+)
+from soulkit.eval.templates import PROMPTS, copy_prompts, put_prompts
 from soulkit.models.api.address import as_recorded
-from soulkit.models.base import Cast
-from soulkit.models.ledger.ledger import Ledger, ReplayMiss
+from soulkit.models.base import Cast, ChatModel
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss, Totals
 from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Players
 from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import (
     Call,
@@ -57,7 +79,7 @@ RescoreMissing = Literal["stop", "unscored"]
 MISS = "replay_miss"
 """Why an episode is unscored whose judge was never asked this question."""
 CHANGES = "rescore.json"
-_PREFIX = "rescore "
+PREFIX = "rescore "
 Config = TypeVar("Config", bound=RolesConfig)
 
 
@@ -102,6 +124,15 @@ class Recorded:
     """How the actor is sampled in a task; None leaves it as the cast says."""
     summary: Callable[[Sequence[Record], float, float | None], Summary]
     """The contents of `summary.json` for records, seconds and cost."""
+    config: RolesConfig
+    """The settings, read."""
+    seed: int
+    actor: Callable[[], ChatModel]
+    """Loads or reaches the model under test, for where it judges itself."""
+    load: Callable[[str], ChatModel]
+    """Loads another checkpoint."""
+    grouped: bool = False
+    """Whether rewards of a row depend on each other, as those of training do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +177,7 @@ def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "sto
     """
     folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
     _check_new(folder)
-    _check_rows(recorded)
+    refuse_lost_rows(recorded)
     with _replay(recorded.ledger) as ledger:
         records, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
@@ -160,18 +191,37 @@ async def _scored_again(
     cast = recorded.cast(ledger)
     records, misses = [], []
     for record in recorded.records:
-        try:
-            score = await _score(recorded, record, cast)
-        except ReplayMiss as miss:
-            if not record.score.scored:  # a model failed then: its reply cannot be there
-                score = record.score
-            else:
-                misses.append(miss)
-                score = unscored(Failure(MISS, miss.what), record.score.protocol)
-        records.append(_with_score(recorded, record, score))
+        scored, miss = await judged_again(recorded, record, cast)
+        records.append(scored)
+        if miss is not None and record.score.scored:  # else a model failed then: nothing is there
+            misses.append(miss)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return records, misses
+    return regrouped(recorded, records), misses
+
+
+def regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
+    """The records, in their order, with what their rewards owe to the others of their rows."""
+    if not recorded.grouped:
+        return list(records)
+    tasks = {task.name: task for task, _ in recorded.rows.values()}
+    by_key = {record.key: record for record in with_group_rewards(tasks, records)}
+    return [by_key[record.key] for record in records]
+
+
+async def judged_again(
+    recorded: Recorded, record: Record, cast: Cast
+) -> tuple[Record, ReplayMiss | None]:
+    """The record with its score of now, and the question that nobody answers, if there is one.
+
+    Such an episode is unscored; one that was unscored before keeps its reason.
+    """
+    try:
+        return _with_score(recorded, record, await _score(recorded, record, cast)), None
+    except ReplayMiss as miss:
+        lost = unscored(Failure(MISS, miss.what), record.score.protocol)
+        score = lost if record.score.scored else record.score
+        return _with_score(recorded, record, score), miss
 
 
 async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
@@ -197,7 +247,7 @@ def _with_score(recorded: Recorded, record: Record, score: Score) -> Record:
 
 def command_of(path: Path) -> str:
     """The command that played the run in `path`, also when it was rescored since."""
-    return str(read_environment(path).get("command", "")).removeprefix(_PREFIX)
+    return str(read_environment(path).get("command", "")).removeprefix(PREFIX)
 
 
 def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
@@ -207,6 +257,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
     """
     config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
     work = load_rows(config)
+    put_prompts([part.task for part in work], path / PROMPTS)
 
     def cast(ledger: Ledger) -> Cast:
         actor = Absent(config.model) if config.kind == "local" else None
@@ -221,7 +272,15 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
         path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
+        config=config, seed=config.seed, actor=lambda: _live_actor(config),
+        load=lambda model: checkpoint_model(model, config),
     )  # fmt: skip
+
+
+def _live_actor(config: EvalConfig) -> ChatModel:
+    if config.kind == "local":
+        return local_model(config)
+    return Players().model("actor", config.endpoint())
 
 
 def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
@@ -294,7 +353,8 @@ def _check_new(folder: Path) -> None:
         )
 
 
-def _check_rows(recorded: Recorded) -> None:
+def refuse_lost_rows(recorded: Recorded) -> None:
+    """RunError when there is no episode to score, or when rows of episodes are gone."""
     if not recorded.records:
         raise RunError(
             f"'{recorded.path}' holds no episode to score.",
@@ -340,30 +400,50 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
-    command, settings = f"{_PREFIX}{recorded.command}", _new_settings(recorded)
+    command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
     keep_provenance(run, rescored(recorded.path, recorded.rows))
-    writer = RecordWriter(run.episodes)
+    copy_prompts(recorded.path / PROMPTS, run.path)
+    done = write_rescored(recorded, run, records, misses=misses, shown=folder)
+    aside.replace(folder.resolve())
+    return done
+
+
+def write_rescored(
+    recorded: Recorded, run: Run, records: Sequence[Record], *, misses: int = 0,
+    paid: Totals | None = None, shown: Path | None = None,
+) -> Rescored:  # fmt: skip
+    """Write episodes, summary and changes into `run`, in place of earlier ones, and return what
+    changed. `paid` is what judges were paid for it; `shown` is the folder that will be told."""
+    _write_episodes(run, records)
+    before = _old_summary(recorded)
+    new, unpriced = (paid["cost"], paid["unpriced"]) if paid else (None, 0)
+    costs = [cost for cost in (before.cost, new) if cost is not None]
+    after = replace(
+        recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
+        unpriced_calls=before.unpriced_calls + unpriced,
+        costs=before.costs,
+        rescored_from=str(recorded.path),
+    )
+    run.write_summary(with_origin(run.path, after.to_json()))
+    done = Rescored(
+        source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
+        misses=misses, changed=sum(map(_differs, recorded.records, records)),
+        changes=tuple(_changes(recorded.records, records, before, after)),
+    )  # fmt: skip
+    write_json(run.path / CHANGES, done.as_dict())
+    return done
+
+
+def _write_episodes(run: Run, records: Sequence[Record]) -> None:
+    half = run.episodes.with_name(".episodes.half")
+    half.unlink(missing_ok=True)
+    writer = RecordWriter(half)
     try:
         writer.write(*records)
     finally:
         writer.close()
-    before = _old_summary(recorded)
-    after = replace(
-        recorded.summary(records, before.seconds or 0.0, before.cost),
-        unpriced_calls=before.unpriced_calls,
-        costs=before.costs,
-        rescored_from=str(recorded.path),
-    )
-    run.write_summary(after.to_json())
-    done = Rescored(
-        source=str(recorded.path.resolve()), path=str(folder), episodes=len(records), misses=misses,
-        changed=sum(map(_differs, recorded.records, records)),
-        changes=tuple(_changes(recorded.records, records, before, after)),
-    )  # fmt: skip
-    write_json(run.path / CHANGES, done.as_dict())
-    aside.replace(folder.resolve())
-    return done
+    half.replace(run.episodes)
 
 
 def _new_settings(recorded: Recorded) -> dict[str, Any]:
@@ -382,10 +462,11 @@ def _old_summary(recorded: Recorded) -> Summary:
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
         seconds=before.seconds or 0.0, cost=before.cost,
+        headlines={task: headline_name(cells) or VALUE for task, cells in before.tasks.items()},
     )  # fmt: skip
     tasks = dict(made.tasks)
     for task, cells in before.tasks.items():
-        batch = {name: cell for name, cell in cells.items() if cell.method == "batch"}
+        batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
     return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
 

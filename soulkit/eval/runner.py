@@ -22,11 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, eval_registry, work_and_gaps
+from soulkit.eval.batch import summary_terms
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance, with_rows
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    with_rows,
+)
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
@@ -37,8 +44,8 @@ from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
-from soulkit.tasks.base import Task
 from soulkit.types import Record, record_key
 
 if TYPE_CHECKING:
@@ -118,6 +125,9 @@ def prepare(
         gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
+    if config.playable and say:
+        for task, why in left_out(config, work).items():
+            say(f"left out of {config.suite}: {task}: {why}")
     for part in work:
         if part.bad and say:
             first = part.bad[0]
@@ -150,7 +160,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
 def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
-    return with_rows(provenance(config, players, work, actor, sampling), work)
+    record = with_rows(provenance(config, players, work, actor, sampling), work)
+    return {"actor": measured_model(config.model_dump(), players.actor), **record}
 
 
 def _names(work: Sequence[Work]) -> list[str]:
@@ -184,7 +195,7 @@ def eval_players(
     """What makes the players of `config`; `local` is the actor when it is no endpoint."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    players = Players(ledger, local, lambda path: _checkpoint(path, config), calls, endpoints)
+    players = Players(ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints)
     if local is None:
         players.actor = players.model("actor", config.endpoint())
     return players
@@ -198,10 +209,11 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
-    return _checkpoint(config.model, config, Path(config.adapter) if config.adapter else None)
+    return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
 
 
-def _checkpoint(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+def checkpoint_model(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
     from soulkit.models.local.sampler import LocalModel
 
     return LocalModel.load(
@@ -327,7 +339,7 @@ async def run_evaluation(
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
         summary = replace(summary, unpriced_calls=unpriced, costs=costs)
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 
@@ -380,20 +392,19 @@ def summary_of(
     cost: float | None,
 ) -> Summary:  # fmt: skip
     """What `summary.json` says of these records."""
-    return summarise(
+    summary = summarise(
         records,
         command=config.command,
         model=f"{config.model} + {config.adapter}" if config.adapter else config.model,
         protocol=config.protocol,
         seconds=round(seconds, 3),
         cost=cost,
-        extra={
-            w.task.name: w.task.summarise([r for r in records if r.task == w.task.name])
-            for w in work
-        },
-        scale=_scales(w.task for w in work),
-        beside={w.task.name: w.task.spec.metric.beside for w in work},
+        **summary_terms(w.task for w in work),
     )
+    if config.suite is None:
+        return summary
+    missing = left_out(config, work) if config.playable else {}
+    return replace(summary, suite=config.suite, left_out=missing)
 
 
 def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
@@ -446,13 +457,3 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
     counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
     words = {r.score.reason: r.score.words for r in reversed(missing)}
     return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}
-
-
-def _scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
-    """Task, and task/metric, → lowest and highest value."""
-    scales: dict[str, tuple[float, float]] = {}
-    for task in tasks:
-        metric = task.spec.metric
-        scales[task.name] = (metric.low, metric.high)
-        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
-    return scales

@@ -3,8 +3,10 @@
 One pass, no scoring: what a Score says is counted and averaged, never judged again. Means are over
 scored episodes, each beside how many were scored, why the others were not, and, where the scale is
 known, where the mean would lie if they had scored worst or best. Break-downs are metrics with
-names of their own, `value/<tag>=<v>`. In a training run the drafts are the headline and the refined
-episodes stand under `value/kind=refined`, since feedback made them another quantity.
+names of their own, `value/<tag>=<v>`. `value` is of the drafts; refined episodes stand under
+`value/kind=refined`, since feedback made them another quantity.
+
+One cell of a task is its headline: `value`, or the number over the batch that the task declares.
 
 `Summary` and `Cell` are what a program reads; `to_json` and `from_json` stand at the file's edge.
 """
@@ -14,13 +16,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Self
 
 from soulkit.errors import DataError
-from soulkit.metrics.statistics import Interval, bounds, estimate
+from soulkit.eval.batch import LeaveOneOut, Summariser
+from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
-from soulkit.types import Record
+from soulkit.types import BatchMetric, Record
 
+VALUE = "value"
+"""The mean score of a task, its headline unless it declares another."""
+DEV = "dev"
+"""A training run's score on the rows it held out, its headline where it has one."""
 UNDEFINED = "undefined"
 """Why a scored episode has no number under one of its metrics."""
 
@@ -34,6 +42,8 @@ class Cell:
     ci_high: float | None = None
     n_scored: int = 0
     n: int = 0
+    n_clusters: int = 0
+    """Of what was scored; 0: not recorded."""
     method: str = ""
     """How the interval was made; `batch` for a number over the whole batch, which has none."""
     unscored: Mapping[str, int] = field(default_factory=dict)
@@ -43,28 +53,68 @@ class Cell:
     best: float | None = None
     beside: bool = False
     """Whether it belongs beside the headline."""
+    headline: bool = False
+    """Whether it is the number of its task that tables, comparisons and suites speak of."""
+    unit: str = ""
+    """What `n` counts, of a number over the whole batch; empty: episodes."""
+    variance: float | None = None
+    """Of the mean, in the unit squared; with `df` and `scale` what a suite's mean needs."""
+    df: float | None = None
+    scale: Interval | None = None
+    """The lowest and the highest value, where they are known."""
+    events: float | None = None
+    """Failures or successes on the scale, whichever are fewer."""
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether it is no mean over episodes, but was computed over the batch as a whole."""
+        return bool(self.unit) or self.method == "batch"
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        sparse = ("method", "worst", "best", "beside")
-        return {name: value for name, value in line.items() if value or name not in sparse
-                or (name in ("worst", "best") and value is not None)}  # fmt: skip
+        always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
+        empty = Cell()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in always or value != getattr(empty, name)
+        }
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return cls(
             **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{name: _number(line.get(name)) for name in ("worst", "best")},
+            **{
+                name: _number(line.get(name))
+                for name in ("worst", "best", "variance", "df", "events")
+            },
             n_scored=int(_number(line.get("n_scored")) or 0),
             n=int(_number(line.get("n")) or 0),
+            n_clusters=int(_number(line.get("n_clusters")) or 0),
             method=str(line.get("method", "")),
             unscored=_members(line.get("unscored")),
             beside=bool(line.get("beside")),
+            headline=bool(line.get("headline")),
+            unit=str(line.get("unit") or ""),
+            scale=_ends(line.get("scale")),
         )
 
 
 Cells = dict[str, dict[str, Cell]]
 """Task → metric → its cell."""
+
+
+def headline_name(cells: Mapping[str, Cell]) -> str:
+    """The metric that is the headline of a task; empty where the task has none (imitation).
+
+    Summaries of earlier versions mark none: theirs is `value`.
+    """
+    marked = next((name for name, cell in cells.items() if cell.headline), VALUE)
+    return marked if marked in cells else ""
+
+
+def headline(cells: Mapping[str, Cell]) -> Cell:
+    """The headline cell of a task, of all its cells by name; an empty one where it has none."""
+    return cells.get(headline_name(cells), Cell())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +139,10 @@ class Summary:
     unpriced_calls: int = 0
     """Calls that `cost` leaves out, because they have no price."""
     rescored_from: str = ""
+    suite: str = ""
+    """The suite that was played."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Task of the suite → why it was not played: the run holds a part of the suite."""
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
     whoever was asked over HTTP."""
@@ -99,7 +153,7 @@ class Summary:
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = ("unpriced_calls", "rescored_from", "costs")
+        sparse = ("unpriced_calls", "rescored_from", "suite", "left_out", "costs")
         return {name: value for name, value in line.items() if value or name not in sparse}
 
     @classmethod
@@ -123,6 +177,8 @@ class Summary:
             prompts=_members(line.get("prompts")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
+            suite=str(line.get("suite") or ""),
+            left_out={n: str(why) for n, why in _members(line.get("left_out")).items()},
             costs=_costs(line.get("costs")),
         )
 
@@ -139,6 +195,13 @@ def _costs(value: object) -> dict[str, dict[str, dict[str, Any]]]:
 def _number(value: object) -> float | None:
     """A number of a file; None for anything else."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _ends(value: object) -> Interval | None:
+    """The two ends of a scale in a file; None for anything else."""
+    ends = [_number(end) for end in value] if isinstance(value, list) else []
+    low, high = ends if len(ends) == 2 else (None, None)
+    return None if low is None or high is None else (low, high)
 
 
 def _members(value: object) -> dict[str, Any]:
@@ -165,27 +228,29 @@ def summarise(
     protocol: str,
     seconds: float,
     cost: float | None,
-    extra: Mapping[str, Mapping[str, float | None]] | None = None,
+    batch: Mapping[str, Summariser] | None = None,
+    headlines: Mapping[str, str] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
     """What these records come to.
 
-    `extra` holds, by task, what the task computed over the whole batch (no interval: it is no mean
-    over episodes). `scale` gives the (lowest, highest) score of a task, or of one of its other
-    metrics under the name `task/metric`; binary metrics are known to lie in [0, 1]. `seconds` is
-    wall time, `cost` US dollars or None when no price is known. `beside` names, by task, metrics
-    that are read together with the headline: their cells say so.
+    `batch` holds, by task, what computes its numbers over the whole batch; `headlines` the one of
+    them that is the task's headline, where it is not `value`. `scale` gives the (lowest, highest)
+    score of a task, or of one of its other metrics under the name `task/metric`; binary metrics are
+    known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None when no price is
+    known. `beside` names, by task, metrics that are read together with the headline: their cells
+    say so.
     """
     groups = records_by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
-    for name, metrics in (extra or {}).items():
-        counted = drafts(groups.get(name, []))
-        cells = tasks.setdefault(name, {})
-        cells.update({metric: _of_batch(value, counted) for metric, value in metrics.items()})
+    for name, summariser in (batch or {}).items():
+        tasks.setdefault(name, {}).update(_batch_cells(groups.get(name, []), summariser))
     for name, together in (beside or {}).items():
         for metric in set(together) & set(tasks.get(name, {})):
             tasks[name][metric] = replace(tasks[name][metric], beside=True)
+    for name, cells in tasks.items():
+        _mark_headline(cells, (headlines or {}).get(name, VALUE), groups.get(name, []))
     return Summary(
         command=command,
         model=model,
@@ -210,7 +275,7 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def cluster_of(record: Record) -> str:
-    """What is resampled together: the record's cluster, else its example with all its rollouts."""
+    """What counts as one observation: the record's cluster, else its example with all rollouts."""
     return record.cluster or record.example_id
 
 
@@ -259,8 +324,8 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
     scored = [v for v in values if v is not None]
     # Whole points of a wider scale may all be 0 or 1 without being yes or no.
     binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
-    mean = estimate(values, [cluster_of(r) for r, _ in pairs], binary)
     limits = scale or ((0.0, 1.0) if binary else None)
+    mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
     incomplete = limits is not None and mean.n_scored < mean.n
     worst, best = bounds(values, limits) if limits is not None and incomplete else (None, None)
     return Cell(
@@ -269,10 +334,15 @@ def _cell(pairs: Sequence[tuple[Record, float | None]], scale: Interval | None) 
         ci_high=mean.ci_high,
         n_scored=mean.n_scored,
         n=mean.n,
+        n_clusters=mean.n_clusters,
         method=mean.method,
         unscored=_reasons(pairs),
         worst=worst,
         best=best,
+        variance=mean.variance,
+        df=mean.df,
+        scale=mean.scale,
+        events=mean.events,
     )
 
 
@@ -282,15 +352,40 @@ def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
     return dict(sorted(named.items()))
 
 
-def _of_batch(value: float | None, records: Sequence[Record]) -> Cell:
-    """A number that a task computed over its whole batch: no interval, no bounds."""
-    return Cell(
-        mean=value,
-        n_scored=sum(r.score.scored for r in records),
-        n=len(records),
-        method="batch",
-        unscored=_reasons([(r, r.score.value) for r in records]),
-    )
+def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record]) -> None:
+    """Mark the headline; a declared one that could not be computed stands there without a mean."""
+    if name not in cells and name != VALUE:
+        undefined = [(record, None) for record in drafts(records)]
+        cells[name] = Cell(n=len(undefined), unscored=_reasons(undefined))
+    if name in cells:
+        cells[name] = replace(cells[name], headline=True)
+
+
+def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str, Cell]:
+    """What a task computes over its whole batch, each number with a jackknife interval."""
+    batch = LeaveOneOut(summariser, records, cluster_of)
+    cells = {}
+    for name, metric in batch.metrics().items():
+        scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
+        around = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
+        missing = metric.n - metric.n_scored
+        worst, best = _batch_bounds(metric, scale) if scale and missing else (None, None)
+        cells[name] = Cell(
+            mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
+            n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
+            n_clusters=batch.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
+            unscored={UNDEFINED: missing} if missing else {},
+        )  # fmt: skip
+    return cells
+
+
+def _batch_bounds(metric: BatchMetric, scale: Interval) -> Interval:
+    """Where a number could lie if what is missing were worst or best: a mean over units as any
+    mean, another anywhere on its scale."""
+    if not metric.is_mean or metric.value is None:
+        return scale
+    total, missing = metric.value * metric.n_scored, metric.n - metric.n_scored
+    return (total + missing * scale[0]) / metric.n, (total + missing * scale[1]) / metric.n
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

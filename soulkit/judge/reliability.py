@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from soulkit.judge.pairwise import Ballot
 from soulkit.metrics import agreement as stats
 from soulkit.metrics.agreement import Level, Measured, Rating
-from soulkit.metrics.statistics import Floats, estimate
+from soulkit.metrics.intervals import Floats, estimate
 from soulkit.types import Score, Verdict
 
 Grade = float | str
@@ -340,14 +340,18 @@ class Reliability:
         ).reshape(len(keys), 3)
         of = [clusters[k] for k in keys]
 
-        def measured(statistic: Callable[[Floats], Rating]) -> dict[str, Any]:
+        def measured(
+            statistic: Callable[[Floats], Rating], *, smooth: bool = False
+        ) -> dict[str, Any]:
             lacking = "scores or lengths do not vary"
-            return stats.measured(rows, statistic, of, lacking=lacking).as_dict()
+            return stats.measured(rows, statistic, of, lacking=lacking, smooth=smooth).as_dict()
 
         return {
             "spearman": measured(lambda t: stats.spearman(t[:, 0], t[:, 1])),
             "at_equal_turns": measured(stats.columns(stats.partial_spearman)),
-            "points_per_100_words": measured(lambda t: stats.slope(t[:, 1] / 100, t[:, 0])),
+            "points_per_100_words": measured(
+                lambda t: stats.slope(t[:, 1] / 100, t[:, 0]), smooth=True
+            ),
         }
 
     def _position(self, judge: str) -> dict[str, Any] | None:
@@ -394,4 +398,6 @@ def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:
     values = [float(hit) for hit, _ in hits]
     share = estimate(values, [cluster for _, cluster in hits], binary=True)
     interval = {"ci_low": share.ci_low, "ci_high": share.ci_high}
-    return {"value": share.mean, **interval, "n": share.n_scored}
+    return {
+        "value": share.mean, **interval, "n": share.n_scored, "n_clusters": share.n_clusters,
+    }  # fmt: skip

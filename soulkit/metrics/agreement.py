@@ -1,9 +1,10 @@
 """How far raters agree, and what moves them that should not.
 
 Units are rows (episodes), raters are columns; `None` stands for an opinion that is missing. Nothing
-is imputed: a statistic that the data cannot support is None, with the reason in words. Intervals
-are percentile intervals of a bootstrap that draws whole clusters of units (the rollouts of one
-example are not independent), from a fixed random stream.
+is imputed: a statistic that the data cannot support is None, with the reason in words. Units of one
+cluster (the rollouts of one example) are not independent: means of units have the interval of every
+mean, a slope that of the jackknife over clusters, and what has no formula for clusters (alpha,
+kappa, correlations) a percentile interval from drawn clusters, which is too narrow for few of them.
 
 Krippendorff's alpha, the weighted kappa and the intraclass correlation are written here: the
 libraries that have them are under a licence that does not fit, unkept, or far larger than what they
@@ -23,15 +24,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from soulkit.metrics.statistics import CONFIDENCE, Floats
+from soulkit.metrics.intervals import ClusterStatistic, Floats, cluster_bootstrap, jackknife
 
 Indices = NDArray[np.intp]
 Level = Literal["interval", "nominal"]
 Rating = float | None
-
-RESAMPLES = 1000
-MIN_CLUSTERS = 5
-"""Fewer clusters give no interval: it would be a line, or a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +40,15 @@ class Measured:
     high: float | None = None
     n: int = 0
     """Units that it rests on."""
+    n_clusters: int = 0
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `why` only where there is no value."""
-        values = {"value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n}
+        values = {
+            "value": self.value, "ci_low": self.low, "ci_high": self.high, "n": self.n,
+            "n_clusters": self.n_clusters,
+        }  # fmt: skip
         return {**values, "why": self.why} if self.why else values
 
 
@@ -211,44 +212,37 @@ def measured(
     clusters: Sequence[Hashable],
     *,
     lacking: str = "the values do not vary",
-    resamples: int = RESAMPLES,
+    smooth: bool = False,
     seed: int = 0,
 ) -> Measured:
-    """`statistic` of `rows` (one a unit) with a percentile interval over drawn clusters of rows.
+    """`statistic` of `rows` (one a unit) with its interval by clusters of rows.
 
-    `lacking` is the reason that is given where the statistic is None. No interval for fewer than
-    MIN_CLUSTERS clusters, nor when more than a tenth of the draws have no value, nor when all give
-    the same: five rows without a disagreement do not prove that there is none. ValueError unless
-    there is one cluster per row.
+    `smooth` statistics (slopes, ratios of sums) have the jackknife's; the others a percentile
+    interval over drawn clusters, with the limits that `intervals.cluster_bootstrap` states.
+    `lacking` is the reason that is given where the statistic is None. ValueError unless there is
+    one cluster per row.
     """
     if len(rows) != len(clusters):
         raise ValueError("one cluster per unit is needed")
     value = statistic(rows) if len(rows) else None
     if value is None:
         return Measured(value=None, n=len(rows), why=lacking if len(rows) else "no units")
-    low, high = _bootstrap(rows, statistic, _members(clusters), resamples, seed)
-    return Measured(value=value, low=low, high=high, n=len(rows))
+    members = _members(clusters)
+
+    def of_clusters(chosen: Sequence[int]) -> float | None:
+        return statistic(rows[np.concatenate([members[i] for i in chosen])])
+
+    low, high = _ends(of_clusters, len(members), smooth, seed)
+    return Measured(value=value, low=low, high=high, n=len(rows), n_clusters=len(members))
 
 
-def _bootstrap(
-    rows: Floats,
-    statistic: Callable[[Floats], float | None],
-    members: Sequence[Indices],
-    resamples: int,
-    seed: int,
+def _ends(
+    statistic: ClusterStatistic, n_clusters: int, smooth: bool, seed: int
 ) -> tuple[float | None, float | None]:
-    if len(members) < MIN_CLUSTERS:
-        return None, None
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(0, len(members), size=(resamples, len(members)))
-    sampled = [statistic(rows[np.concatenate([members[i] for i in draw])]) for draw in drawn]
-    defined = [value for value in sampled if value is not None]
-    if len(defined) < 0.9 * resamples:
-        return None, None
-    if np.ptp(defined) < 1e-9:
-        return None, None
-    low, high = np.quantile(defined, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    if smooth:
+        outcome = jackknife(statistic, n_clusters)
+        return outcome.ci_low, outcome.ci_high
+    return cluster_bootstrap(statistic, n_clusters, seed=seed) or (None, None)
 
 
 def _members(clusters: Sequence[Hashable]) -> list[Indices]:

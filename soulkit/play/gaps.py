@@ -133,8 +133,6 @@ def unplayable_gaps(registry: Registry, names: Sequence[str], suite: str | None)
     try:
         registry.refuse_rows_only(names, suite)
     except ConfigError as error:
-        if suite is not None and "--playable" not in error.way_out:
-            error.way_out = f"Leave them out with --playable. {error.way_out}"
         only_rows = [name for name in names if registry.spec(name).rows_only]
         way = "leave out what cannot be played" + (": --playable" if suite is not None else "")
         return [Gap("tasks", ", ".join(only_rows), way, error)]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
 from soulkit.config import setting
-from soulkit.errors import DataError
+from soulkit.errors import ConfigError, DataError
 from soulkit.models.roles.config import RolesConfig
 from soulkit.types import MAX_TOKENS, Example, Protocol
+
+if TYPE_CHECKING:
+    from soulkit.tasks.base import Task
+    from soulkit.tasks.registry import Registry
 
 HERE = ("local", "rollouts")
 """Traits of the commands whose actor is sampled on this machine."""
@@ -77,6 +81,14 @@ class PlayConfig(RolesConfig):
         only=("plays",),
         help="Score as the paper says, or as the published code does.",
     )
+    hack_penalty: Literal["train", "off", "always"] | None = setting(
+        None,
+        section="Task and model",
+        only=("plays",),
+        unset="train",
+        help="What playing to the judge costs where an auditor looks for it: train: the reward; "
+        "always: the score, too; off: nothing.",
+    )
     seed: int = setting(0, section="Run", help="Of every random choice.")
     engine: str = setting(
         "auto",
@@ -126,6 +138,10 @@ class PlayConfig(RolesConfig):
                 raise ValueError(why) from error
         return where
 
+    def task_options(self) -> dict[str, Any]:
+        """Options that stand in for those of the tasks, where a task has them."""
+        return {"hack_penalty": self.hack_penalty}
+
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
         """The longest reply of a task whose own `sampling` this is."""
         limit: int | None = getattr(self, "max_tokens", None)
@@ -162,3 +178,23 @@ def _filters(config: PlayConfig) -> str:
 def _tags(rows: Iterable[Example]) -> str:
     names = sorted({name for row in rows for name in row.tags})
     return ", ".join(names) or "none"
+
+
+def configured_tasks(
+    registry: Registry, names: Iterable[str], config: PlayConfig, *, training: bool = False
+) -> dict[str, Task]:
+    """Name → the live task as the run's settings want it; ConfigError for an option that none of
+    the tasks has."""
+    options = {name: value for name, value in config.task_options().items() if value is not None}
+    tasks = {
+        name: registry.task(name, config.protocol, training=training, options=options)
+        for name in names
+    }
+    for option in options:
+        if not any(option in task.spec.options for task in tasks.values()):
+            raise ConfigError(
+                f"None of {', '.join(tasks)} has anything to do with {option}.",
+                "A setting that nothing reads would be recorded as if it had been followed.",
+                f"Leave out --{option.replace('_', '-')}.",
+            )
+    return tasks

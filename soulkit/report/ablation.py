@@ -1,9 +1,10 @@
 """Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
 
 Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
-number is a mean over seeds with Student's 95% interval; differences are taken seed by seed, because
-equal seeds share their rows. Only finished runs count, and what failed or is missing is listed. A
-method that was not measured like the first stands beside it without a difference, and why is said.
+number is a mean over seeds with a 95% interval, which stays on the scores' scale where the runs
+recorded it; differences are taken seed by seed, because equal seeds share their rows. Only finished
+runs count, and what failed or is missing is listed. A method that was not measured like the first
+stands beside it without a difference, and why is said.
 
 Budgets are shown and not assumed: rollouts sampled and tokens trained stand beside every result.
 """
@@ -11,8 +12,8 @@ Budgets are shown and not assumed: rollouts sampled and tokens trained stand bes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,19 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.metrics.statistics import auc, mean_interval
+from soulkit.eval.summary import Cell
+from soulkit.metrics.comparisons import auc
+from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
+from soulkit.report.origins import origin_facts
 from soulkit.report.table import DASH, duration_text, number
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.runs.provenance import origin_of
 from soulkit.train.ablate import STATE, ListedRun
+from soulkit.train.ends import JUDGED_END
 from soulkit.train.state.lines import StepLine
 from soulkit.version import __version__
 
@@ -80,6 +87,9 @@ class MethodRow:
     """Part of the loss → tokens a step that were really trained on."""
     seconds: OverSeeds
     curves: Mapping[str, Band]
+    judged: OverSeeds = OverSeeds(None, None, None, ())
+    """Score of its end by the judge of all ends, where there is one."""
+    judged_difference: OverSeeds | None = None
     mixed: tuple[str, ...] = ()
     """Why no difference may be put between this method and the first; empty: it may."""
     remarks: tuple[str, ...] = ()
@@ -96,6 +106,8 @@ class Ablation:
     facts: tuple[tuple[str, str], ...]
     force_mixed: bool = False
     """Whether differences were asked for where none may be put."""
+    eval_judge: str = ""
+    """Who scored the ends of all methods; empty: nobody."""
 
     @property
     def first(self) -> str:
@@ -139,6 +151,8 @@ CURVES: dict[str, tuple[str, str, Callable[[RunData], list[tuple[int, float | No
                        _column(_trained_tokens)),
 }  # fmt: skip
 """Name → title, caption, and where a run's points come from; in reading order."""
+ON_SCALE = ("reward/draft", "eval/dev", "reward/refined")
+"""The curves of scores."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -166,7 +180,8 @@ def load_ablation(out: Path) -> Ablation:
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
-    return Ablation(rows, missing, tuple(_facts(out, listed)), forced)
+    judge = str(plan.get("eval_judge", ""))
+    return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge)
 
 
 def _row(
@@ -174,19 +189,25 @@ def _row(
     forced: bool,
 ) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _differences(first, runs)
+    scale = _scale([*runs.values(), *first.values()])
+    # Ends are folders of their own: their judge may be one where those of the training differ.
+    alike = first if forced or not _differences(first, runs, JUDGED_END)[0] else {}
+    ends, others = ({s: judged_end(r.path) for s, r in side.items()} for side in (runs, alike))
     if mixed and not forced:
         first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
     against = {name: {s: f(run) for s, run in first.items()} for name, f in MEASURES.items()}
     same = runs is first or not first
-    paired = {name: None if same else _paired(measured[name], against[name]) for name in MEASURES}
+    paired = {
+        name: None if same else _paired(measured[name], against[name], scale) for name in MEASURES
+    }
     lines = [line for run in runs.values() for line in run.steps]
     return MethodRow(
         arm=arm,
         group_size=group_size,
-        final=over_seeds(measured["final"].values()),
-        area=over_seeds(measured["area"].values()),
-        dev=over_seeds(measured["dev"].values()),
+        final=over_seeds(measured["final"].values(), scale),
+        area=over_seeds(measured["area"].values(), scale),
+        dev=over_seeds(measured["dev"].values(), scale),
         final_difference=paired["final"],
         area_difference=paired["area"],
         dev_difference=paired["dev"],
@@ -194,21 +215,26 @@ def _row(
         refined=_mean([line.rewards.n_refined for line in lines]),
         trained=_parts(lines),
         seconds=over_seeds([run.summary.seconds if run.summary else None for run in runs.values()]),
-        curves={name: band([f(run) for run in runs.values()]) for name, (*_, f) in CURVES.items()},
+        curves={
+            name: band([f(run) for run in runs.values()], scale if name in ON_SCALE else None)
+            for name, (*_, f) in CURVES.items()
+        },
+        judged=over_seeds(ends.values(), scale),
+        judged_difference=None if runs is first else _paired(ends, others, scale),
         mixed=mixed,
         remarks=beside,
     )
 
 
 def _differences(
-    first: Mapping[int, RunData], runs: Mapping[int, RunData]
+    first: Mapping[int, RunData], runs: Mapping[int, RunData], inside: str = ""
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(why no difference, what is said beside it) of a method against the first, over the seeds
-    that both have."""
+    that both have: of their folders, or of those `inside` them."""
     mixed: list[tuple[str, str]] = []
     beside: list[tuple[str, str]] = []
     for seed in sorted(first.keys() & runs.keys()):
-        a, b = read_conditions(first[seed].path), read_conditions(runs[seed].path)
+        a, b = (read_conditions(side[seed].path / inside) for side in (first, runs))
         for task in _tasks(a, b):
             mixed += [(task, line) for line in condition_differences(a, b, task)]
             beside += [
@@ -241,34 +267,44 @@ MEASURES: dict[str, Callable[[RunData], float | None]] = {
 }  # fmt: skip
 
 
-def _paired(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> OverSeeds:
-    """a − b over the seeds that both have."""
-    return over_seeds(
-        [
-            value - other
-            for seed, value in a.items()
-            if value is not None and (other := b.get(seed)) is not None
-        ]
-    )
+def _scale(runs: Sequence[RunData]) -> Interval | None:
+    """Between which ends every score of the runs lies; None where one did not record it."""
+    scales = [metrics.get("value", Cell()).scale for run in runs for metrics in run.tasks.values()]
+    ends = [scale for scale in scales if scale is not None]
+    if not ends or len(ends) < len(scales):
+        return None
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def over_seeds(values: Any) -> OverSeeds:
+def _paired(
+    a: Mapping[int, float | None], b: Mapping[int, float | None], scale: Interval | None
+) -> OverSeeds:
+    """a − b over the seeds that both have, within what differences of scores can be."""
+    pairs = [(value, b.get(seed)) for seed, value in a.items()]
+    stat = over_seeds([x - y for x, y in pairs if x is not None and y is not None])
+    if scale is None or stat.low is None or stat.high is None:
+        return stat
+    width = scale[1] - scale[0]
+    return replace(stat, low=max(stat.low, -width), high=min(stat.high, width))
+
+
+def over_seeds(values: Iterable[float | None], scale: Interval | None = None) -> OverSeeds:
     """Mean and interval of one number a seed; None stands for a seed without it."""
     seeds = tuple(v for v in values if v is not None)
-    if not seeds:
-        return OverSeeds(None, None, None, ())
-    low, high = mean_interval(seeds) if len(seeds) > 1 else (None, None)
-    return OverSeeds(fmean(seeds), low, high, seeds)
+    mean = estimate(seeds, range(len(seeds)), scale=scale)
+    return OverSeeds(mean.mean, mean.ci_low, mean.ci_high, seeds)
 
 
-def band(seeds: Sequence[Sequence[tuple[int, float | None]]]) -> Band:
+def band(
+    seeds: Sequence[Sequence[tuple[int, float | None]]], scale: Interval | None = None
+) -> Band:
     """One curve a seed, as (step, value), to their mean and interval at every step."""
     at: dict[int, list[float | None]] = {}
     for points in seeds:
         for step, value in points:
             at.setdefault(step, []).append(value)
     steps = tuple(sorted(at))
-    means = [over_seeds(at[step]) for step in steps]
+    means = [over_seeds(at[step], scale) for step in steps]
     return Band(
         steps,
         tuple(m.mean for m in means),
@@ -291,16 +327,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
     """What all runs share, for the head of the page."""
-    seeds = sorted({one.seed for one in listed})
     shared = [
         ("steps", str(listed[0].steps)),
         ("prompts per step", str(listed[0].prompts_per_step)),
-        ("seeds", ", ".join(map(str, seeds))),
+        ("seeds", ", ".join(map(str, sorted({one.seed for one in listed})))),
     ]
-    done = next((one for one in listed if one.status == "finished"), None)
-    if done is not None:
-        config = read_config(out / done.path)
+    done = [out / one.path for one in listed if one.status == "finished"]
+    if done:
+        config, facts = read_config(done[0]), [origin_facts(origin_of(path, {})) for path in done]
         shared = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *shared]
+        shared += [fact for fact in facts[0] if all(fact in others for others in facts)]
     return shared
 
 
@@ -345,7 +381,8 @@ def _reward_parts(ablation: Ablation) -> list[str]:
 
 
 HEADS = (
-    "method", "final reward", "difference", "area", "difference", "dev", "rollouts a step",
+    "method", "judged end", "difference ", "final reward", "difference", "area", "difference",
+    "dev", "rollouts a step",
     "trained tokens a step", "time", "seeds",
 )  # fmt: skip
 
@@ -354,6 +391,8 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     """A row of the table, as text; the columns are HEADS."""
     return (
         row.arm,
+        stat_text(row.judged),
+        stat_text(row.judged_difference, signed=True),
         stat_text(row.final),
         stat_text(row.final_difference, signed=True),
         stat_text(row.area),
@@ -369,11 +408,12 @@ def cells(row: MethodRow) -> tuple[str, ...]:
 def method_notes(ablation: Ablation) -> list[str]:
     """What a reader has to know beside the numbers."""
     sentences = [
-        "Means over seeds with Student's 95% interval; differences to "
+        "Means over seeds with 95% intervals; differences to "
         f"{ablation.first or 'the first method'} are paired by seed. The final reward is that of "
         f"the drafts over the last {LAST_STEPS} steps (all, if there are fewer), the area the mean "
         "height of its curve.",
     ]
+    sentences += [ENDS.format(ablation.eval_judge)] if ablation.eval_judge else []
     sampled = {round((r.drafts or 0) + (r.refined or 0)) for r in ablation.rows}
     if len(sampled) > 1 and max(sampled) > 1.1 * min(sampled):
         sentences.append("Budgets differ: the methods sample different numbers of rollouts a step.")
@@ -392,9 +432,10 @@ def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     ]
 
 
-def _figures(row: MethodRow, dev: bool) -> list[tuple[str, str]]:
+def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
     """(mean, interval) of the result columns of the page; empty strings where there is none."""
-    columns = [(row.final, False), (row.final_difference, True)]
+    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
+    columns += [(row.final, False), (row.final_difference, True)]
     columns += [(row.area, False), (row.area_difference, True)]
     columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
     shown = []
@@ -416,9 +457,11 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [i for i, head in enumerate(HEADS) if head != "dev" or _has_dev(ablation)]
+    hidden = [] if _has_dev(ablation) else ["dev"]
+    hidden += [] if ablation.eval_judge else ["judged end", "difference "]
+    shown = [i for i, head in enumerate(HEADS) if head not in hidden]
     for i in shown:
-        table.add_column(HEADS[i], justify="left" if i == 0 else "right", no_wrap=i < 7)
+        table.add_column(HEADS[i].strip(), justify="left" if i == 0 else "right", no_wrap=i < 9)
     for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
@@ -449,6 +492,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
     figures = draw_all(ablation, folder / "figures")
     page = environment().get_template("ablation.html.j2").render(
         found=ablation, figures=figures, notes=method_notes(ablation), dev=_has_dev(ablation),
+        judged=bool(ablation.eval_judge),
         stats=_figures, count=count, parts=_reward_parts(ablation), duration=duration_text,
         missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip

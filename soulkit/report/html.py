@@ -16,12 +16,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.summary import Cell
+from soulkit.eval.summary import VALUE, Cell
+from soulkit.metrics.intervals import Interval
 from soulkit.report import table
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
+from soulkit.report.grid import Grid, suite_grid
 from soulkit.report.load import RunData
+from soulkit.report.origins import origin_text
 from soulkit.report.published import CAVEAT
+from soulkit.report.suites import SuiteTable
 from soulkit.text import one_line
 from soulkit.version import __version__
 
@@ -39,7 +43,25 @@ class Strip:
     colour: str
     left: float
     width: float
-    dot: float
+    dot: float | None
+    """None: there is no mean, and the strip is of the bounds it could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteView:
+    """A suite's table, and for each of its lines the means of the runs on the scale [0, 1]."""
+
+    grid: Grid
+    strips: list[list[Strip]]
+
+
+def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = False) -> SuiteView:
+    """What a page shows of a suite."""
+    lines = table.shown(playable=playable, details=details)
+    return SuiteView(
+        suite_grid(table, playable=playable, details=details),
+        [_strips(table.runs, [one.cell for one in line.runs]) for line in lines],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +73,20 @@ class Trained:
     rows: list[tuple[str, str, str]]
 
 
-def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
-    """The page for `runs`, with at most `cap` episodes. Raises MissingPackage for figures."""
+def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None) -> str:
+    """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one.
+
+    Raises MissingPackage for figures.
+    """
     units, total = choose(runs, cap)
     names = [one_line(run.name) for run in runs]
     return environment().get_template("report.html.j2").render(
         title=" · ".join(names),
         version=__version__,
         runs=runs,
+        origin_text=origin_text,
         table=table,
+        suite=suite,
         rows=_result_rows(runs),
         firsts=_first_columns(runs),
         compared=table.comparable_runs(runs),
@@ -76,9 +103,11 @@ def render(runs: Sequence[RunData], *, cap: int = CAP) -> str:
     )  # fmt: skip
 
 
-def write_page(runs: Sequence[RunData], path: Path, *, cap: int = CAP) -> Path:
+def write_page(
+    runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None
+) -> Path:
     """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
-    page = render(runs, cap=cap)
+    page = render(runs, cap=cap, suite=suite)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.write_text(page, encoding="utf-8", errors="replace")
@@ -137,16 +166,25 @@ def _first_columns(runs: Sequence[RunData]) -> list[int]:
 def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip]:
     strips = []
     for i, (run, cell) in enumerate(zip(runs, cells, strict=True)):
-        mean = cell.mean if cell else None
-        if cell is None or mean is None:
+        ends = _strip_ends(cell) if cell else None
+        if cell is None or ends is None:
             continue
-        low = mean if cell.ci_low is None else cell.ci_low
-        high = mean if cell.ci_high is None else cell.ci_high
-        if not 0 <= min(low, mean) <= max(high, mean) <= 1:
+        low, high = ends
+        if not 0 <= low <= high <= 1:
             return []  # another scale: a picture on [0, 1] would mislead
         colour = f"var(--s{i % N_COLOURS + 1})"
-        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), 100 * mean))
+        dot = None if cell.mean is None else 100 * cell.mean
+        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), dot))
     return strips
+
+
+def _strip_ends(cell: Cell) -> Interval | None:
+    """What a strip spans: the interval, or without a mean the bounds it could have."""
+    if cell.mean is None:
+        return None if cell.worst is None or cell.best is None else (cell.worst, cell.best)
+    low = cell.mean if cell.ci_low is None else cell.ci_low
+    high = cell.mean if cell.ci_high is None else cell.ci_high
+    return min(low, cell.mean), max(high, cell.mean)
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
@@ -155,7 +193,7 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
     for run in runs:
         for task, counts in (run.summary.statuses if run.summary else {}).items():
             scored = {k: v for k, v in counts.items() if k != "unscored"}
-            cell = run.tasks.get(task, {}).get("value", Cell())
+            cell = run.tasks.get(task, {}).get(VALUE, Cell())
             reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
             rows.append((run.name, task, scored | reasons))
     columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)

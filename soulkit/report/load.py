@@ -8,13 +8,14 @@ or averaged here; what a run did not write is missing from the report, and the r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.summary import Cells, Summary
+from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.summary import TrainSummary
@@ -39,6 +40,8 @@ class RunData:
     evals: tuple[tuple[int, dict[str, float]], ...] = ()
     """(step, task → mean) of the evaluations during training."""
     records: tuple[Record, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Judges, rows, model and the rest that makes it comparable; as far as it was recorded."""
 
     @property
     def tasks(self) -> Cells:
@@ -123,6 +126,7 @@ def _read(path: Path, name: str, episodes: bool) -> RunData:
         steps=_steps(lines),
         evals=_evals(lines),
         records=tuple(load_records(log)) if episodes and log.is_file() else (),
+        provenance=origin_of(path, line or {}),
     )
 
 

@@ -7,16 +7,33 @@ only when protocol, judge, temperature and row sample match, and `CAVEAT` says s
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from statistics import fmean
 from typing import Any
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, judge, "
     "temperature and row sample match."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What a source says of how it measured; what it does not say is empty."""
+
+    protocol: str = ""
+    temperature: float | None = None
+    judges: Mapping[str, str] = field(default_factory=dict)
+    """Task → its judge; `*` for all others."""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Task → `rows_digest` of the rows."""
+
+    def judge(self, task: str) -> str:
+        """The judge of a task, empty where the source names none."""
+        return self.judges.get(task, self.judges.get("*", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +51,29 @@ class Publication:
     """The columns to show where there is no room for all."""
     figures: dict[str, tuple[float, ...]]
     """Task → one figure per model."""
+    axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Axis → one mean per model, where the source gives no rows to take it of."""
+    average: tuple[float, ...] = ()
+    """The mean over all rows as printed, one per model."""
+    stated: Stated = Stated()
 
     def figure(self, task: str, model: str) -> float | None:
         """The published figure, or None when the table has none for that task or model."""
         row = self.figures.get(task)
         return row[self.models.index(model)] if row and model in self.models else None
+
+    def mean(self, members: Sequence[str], model: str, axis: str = "") -> float | None:
+        """The mean over `members`: as printed for them or their `axis`, else of the printed rows.
+
+        None where a row is missing: a mean of the others would be one of something else.
+        """
+        column = self.models.index(model)
+        if axis in self.axes:
+            return self.axes[axis][column]
+        if self.average and set(members) == set(self.figures):
+            return self.average[column]
+        rows = [self.figures[name][column] for name in members if name in self.figures]
+        return fmean(rows) if rows and len(rows) == len(members) else None
 
 
 @cache
@@ -62,11 +97,10 @@ def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
 
 def _publication(name: str, raw: dict[str, Any]) -> Publication:
     models = tuple(raw["models"])
-    figures = {
-        task: tuple(round(value / raw["per"], 6) for value in row)
-        for task, row in raw["figures"].items()
-    }
-    short = [task for task, row in figures.items() if len(row) != len(models)]
+    figures, axes = (_rows(raw.get(part, {}), raw["per"]) for part in ("figures", "axes"))
+    average = _rows({"": raw.get("average", ())}, raw["per"])[""]
+    lengths = {**figures, **axes, **({"average": average} if average else {})}
+    short = [task for task, row in lengths.items() if len(row) != len(models)]
     if short or not set(raw["highlight"]) <= set(models):
         raise ValueError(
             f"published.yaml: {name} has rows or highlights that fit no column: {short}"
@@ -80,4 +114,11 @@ def _publication(name: str, raw: dict[str, Any]) -> Publication:
         models=models,
         highlight=tuple(raw["highlight"]),
         figures=figures,
+        axes=axes,
+        average=average,
+        stated=Stated(**raw.get("stated", {})),
     )
+
+
+def _rows(raw: Mapping[str, Sequence[float]], per: float) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(round(value / per, 6) for value in row) for name, row in raw.items()}

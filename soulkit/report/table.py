@@ -1,9 +1,9 @@
 """Results as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100)` is the
-mean, half the width of its interval, and scored of all episodes. Wilson and bootstrap intervals are
-not symmetric, so the interval itself is printed too; where anything is unscored, the worst and best
-mean it could hide.
+All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100,
+32 clusters)` is the mean, half the width of its interval, scored of all episodes, and how many
+clusters the interval rests on. Intervals on a scale are not symmetric, so the interval itself is
+printed too; where anything is unscored, the worst and best mean it could hide.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.summary import Cell, Summary
-from soulkit.report.alike import NOT_ALIKE, unlike_pairs
-from soulkit.report.costs import cost_by_role
+from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
+from soulkit.metrics.intervals import interval_remark
+from soulkit.report.alike import unlike_pairs
+from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.load import RunData
+from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.text import one_line
 from soulkit.train.state.lines import Alarm, StepLine
@@ -24,8 +26,6 @@ from soulkit.train.state.summary import CanaryTotals, FeedbackTotals, TrainSumma
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-    from soulkit.eval.compare import Comparison, TaskDifference
 
 DASH = "\u2013"
 
@@ -38,10 +38,16 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def mean_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n)`, as much of it as is known."""
+    """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
     low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
+    beside = ", ".join(filter(None, (f"{cell.n_scored}/{cell.n}", clusters_text(cell))))
+    return f"{number(cell.mean)}{half} ({beside})"
+
+
+def clusters_text(cell: Cell) -> str:
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known."""
+    return interval_remark(cell.n_clusters, cell.method, cell.events)
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -87,6 +93,7 @@ def merged(runs: Sequence[RunData]) -> dict[str, Any]:
             **(run.summary.to_json() if run.summary else {}),
             "kind": run.kind,
             "finished": run.summary is not None,
+            "provenance": dict(run.provenance),
             **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
         }
     return {
@@ -108,6 +115,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("cost", _cost(summary)),
         ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
+        *origin_facts(run.provenance),
     ]
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
@@ -190,7 +198,7 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     A training run averages over a policy that changed under way, so it stands beside others only
     when there is nothing else to show. Imitation has a loss and no headline.
     """
-    scored = [run for run in runs if any("value" in metrics for metrics in run.tasks.values())]
+    scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
     return [run for run in scored if run.kind == "eval"] or scored
 
 
@@ -199,19 +207,19 @@ def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
     return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
 
 
-def markdown(runs: Sequence[RunData]) -> str:
-    """The report as Markdown: one section a run, its metrics as a table."""
+def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
+    """The report as Markdown: one section a run, a line a task; with `details` every metric."""
     parts = ["# Results\n"]
     for run in runs:
-        parts.append(f"## {_md(run.name)}\n")
-        parts.append(" · ".join(f"{label}: {_md(text)}" for label, text in facts(run)) + "\n")
+        parts.append(f"## {md_text(run.name)}\n")
+        parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
         if run.summary is None:
             parts.append("This run is unfinished: it has no summary yet.\n")
         if run.tasks:
-            parts.append(_md_table(_HEAD, [_row(*item) for item in _cells(run)]))
+            parts.append(md_table(_HEAD, [_row(*item) for item in _cells(run, details)]))
         if run.steps:
-            parts.append(_md_table(("training", "first step", "last step"), step_rows(run)))
-    unlike = [f"- {_md(line)}" for line in side_by_side(runs)]
+            parts.append(md_table(("training", "first step", "last step"), step_rows(run)))
+    unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
     parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
     parts += _md_published(runs)
     return "\n".join(parts)
@@ -225,7 +233,11 @@ def side_by_side(runs: Sequence[RunData]) -> list[str]:
 def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
     """(task, headline cell of each run), tasks in the order they first appear."""
     tasks = dict.fromkeys(task for run in runs for task in run.tasks)
-    return [(task, [run.tasks.get(task, {}).get("value") for run in runs]) for task in tasks]
+    sides = {task: [run.tasks.get(task, {}) for run in runs] for task in tasks}
+    return [
+        (task, [headline(cells) if headline_name(cells) else None for cells in several])
+        for task, several in sides.items()
+    ]
 
 
 def step_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -252,8 +264,8 @@ QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
 """What is shown of a step."""
 
 
-def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
-    """What `soul report` prints: rich renderables, top to bottom."""
+def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:
+    """What `soul report` prints: rich renderables, top to bottom; with `details` every metric."""
     from rich.text import Text
 
     shown: list[RenderableType] = []
@@ -261,85 +273,65 @@ def report_parts(runs: Sequence[RunData]) -> list[RenderableType]:
         shown.append(_overview(comparable_runs(runs)))
         shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
     for run in runs:
-        head = Text("\n" + one_line(run.name), style="bold")
-        head.append("   " + _facts_line(run), style="not bold dim")
-        shown.append(head)
+        shown.append(run_head(run))
         if run.summary is None:
             shown.append(Text("unfinished: no summary yet", style="yellow"))
         if run.tasks:
-            shown.append(_terminal_table(run))
+            shown.append(_terminal_table(run, details))
         if run.steps:
             shown.append(_terminal_steps(run))
+    if details and (costs := cost_table(runs)) is not None:
+        shown.append(costs)
     return shown + _terminal_published(runs)
 
 
-def terminal_text(runs: Sequence[RunData], width: int = 120) -> str:
+def terminal_text(runs: Sequence[RunData], width: int = 120, *, details: bool = False) -> str:
     """What `terminal` shows as plain text of `width` columns, for a file."""
+    return parts_text(report_parts(runs, details=details), width)
+
+
+def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
+    """Rich renderables as plain text of `width` columns."""
     import io
 
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as capture:
-        for part in report_parts(runs):
+        for part in parts:
             console.print(part)
     return capture.get()
-
-
-def comparison_parts(result: Comparison) -> list[RenderableType]:
-    """What `soul compare` prints: one row a task, then what qualifies the table."""
-    from rich.text import Text
-
-    shown: list[RenderableType] = [
-        Text(f"A  {one_line(result.a)}\nB  {one_line(result.b)}\nmetric  {one_line(result.metric)}")
-    ]
-    table = _table()
-    table.add_column("task")
-    for head in ("A", "B", "B \u2212 A", "95% CI", "p (Holm)", "shared"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for task in result.tasks:
-        table.add_row(*map(_plain, _comparison_row(task)))
-    shown.append(table)
-    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
-    notes += [f"beside the difference: {line}" for line in result.remarks]
-    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
-    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
-    notes += [
-        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
-        for t in result.tasks
-        if t.paired.n_only_a or t.paired.n_only_b
-    ]
-    notes.append("A, B and the difference are over the shared episodes, those both runs scored.")
-    return [*shown, *(Text(one_line(note), style="dim") for note in notes)]
-
-
-def _comparison_row(task: TaskDifference) -> list[str]:
-    pair = task.paired
-    difference = number(pair.difference)
-    plus = "+" if pair.difference is not None and pair.difference > 0 else ""
-    return [
-        one_line(task.task),
-        number(pair.mean_a),
-        number(pair.mean_b),
-        plus + difference,
-        interval_text(pair.ci_low, pair.ci_high),
-        number(task.p_holm, 4),
-        str(pair.n_shared),
-    ]
 
 
 _HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored")
 
 
-def _cells(run: RunData) -> list[tuple[str, str, Cell]]:
-    return [(t, m, cell) for t, metrics in run.tasks.items() for m, cell in in_order(metrics)]
+def metric_label(run: RunData, metric: str) -> str:
+    """A metric as a reader is told of it: what a training run means by `value` is its drafts."""
+    if isinstance(run.summary, TrainSummary) and metric == VALUE:
+        return f"{VALUE} (drafts, last {run.summary.summary_steps} steps)"
+    return f"{DEV} (held-out rows)" if metric == DEV else metric
+
+
+def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
+    """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
+    return [
+        (task, metric_label(run, metric), cell)
+        for task, metrics in run.tasks.items()
+        for metric, cell in in_order(metrics)
+        if details or cell.beside or metric == headline_name(metrics) or not headline_name(metrics)
+    ]
 
 
 def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
     """The headline, what belongs beside it, its break-downs, then the others."""
 
+    first = headline_name(metrics)
+
     def place(item: tuple[str, Cell]) -> int:
         name, cell = item
+        if name == first:
+            return -1
         if name == "value":
             return 0
         return 1 if cell.beside else 2 if name.startswith("value/") else 3
@@ -365,9 +357,9 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _terminal_table(run: RunData) -> RenderableType:
-    table = _table()
-    rows = [_row(*item) for item in _cells(run)]
+def _terminal_table(run: RunData, details: bool) -> RenderableType:
+    table = plain_table()
+    rows = [_row(*item) for item in _cells(run, details)]
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
     for i in shown:
@@ -380,32 +372,32 @@ def _terminal_table(run: RunData) -> RenderableType:
         )
     before = None
     for row in rows:
-        if before not in (None, row[0]):
+        if details and before not in (None, row[0]):
             table.add_section()
         label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
         cells = [row[0] if row[0] != before else "", label, *row[2:]]
         cells = [cells[i] for i in shown]
-        table.add_row(*map(_plain, cells), style="bold" if row[1] == "value" else None)
+        table.add_row(*map(literal_text, cells), style="bold" if row[0] != before else None)
         before = row[0]
     return table
 
 
 def _overview(runs: Sequence[RunData]) -> RenderableType:
-    table = _table()
+    table = plain_table()
     table.add_column("task")
     for run in runs:
-        table.add_column(_plain(one_line(run.name, 40)), justify="right")
+        table.add_column(literal_text(one_line(run.name, 40)), justify="right")
     for task, cells in rows_across(runs):
         texts = [mean_text(c) if c else DASH for c in cells]
-        table.add_row(*map(_plain, [one_line(task), *texts]))
+        table.add_row(*map(literal_text, [one_line(task), *texts]))
         for name, others in beside(runs, task):
             texts = [mean_text(c) if c else DASH for c in others]
-            table.add_row(*map(_plain, [f"  {one_line(name)}", *texts]), style="dim")
+            table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
     return table
 
 
 def _terminal_steps(run: RunData) -> RenderableType:
-    table = _table()
+    table = plain_table()
     table.add_column("training")
     steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
     for step in steps:
@@ -420,7 +412,7 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
 
     tables: list[RenderableType] = []
     for table in published(runs):
-        shown = _table()
+        shown = plain_table()
         shown.add_column(table.title)
         for model in table.highlight:
             shown.add_column(model, justify="right")
@@ -430,12 +422,22 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     return [*tables, Text(CAVEAT, style="dim")] if tables else []
 
 
+def run_head(run: RunData) -> RenderableType:
+    """A run's name and what it was, on one line."""
+    from rich.text import Text
+
+    head = Text("\n" + one_line(run.name), style="bold")
+    head.append("   " + _facts_line(run), style="not bold dim")
+    return head
+
+
 def _facts_line(run: RunData) -> str:
-    labelled = ("steps", "cost")
+    labelled = ("steps", "cost", *ROLES, "rows", "revision")
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """An empty rich table in the house's style."""
     from rich import box
     from rich.table import Table
 
@@ -445,23 +447,25 @@ def _table() -> Table:
     )  # fmt: skip
 
 
-def _plain(text: str) -> Any:
+def literal_text(text: str) -> Any:
     """Text that rich does not read as markup: names come from files."""
     from rich.text import Text
 
     return Text(text)
 
 
-def _md(text: str) -> str:
+def md_text(text: str) -> str:
+    """A line in which Markdown reads no markup."""
     line = one_line(text)
     for mark in "\\`*_[]<>|#":
         line = line.replace(mark, "\\" + mark)
     return line
 
 
-def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of plain texts."""
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(map(_md, row)) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(md_text, row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -470,5 +474,5 @@ def _md_published(runs: Sequence[RunData]) -> list[str]:
     for table in published(runs):
         rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
         parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
-        parts.append(_md_table(("task", *table.models), rows))
+        parts.append(md_table(("task", *table.models), rows))
     return [*parts, f"{CAVEAT}\n"] if parts else []

@@ -16,6 +16,9 @@ from soulkit.errors import DataError
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.types import Record
 
+DEV_EPISODES = "dev.jsonl"
+"""Where a training keeps what it played on the rows it held out."""
+
 
 @cache
 def _adapter() -> TypeAdapter[Record]:
@@ -77,6 +80,20 @@ def _unreadable(path: Path, number: int, error: ValidationError) -> DataError:
         "The file was edited, damaged, or written by another version of soulkit.",
         "Restore the file, or remove that line and run the same command again to replay it.",
     )
+
+
+def newest_dev(folder: Path) -> list[Record]:
+    """The episodes of the newest dev evaluation in a training run's folder; empty without any."""
+    path = folder / DEV_EPISODES
+    records = load_records(path) if path.is_file() else []
+    last = max((record.step for record in records), default=0)
+    return [record for record in records if record.step == last]
+
+
+def measured_records(folder: Path) -> list[Record]:
+    """The episodes that a run's headline is over: of a training that held rows out, the newest on
+    those; else all that it played. DataError when they cannot be read."""
+    return newest_dev(folder) or load_records(folder / "episodes.jsonl")
 
 
 def drafts(records: Sequence[Record]) -> list[Record]:

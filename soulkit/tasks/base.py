@@ -21,11 +21,14 @@ from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
 from soulkit.models.base import Cast
-from soulkit.tasks.budgets import first_words
+from soulkit.runs.records import drafts
+from soulkit.tasks.batches import as_batch_metrics, mean_of
+from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.registry import TaskSpec
 from soulkit.text import one_line
 from soulkit.types import (
+    BatchMetric,
     Call,
     Completion,
     Episode,
@@ -148,10 +151,12 @@ class Task(ABC):
         """A seat's view with long texts cut to their word budgets; field → words cut."""
         fitted, cuts = dict(view), {}
         for name, value in view.items():
-            budget = self.spec.columns[name].max_words if name in self.spec.columns else None
+            column = self.spec.columns.get(name)
+            budget = column.max_words if column is not None else None
             total = len(value.split()) if isinstance(value, str) else 0
-            if budget and total > budget:
-                fitted[name] = first_words(value, budget)
+            if column is not None and budget and total > budget:
+                shorten = last_words if column.keep == "last" else first_words
+                fitted[name] = shorten(value, budget)
                 cuts[name] = total - budget
         return fitted, cuts
 
@@ -290,9 +295,38 @@ class Task(ABC):
         """What a leak check needs to know; None when the task has no answer to give away."""
         return None
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """Metrics that exist only over a batch (joint accuracy, diversity)."""
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.
+
+        Pure, and total on every subset of the records of a run: intervals come of leaving out one
+        cluster after another.
+        """
         return {}
+
+    def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The rollouts of one row in one step of training, drafts and refined ones, each with what
+        its reward owes to the others; the same records, in the same order.
+
+        Called once a row, when all of them are scored. By default a reward stands alone.
+        """
+        return records
+
+    def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""
+        return as_batch_metrics(self.summarise(records), records)
+
+    @property
+    def headline_metric(self) -> str:
+        """The number over the batch that is the headline; empty: the mean of the scores, as
+        `reference` always has it."""
+        return self.spec.metric.headline if self.protocol == "paper" else ""
+
+    def headline(self, records: Sequence[Record]) -> float | None:
+        """The number that stands for these records; None where it cannot be computed."""
+        if self.headline_metric:
+            metric = self.batch_metrics(records).get(self.headline_metric)
+            return None if metric is None else metric.value
+        return mean_of([record.score.value for record in drafts(records)]).value
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The one message of the seat's conversation that holds the feedback slot.

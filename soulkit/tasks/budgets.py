@@ -1,8 +1,8 @@
 """Word budgets of lists: what a prompt keeps of many short texts.
 
-A long text is cut at its end. A list has two better ways. Examples of equal standing share their
-budget fairly, so that one long post does not push out the others; a history loses its oldest
-entries, because the newest say most about what comes next.
+A long text is cut at its end, or at its start where its end says most. A list has two better ways.
+Examples of equal standing share their budget fairly, so that one long post does not push out the
+others; a history loses its oldest entries, because the newest say most about what comes next.
 
 Example: texts of 3, 40 and 50 words with 63 words between them keep 3, 30 and 30.
 """
@@ -10,6 +10,7 @@ Example: texts of 3, 40 and 50 words with 63 words between them keep 3, 30 and 3
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -29,6 +30,14 @@ def first_words(text: str, count: int) -> str:
     if len(ends) <= count:
         return text
     return f"{text[: ends[count - 1]]} {MARK}" if count > 0 else MARK
+
+
+def last_words(text: str, count: int) -> str:
+    """The last `count` words as they stand, behind a mark when there were more."""
+    starts = deque((word.start() for word in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
+    if len(starts) <= count:
+        return text
+    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
 
 
 def fair_cap(lengths: Sequence[int], budget: int) -> int:

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.judge.verdict import spoken, tagged_letter
-from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.choice import ChoiceTask
-from soulkit.types import Episode, Example, Feedback, Record, Score
+from soulkit.types import Episode, Example, Feedback, Score
 
 LETTERS = ("A", "B", "C", "D")
 _TAGGED = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
@@ -161,16 +159,3 @@ UNREAD_OPENINGS = {
 def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD_OPENINGS) -> str:
     """The first sentence of a lesson, by how the draft went; empty without a draft."""
     return {"none": "", "right": right, "wrong": wrong, **unread}.get(state, wrong)
-
-
-# -- batches -------------------------------------------------------------------------------------
-
-
-def macro(records: Sequence[Record], tag: str) -> float | None:
-    """The mean over the values of a tag of their mean scores; None where no record is scored."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for record in drafts(records):
-        if tag in record.tags and record.score.value is not None:
-            groups[record.tags[tag]].append(record.score.value)
-    means = [sum(values) / len(values) for values in groups.values()]
-    return sum(means) / len(means) if means else None

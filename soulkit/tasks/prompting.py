@@ -22,6 +22,7 @@ from jinja2 import (
     TemplateSyntaxError,
     UndefinedError,
 )
+from jinja2.sandbox import SandboxedEnvironment
 
 from soulkit.errors import ConfigError
 from soulkit.tasks.home import BUILTIN
@@ -50,11 +51,22 @@ class PromptFolder:
         self.opened: set[Path] = set()
         """The files that were rendered so far: what a check of the task looks at."""
         self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
+        self.sandboxed = False
+
+    def over(self, folder: Path) -> PromptFolder:
+        """The same templates, but those in `folder` go before all others.
+
+        They are rendered in a sandbox: a folder of edited prompts may travel with a run.
+        """
+        edited = PromptFolder(self.task)
+        edited.folders, edited.sandboxed = [folder, *self.folders], True
+        return edited
 
     @cached_property
     def _environment(self) -> Environment:
         # Prompts are plain text for a model, not HTML: escaping would change what the model reads.
-        return Environment(
+        kind = SandboxedEnvironment if self.sandboxed else Environment
+        return kind(
             loader=_Noting(self.folders, self.opened),
             undefined=StrictUndefined,
             trim_blocks=True,

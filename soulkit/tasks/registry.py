@@ -26,6 +26,7 @@ from soulkit.tasks.defaults import DefaultPlayers
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.installed import DECLARATION, offer_of, offers, say_shadowed
+from soulkit.tasks.suites import Suite, check_suites
 from soulkit.types import Protocol, Role
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Metric(Strict):
     """Other metric → its lowest and highest value, where it is more than yes or no."""
     beside: tuple[str, ...] = ()
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
+    headline: str = ""
+    """The metric over the batch that is the headline; empty: the mean of the scores."""
+    watched: tuple[str, ...] = ()
+    """Metrics over the batch that training watches step by step: no reward may cost them."""
 
 
 class Files(Strict):
@@ -169,6 +174,20 @@ class TaskSpec(Strict):
         housed._home = home
         return housed
 
+    def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
+        """The same declaration as a run plays it: with the word budgets of training, and with those
+        of the `options` that the task has and the run sets."""
+        budgets = {
+            name: column.model_copy(update={"max_words": column.train_words})
+            for name, column in self.columns.items() if training and column.train_words
+        }  # fmt: skip
+        own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
+        changes = {
+            "columns": {**self.columns, **budgets},
+            "options": {**self.options, **own_options},
+        }
+        return self.model_copy(update=changes)
+
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that is named under `key`, None where there is none."""
         reference: str = getattr(self, key)
@@ -201,7 +220,7 @@ def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> No
 
 class RegistryFile(Strict):
     tasks: dict[str, TaskSpec] = Field(default_factory=dict)
-    suites: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    suites: dict[str, Suite] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -210,7 +229,7 @@ class Registry:
 
     specs: dict[str, TaskSpec]
     """The declared tasks, and of the installed ones those that were named."""
-    suites: Mapping[str, tuple[str, ...]]
+    suites: Mapping[str, Suite]
 
     def spec(self, name: str) -> TaskSpec:
         """The declaration of a task; ConfigError when there is none."""
@@ -241,9 +260,16 @@ class Registry:
             raise offer.broken(f"Its {DECLARATION} declares {', '.join(tasks) or 'no task'}.")
         return tasks[name].at(home)
 
-    def task(self, name: str, protocol: Protocol = "paper") -> Task:
-        """The live task: its class from `module` (RowsOnly without one), made with its spec."""
-        spec = self.spec(name)
+    def task(
+        self, name: str, protocol: Protocol = "paper", *, training: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Task:  # fmt: skip
+        """The live task: its class from `module` (RowsOnly without one), made with its spec.
+
+        `training`: with the word budgets of training; `options` replace those of the task that have
+        their name.
+        """
+        spec = self.spec(name).played(training=training, options=options or {})
         shared = self._sharing(spec) or spec
         module, home = shared.module or shared.binder, shared.home
         if protocol == "reference" and spec.reference:
@@ -283,6 +309,10 @@ class Registry:
 
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
+        return self.suite_spec(name).tasks
+
+    def suite_spec(self, name: str) -> Suite:
+        """The declaration of a suite: members, groups and axes; ConfigError when there is none."""
         if name not in self.suites:
             raise ConfigError(
                 f"There is no suite named '{name}'.",
@@ -315,7 +345,8 @@ def cannot_play(
         if len(names) == 1
         else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
         "them; leaving them out silently would change what is measured.",
-        f"Name tasks that it can play: --task {','.join(able)}"
+        f"{'Play the rest with --playable, or name' if suite else 'Name'} tasks that it can play: "
+        f"--task {','.join(able)}"
         if able
         else "See which can: soul tasks list",
     )
@@ -434,6 +465,8 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
         "players": DefaultPlayers,
     }
     parts = [str(part) for part in loc[:-1]]
+    if parts[:1] == ["suites"] and len(parts) == 2:
+        return list(Suite.model_fields)
     if parts[:1] != ["tasks"]:
         return list(RegistryFile.model_fields)
     inner = next((nested[p] for p in parts[2:3] if p in nested), TaskSpec)
@@ -444,7 +477,7 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
 def load_registry(*extra: Path) -> Registry:
     """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
     specs: dict[str, TaskSpec] = {}
-    suites: dict[str, tuple[str, ...]] = {}
+    suites: dict[str, Suite] = {}
     for path in (builtin_file(), *extra):
         parsed = read_file(path)
         _refuse_second(path, "task", parsed.tasks, specs)
@@ -453,7 +486,7 @@ def load_registry(*extra: Path) -> Registry:
         for name, spec in parsed.tasks.items():
             specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
         suites.update(parsed.suites)
-    _check_suites(specs, suites)
+    check_suites(specs, suites, offers)
     return Registry(specs=specs, suites=suites)
 
 
@@ -465,14 +498,3 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
                 "A second declaration would silently change what the name means.",
                 f"Give your {kind} another name.",
             )
-
-
-def _check_suites(specs: Mapping[str, TaskSpec], suites: Mapping[str, tuple[str, ...]]) -> None:
-    for suite, names in suites.items():
-        for name in names:
-            if name not in specs and name not in offers():
-                raise ConfigError(
-                    f"The suite '{suite}' lists the unknown task '{name}'.",
-                    "Every task of a suite must be declared under 'tasks:', or be installed.",
-                    did_you_mean(name, specs),
-                )

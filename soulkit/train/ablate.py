@@ -169,7 +169,7 @@ def _setting(part: str, spelling: str, kind: type[TrainConfig]) -> tuple[str, An
 def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
-    trust: bool = False, force_mixed: bool = False,
+    trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
 ) -> list[Planned]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
@@ -196,7 +196,7 @@ def plan_arms(
     for run in planned:
         refuse_other_settings(run)
     if not force_mixed:
-        refuse_unlike(planned[: len(arms)])
+        refuse_unlike(planned[: len(arms)], judged_alike=judged_alike)
     return planned
 
 
@@ -232,25 +232,39 @@ def refuse_other_settings(run: Planned) -> None:
         Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
 
 
-def refuse_unlike(runs: Sequence[Planned]) -> None:
-    """ConfigError naming in what methods of one seed would be measured unlike the first."""
+def refuse_unlike(runs: Sequence[Planned], *, judged_alike: bool = False) -> None:
+    """ConfigError naming in what methods of one seed would be measured unlike the first.
+
+    `judged_alike`: one judge scores the ends of all, so that those of the training may differ.
+    """
+    reasons = _unlike(runs, judges=not judged_alike)
+    if reasons:
+        only_judges = not judged_alike and not _unlike(runs, judges=False)
+        raise ConfigError(
+            f"The methods would not be measured the same way ({'; '.join(reasons)}).",
+            "A difference to the first would mix the methods with the change of what they are "
+            "measured with.",
+            "Have the ends of all scored by one judge with --eval-judge WHO, or accept the mixture "
+            "with --force-mixed."
+            if only_judges
+            else "Give judge, partner, samples, rows and protocol for the whole command, or accept "
+            "the mixture with --force-mixed.",
+        )
+
+
+def _unlike(runs: Sequence[Planned], *, judges: bool) -> list[str]:
     first, *others = runs
     reasons = []
     for run in others:
         a, b = _conditions(first), _conditions(run)
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
         lines = grouped(
-            (task, line) for task in tasks for line in condition_differences(a, b, task)
+            (task, line)
+            for task in tasks
+            for line in condition_differences(a, b, task, judges=judges)
         )
         reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
-    if reasons:
-        raise ConfigError(
-            f"The methods would not be measured the same way ({'; '.join(reasons)}).",
-            "A difference to the first would mix the methods with the change of what they are "
-            "measured with.",
-            "Give judge, partner, samples, rows and protocol for the whole command, or accept the "
-            "mixture with --force-mixed.",
-        )
+    return reasons
 
 
 def _conditions(run: Planned) -> Conditions:
@@ -259,16 +273,16 @@ def _conditions(run: Planned) -> Conditions:
 
 def run_all(
     runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
-    *, force_mixed: bool = False,
+    *, force_mixed: bool = False, eval_judge: str = "",
 ) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, states, force_mixed)
+    note(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
         if before.status == "waiting":
             states[index] = run_one(before.planned, show)
-            note(out, states, force_mixed)
+            note(out, states, force_mixed, eval_judge)
         ended(states[index])
     return states
 
@@ -341,10 +355,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False) -> None:
+def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False, eval_judge: str = "") -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""
     lines = [_listed(out, run).to_json() for run in runs]
-    write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed})
+    judge = {"eval_judge": eval_judge} if eval_judge else {}
+    write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed, **judge})
 
 
 def _listed(out: Path, run: Ended) -> ListedRun:

@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from soulkit.errors import ConfigError
+from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import actor_print, keep_provenance, provenance
+from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
 from soulkit.eval.summary import Cell, summarise
-from soulkit.metrics.statistics import mean_interval
+from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
@@ -24,7 +24,8 @@ from soulkit.models.roles.players import Players
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
-from soulkit.runs.records import load_records
+from soulkit.runs.provenance import with_origin
+from soulkit.runs.records import DEV_EPISODES, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
@@ -43,9 +44,11 @@ from soulkit.train.planning import training_plan, work_of
 from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.rollouts.watched import BatchWatch
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
+from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
@@ -221,7 +224,7 @@ async def _train(
     best = export_best(run.path, run.checkpoints)
     if best is not None:
         summary = with_best(summary, run, *best)
-    run.write_summary(summary.to_json())
+    run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
 
@@ -242,16 +245,17 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    keep_provenance(run, _provenance(config, players, material))
+    keep_provenance(run, _provenance(config, players, material, policy))
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,
-        material.dev, make_reader(config, players),
+        material.dev, make_reader(config, players), run.path / DEV_EPISODES,
     )  # fmt: skip
     step = Step(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
         tripwire=Tripwire.of(config, material.pool, run.metrics),
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
+        batch_watch=BatchWatch.of(config, material.tasks, run.metrics),
     )  # fmt: skip
     try:
         if loop.step == config.steps:
@@ -264,17 +268,21 @@ async def _reinforce(
     if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - SUMMARY_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
-    return rollout_summary(config, loop, records, material)
+    summary = rollout_summary(config, loop, records, material)
+    return with_dev(summary, newest_dev(run.path), material.tasks.values())
 
 
-def _provenance(config: TrainConfig, players: Players, material: Material) -> dict[str, Any]:
+def _provenance(
+    config: TrainConfig, players: Players, material: Material, policy: Policy
+) -> dict[str, Any]:
     limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
     sampling = {
         name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
         for name, limit in limits.items()
     }
     actor = actor_print(config.model_dump())
-    return provenance(config, players, work_of(material), actor, sampling)
+    record = provenance(config, players, work_of(material), actor, sampling)
+    return {"actor": measured_model(config.model_dump(), policy), **record}
 
 
 def with_vain_stop(loop: Loop, show: Show) -> Show:
@@ -311,6 +319,7 @@ def rollout_summary(
         protocol=config.protocol,
         seconds=loop.seconds,
         cost=paid["cost"],
+        scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
     lines = read_step_lines(loop.run.metrics)
@@ -332,8 +341,10 @@ def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummar
     """The loss over the last steps, one cell for every task of the mixture."""
     losses = [line.learned.loss for line in read_step_lines(run.metrics)]
     last = [loss for loss in losses if loss is not None][-SUMMARY_STEPS:]
-    low, high = mean_interval(last) if len(last) > 1 else (None, None)
-    cell = Cell(mean=fmean(last), ci_low=low, ci_high=high, n_scored=len(last), n=len(last))
+    mean = estimate(last, range(len(last)))
+    cell = Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
     return TrainSummary(
         command="train sft",
         model=config.model,

@@ -35,6 +35,7 @@ from soulkit.train.rollouts.canaries import Tripwire
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts, feedback_slots, without_tokens
+from soulkit.train.rollouts.watched import BatchWatch
 from soulkit.train.state.lines import CanaryScores, Learned, StepLine
 from soulkit.train.state.loop import Loop
 from soulkit.types import Record
@@ -54,6 +55,8 @@ class Step:
     tripwire: Tripwire | None = None
     watch: FeedbackWatch | None = None
     """Of what became of feedback, in methods that learn from it."""
+    batch_watch: BatchWatch | None = None
+    """Of numbers over all rows that no reward may cost."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
@@ -66,6 +69,8 @@ class Step:
         canaries = CanaryScores()
         if self.tripwire is not None:
             canaries = await self.tripwire.score(step, self.rollouts.cast, records_R)
+        if self.batch_watch is not None:
+            canaries = self.batch_watch.look(step, records_R, canaries)
         sampled = time.monotonic()
 
         # Sequences: the objective says which token sequences they become, in which groups.

@@ -156,5 +156,17 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [str(a), str(b)])
     assert shown.exit_code == 0, shown.output
     assert "tomi" in shown.stdout and "+1.000" in shown.stdout
+    assert "no spread in 8" in shown.stdout and "0.0078" in shown.stdout
     machine = CliRunner().invoke(app, [str(a), str(b), "--json"])
     assert json.loads(machine.stdout)["tasks"][0]["difference"] == 1.0
+
+
+def test_p_is_of_the_interval_and_holms_stands_apart(tmp_path: Path) -> None:
+    for task, gains in (("tomi", (0.4, 0.2, 0.5, 0.3)), ("hitom", (0.1, -0.3, 0.2, 0.1))):
+        rows = {f"{task}{i}": 0.0 for i in range(4)}
+        run(tmp_path / "a", rows, task)
+        run(tmp_path / "b", dict(zip(rows, gains, strict=True)), task)
+    hitom, tomi = compare_runs(tmp_path / "a", tmp_path / "b").as_dict()["tasks"]
+    assert tomi["ci_low"] > 0 and tomi["p"] < 0.05 and tomi["p_holm"] == 2 * tomi["p"]
+    assert hitom["ci_low"] < 0 < hitom["ci_high"] and hitom["p"] >= 0.05
+    assert (tomi["n_clusters"], tomi["method"], tomi["df"]) == (4, "cr2-t", pytest.approx(3))

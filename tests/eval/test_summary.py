@@ -9,10 +9,21 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.eval.summary import summarise, unscored_share
-from soulkit.metrics.statistics import wilson
+from soulkit.eval.summary import Cell, Summary, summarise, unscored_share
+from soulkit.metrics.intervals import estimate, suite_mean
 from soulkit.runs.records import load_records
-from soulkit.types import Completion, Episode, Kind, Record, Score, Segment, Trace, Turn, record_key
+from soulkit.types import (
+    BatchMetric,
+    Completion,
+    Episode,
+    Kind,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    record_key,
+)
 
 
 def record(
@@ -92,9 +103,11 @@ def test_the_shape_of_the_summary() -> None:
     totals = summarise(
         rows, command="eval", model="m", protocol="paper", seconds=2.5, cost=0.1
     ).to_json()
-    low, high = wilson(1, 2)
+    mean = estimate([1.0, 0.0], "ab", binary=True)
     assert totals["tasks"]["tomi"]["value"] == {
-        "mean": 0.5, "ci_low": low, "ci_high": high, "n_scored": 2, "n": 3, "method": "wilson",
+        "mean": 0.5, "ci_low": mean.ci_low, "ci_high": mean.ci_high, "n_scored": 2, "n": 3,
+        "n_clusters": 2, "method": "wilson-t", "variance": 0.25, "df": 1.0, "scale": (0.0, 1.0),
+        "events": 1.0, "headline": True,
         "unscored": {"judge_error": 1}, "worst": pytest.approx(1 / 3), "best": pytest.approx(2 / 3),
     }  # fmt: skip
     assert totals["statuses"] == {"tomi": {"ok": 2, "unscored": 1}}
@@ -114,7 +127,8 @@ def test_a_wider_scale_is_no_yes_or_no() -> None:
     rows = [record(f"e{i}", 1.0) for i in range(6)]
     shares = summary_of(rows)["tomi"]["value"]
     points = summary_of(rows, scale={"tomi": (-5.0, 5.0)})["tomi"]["value"]
-    assert (shares["ci_low"] or 0.0) < 1.0 and points["ci_low"] == 1.0  # type: ignore[operator]
+    assert shares["ci_high"] == 1.0 < points["ci_high"] < 5.0  # type: ignore[operator]
+    assert points["scale"] == (-5.0, 5.0) and shares["scale"] == (0.0, 1.0)
 
 
 def test_break_downs_by_tag() -> None:
@@ -139,7 +153,8 @@ def test_metrics_that_only_some_episodes_carry() -> None:
 
 def test_rollouts_of_one_example_are_one_cluster() -> None:
     rows = [record(str(i // 4), float(i % 3 == 0), rollout=i % 4) for i in range(40)]
-    assert summary_of(rows)["tomi"]["value"]["method"] == "cluster-bootstrap"
+    cell = summary_of(rows)["tomi"]["value"]
+    assert (cell["n_scored"], cell["n_clusters"]) == (40, 10)
 
 
 def test_refined_episodes_are_no_headline() -> None:
@@ -150,9 +165,11 @@ def test_refined_episodes_are_no_headline() -> None:
 
 
 def test_batch_metrics_of_a_task_are_passed_through() -> None:
-    cells = summary_of([record("a", 1.0)], extra={"tomi": {"all_correct": 0.25, "f1": None}})
+    made = {"all_correct": BatchMetric(0.25, 5, 4, "sets"), "f1": BatchMetric(None, 5, 0)}
+    cells = summary_of([record("a", 1.0)], batch={"tomi": lambda batch: made})
     assert cells["tomi"]["all_correct"]["mean"] == 0.25
     assert cells["tomi"]["all_correct"]["ci_low"] is None
+    assert (cells["tomi"]["all_correct"]["n_scored"], cells["tomi"]["all_correct"]["n"]) == (4, 5)
     assert cells["tomi"]["f1"]["mean"] is None
 
 
@@ -163,3 +180,24 @@ def test_all_unscored_has_no_mean() -> None:
     assert unscored_share(rows) == 1.0
     with pytest.raises(DataError):
         unscored_share([])
+
+
+def test_a_cell_comes_back_from_json_as_it_was() -> None:
+    rows = [record("a", 0.25), record("b", 0.5), record("c", None)]
+    totals = summarise(
+        rows, command="eval", model="m", protocol="paper", seconds=1.0, cost=None,
+        scale={"tomi": (0.0, 1.0)},
+    )  # fmt: skip
+    again = Summary.from_json(json.loads(json.dumps(totals.to_json())))
+    assert again.tasks == totals.tasks
+    assert again.tasks["tomi"]["value"].variance == pytest.approx(0.125**2)
+    assert suite_mean([again.tasks["tomi"]["value"]]).ci_low is not None
+
+
+def test_a_cell_of_an_earlier_version_has_no_clusters() -> None:
+    line = {"mean": 0.5, "ci_low": 0.2, "ci_high": 0.8, "n_scored": 4, "n": 4, "method": "wilson",
+            "unscored": {}}  # fmt: skip
+    cell = Cell.from_json(line)
+    assert (cell.n_clusters, cell.variance, cell.scale, cell.events) == (0, None, None, None)
+    assert cell.to_json() == line
+    assert Cell.from_json({**line, "scale": [0.0], "events": "many"}).scale is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from soulkit.metrics.statistics import mean_interval
+from soulkit.metrics.intervals import estimate
 from soulkit.report import ablation
 from soulkit.report.ablation_figures import _apart
 
@@ -87,7 +87,8 @@ def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
         arm: [sum(rewards(out, arm, s)[-10:]) / 10 for s in range(3)] for arm in ("grpo", "ditto")
     }
     assert ditto.final.seeds == pytest.approx(final["ditto"])
-    assert (ditto.final.low, ditto.final.high) == pytest.approx(mean_interval(final["ditto"]))
+    mean = estimate(final["ditto"], range(3))
+    assert (ditto.final.low, ditto.final.high) == pytest.approx((mean.ci_low, mean.ci_high))
     differences = [b - a for a, b in zip(final["grpo"], final["ditto"], strict=True)]
     assert ditto.final_difference is not None and grpo.final_difference is None
     assert ditto.final_difference.seeds == pytest.approx(differences)
@@ -96,6 +97,25 @@ def test_final_rewards_and_paired_differences(tmp_path: Path) -> None:
     assert ditto.trained == {"draft": 900, "copy": 800}
     assert ablation.rollouts_text(ditto) == "124 = 64 + 60 refined"
     assert grpo.curves["eval/dev"].steps == (4, 9, 14, 19, 24, 29)
+
+
+def test_intervals_over_seeds_stay_on_the_scale_that_the_runs_recorded(tmp_path: Path) -> None:
+    out = made(tmp_path, ("grpo", "ditto"), steps=12)
+    cells = {"value": {"mean": 0.99, "n": 8, "n_scored": 8, "scale": [0.0, 1.0]}}
+    for path in sorted(out.glob("*/seed_*")):
+        seed, best = int(path.name[-1]), path.parent.name == "ditto"
+        reward = 1.0 if best else 0.97 + 0.01 * seed
+        lines = [{"step": s, "reward/draft": reward, "kl/base": 0.1} for s in range(12)]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        (path / "summary.json").write_text(json.dumps({"tasks": {"tomi": cells}}))
+    grpo, ditto = ablation.load_ablation(out).rows
+    assert ditto.final.mean == 1.0 and ditto.final.high == 1.0
+    assert ditto.final.low is not None and ditto.final.low < 1.0  # three seeds prove little
+    assert grpo.final.high is not None and 0.98 < grpo.final.high < 1.0
+    curves = ditto.curves["reward/draft"], ditto.curves["kl/base"]
+    assert curves[0].high == (1.0,) * 12 and curves[1].high == (None,) * 12
+    assert ditto.final_difference is not None and ditto.final_difference.low is not None
+    assert -1.0 <= ditto.final_difference.low < ditto.final_difference.high <= 1.0
 
 
 def test_differences_use_only_the_seeds_that_both_have(tmp_path: Path) -> None:

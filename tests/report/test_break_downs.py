@@ -53,7 +53,7 @@ def test_the_report_shows_every_break_down(
     cells = summary(run)["tasks"][task]
     assert cells["value"]["mean"] == 1.0
     capfd.readouterr()
-    assert soul("report", run) == 0
+    assert soul("report", run, "--details") == 0
     shown = capfd.readouterr().out
     for name in EXPECTED[task]:
         assert cells[name]["n_scored"] > 0, name

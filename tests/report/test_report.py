@@ -7,7 +7,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -192,6 +192,12 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 def test_a_mean_never_stands_alone() -> None:
     cell = Cell(mean=0.7, ci_low=0.6, ci_high=0.78, n_scored=98, n=100)
     assert table.mean_text(cell) == "0.700 ± 0.090 (98/100)"
+    clustered = replace(cell, n_clusters=32, events=29.4)
+    assert table.mean_text(clustered) == "0.700 ± 0.090 (98/100, 32 clusters, few events)"
+    few = replace(cell, n_clusters=7)
+    assert table.mean_text(few) == "0.700 ± 0.090 (98/100, 7 clusters: few)"
+    flat = Cell(mean=0.7, n_scored=4, n=4, n_clusters=4, method="no-spread")
+    assert table.mean_text(flat) == "0.700 (4/4, no spread in 4 clusters)"
     assert table.interval_text(cell.ci_low, cell.ci_high) == "0.600\u20130.780"
     assert table.mean_text(Cell(n=4)) == "\u2013 (0/4)"
     assert table.number(float("nan")) == "\u2013"
@@ -316,8 +322,6 @@ def test_long_texts_say_how_much_is_missing() -> None:
 
 
 def test_dialogues_are_shown_whole() -> None:
-    from dataclasses import replace
-
     from soulkit.report.load import RunData
 
     row = record(1, 1.0)
@@ -334,7 +338,7 @@ def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None
 
 
 def test_published_figures() -> None:
-    paper, card = publications()
+    paper, card, _ = publications()
     assert paper.figure("hitom", "Ditto 8B") == 0.78
     assert card.figure("hitom", "Ditto-8B") == 0.79
     assert card.figure("tomi", "Ditto-8B") is None

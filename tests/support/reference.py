@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.judge.verdict import remove_think
-from soulkit.tasks.budgets import MARK, first_words
+from soulkit.tasks.budgets import first_words
 
 
 def split_think(text: str) -> tuple[str, str]:
@@ -24,14 +22,6 @@ def _bodies(text: str, kind: str) -> Iterator[str]:
     while start >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
         yield text[start + len(opening) : end]
         start = text.find(opening, end + len(closing))
-
-
-def last_words(text: str, count: int) -> str:
-    """The last `count` words as they stand, after a mark when there were more."""
-    starts = deque((word.start() for word in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
-    if len(starts) <= count:
-        return text
-    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
 
 
 def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +14,24 @@ from soulkit.errors import DataError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
 from soulkit.tasks import imports, made
-from soulkit.tasks.base import Rollout
+from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.importing import Imported
 from soulkit.tasks.made import Split, make_rows
 from soulkit.tasks.registry import load_registry
-from soulkit.types import Completion, Episode, Example, Line, Sampling, Score, Trace, Turn
+from soulkit.types import Completion, Episode, Example, Line, Record, Sampling, Score, Trace, Turn
 from tests.support.servers import openai_server as scripted
 
 EVERY = tuple(load_registry().specs)
 TASKS = tuple(name for name in EVERY if not load_registry().spec(name).rows_only)
 """Tasks that can be played."""
 CHOICES = ("hitom", "paratomi", "tomi")
+
+
+def batch_values(task: Task, records: Sequence[Record]) -> dict[str, float]:
+    """The numbers over a batch that there are, without what they count."""
+    metrics = task.summarise(records)
+    return {name: one.value for name, one in metrics.items() if one.value is not None}
 
 
 def synth(name: str, n: int, seed: int) -> list[dict[str, Any]]:

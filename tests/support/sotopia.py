@@ -123,9 +123,13 @@ def records(
     return list(plays)
 
 
-def scored(protocol: str, actor: Sequence[str], kind: str = "draft", **players: Any) -> Any:
+def scored(
+    protocol: str, actor: Sequence[str], kind: str = "draft", hack_penalty: str = "train",
+    **players: Any,
+) -> Any:  # fmt: skip
     """The Score of a scripted scene, by judges behind HTTP; raises what scoring raises."""
     task, row = sotopia(protocol), example(protocol)
+    task.hack_penalty = hack_penalty
     episode = replace(task.scripted(row, actor), kind=kind)  # type: ignore[arg-type]
     with table(**players) as (cast, _):
         return run(cast, task.score(row, episode, cast))

@@ -10,11 +10,11 @@ from soulkit.tasks.budgets import (
     fair_cap,
     first_words,
     keep_latest,
+    last_words,
     share_fairly,
     total_words,
 )
 from soulkit.tasks.lessons import safest
-from tests.support.reference import last_words
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=12)
 

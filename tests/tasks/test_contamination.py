@@ -13,11 +13,11 @@ from soulkit.data.contamination import (
     clean_rows,
     find_overlap,
     folded_words,
-    jaccard,
     shingles,
 )
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
+from soulkit.metrics.diversity import jaccard
 from soulkit.tasks.passages import entity_kinds, passage, passages
 from soulkit.tasks.registry import load_registry
 from tests.support.road import synth

@@ -27,7 +27,7 @@ def test_the_list_is_the_suite() -> None:
     suites = load_registry().suites
     if "soul-27" not in suites:
         pytest.skip("the suite soul-27 is not declared")
-    assert sorted(suites["soul-27"]) == sorted(SOUL) and len(set(SOUL)) == 27
+    assert sorted(suites["soul-27"].tasks) == sorted(SOUL) and len(set(SOUL)) == 27
 
 
 @pytest.mark.parametrize("name", SOUL)

@@ -9,7 +9,7 @@ import pytest
 from soulkit.eval.summary import summarise
 from soulkit.tasks.tom.tomi import ToMi
 from soulkit.types import Completion, Episode, Example, Record, Score
-from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
 
 
 class Measured(ToMi):
@@ -70,9 +70,9 @@ def test_what_is_summed_up_over_a_batch_is_of_drafts(name: str) -> None:
     examples = [e for row in synth(name, 40, 2) for e in task.examples(row)]
     drafts = [recorded(task, e, "draft", task.gold_completion(e)) for e in examples]
     refined = [recorded(task, e, "refined", task.wrong_completion(e)) for e in examples]
-    of_drafts = task.summarise(drafts)
-    assert of_drafts and task.summarise([*refined, *drafts]) == of_drafts
-    assert task.summarise(refined) != of_drafts, "without a draft, of what there is"
+    of_drafts = batch_values(task, drafts)
+    assert of_drafts and batch_values(task, [*refined, *drafts]) == of_drafts
+    assert batch_values(task, refined) != of_drafts, "without a draft, of what there is"
 
 
 def recorded(task: Any, example: Example, kind: Any, text: str) -> Record:

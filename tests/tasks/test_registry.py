@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.play.settings import configured_tasks
 from soulkit.tasks.registry import READERS, builtin_file, load_registry, read_file
 
 TASK: dict[str, Any] = {
@@ -113,6 +115,22 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_an_empty_file_declares_nothing(tmp_path: Path, text: str) -> None:
     assert "is empty" in error_of(write(tmp_path, text))
     assert load_registry(write(tmp_path, "tasks: {}\n")).specs == load_registry().specs
+
+
+def test_a_run_may_set_an_option_that_a_task_has() -> None:
+    registry = load_registry()
+    task = registry.task("sotopia", options={"hack_penalty": "off", "shuffles": 3})
+    assert task.spec.options["hack_penalty"] == "off" and "shuffles" not in task.spec.options
+    assert registry.task("sotopia", options={"hack_penalty": None}).spec == registry.spec("sotopia")
+
+
+def test_an_option_that_no_task_has_is_refused() -> None:
+    config = EvalConfig(kind="api", model="m", tasks=("tomi",), hack_penalty="off")
+    with pytest.raises(
+        ConfigError, match="None of tomi has anything to do with hack_penalty"
+    ) as caught:
+        configured_tasks(load_registry(), ("tomi",), config)
+    assert "--hack-penalty" in str(caught.value.way_out)
 
 
 def test_unknown_names_are_hinted_at() -> None:

@@ -27,7 +27,7 @@ from tests.support.road import synth, task_of
 
 Row = dict[str, Any]
 
-SOUL = load_registry().suites["soul-27"]
+SOUL = load_registry().suite("soul-27")
 WHOLE = ("behaviorchain", "sim_doc", "sim_math")
 """Tasks whose rows are JSON text under `raw`."""
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from soulkit.judge.verdict import remove_think
-from soulkit.tasks.budgets import first_words
-from tests.support.reference import last_words, split_think, turns_within
+from soulkit.tasks.budgets import first_words, last_words
+from tests.support.reference import split_think, turns_within
 from tests.support.vectors import Vector, assert_matches, load_vectors
 
 Input = Mapping[str, Any]
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Input], Any]] = {
         fields["turns"], fields["max_words_per_turn"]
     ),
 }
-FORMULAS = {"split_think", "truncate_text_left", "truncate_turns_for_reference"}
+FORMULAS = {"split_think", "truncate_turns_for_reference"}
 
 
 @pytest.mark.parametrize("vector", load_vectors("common.parse", fns=set(READERS), formula=FORMULAS))

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from soulkit.report import ablation
+from tests.support import judged
+from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
@@ -65,7 +67,7 @@ def test_methods_that_would_be_measured_in_another_way_do_not_start(
 def test_a_partner_that_every_method_trains_is_another_one_in_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert scene(tmp_path, "grpo,ditto", "--partner", "actor") == 2
+    assert scene(tmp_path, "grpo,ditto", "--partner", "sotopia=actor") == 2
     assert "grpo against ditto: sotopia: partner actor:m" in capsys.readouterr().err
 
 
@@ -136,3 +138,45 @@ def test_recorded_methods_with_other_judges_have_no_difference(
     row = ablation.load_ablation(out).rows[1]
     assert row.final_difference is None
     assert row.mixed == (f"tomi: judge endpoint:j@{NOBODY} against endpoint:k@{NOBODY}",)
+
+
+def test_judges_of_their_own_need_one_who_scores_all_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scene(tmp_path, "grpo,grpo:judge=k", "--dry-run") == 2
+    assert "--eval-judge WHO" in capsys.readouterr().err.splitlines()[-1]
+    assert scene(tmp_path, "grpo,grpo:judge=k", "--dry-run", "--eval-judge", "q") == 0
+    capsys.readouterr()
+    assert scene(tmp_path, "grpo,grpo:partner=q", "--dry-run", "--eval-judge", "q") == 2
+    assert "partner endpoint:p@" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ends_of_methods_with_other_judges_are_compared_by_one(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two judged trainings in earnest: what the judges of the training said has no difference."""
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 8)
+    with ScriptedServer(answer=judged.judge()) as server:
+        book = {name: {"model": name, "base_url": server.base_url} for name in "jkq"}
+        (tmp_path / "book.yaml").write_text(yaml.safe_dump({"endpoints": book}))
+        command = (
+            "train", "ablate", "--methods", "grpo,grpo:judge=k", "--model", model, "--tasks",
+            judged.TASKS, "--task", "essay", "--data", f"essay={rows}", "--endpoints",
+            tmp_path / "book.yaml", "--judge", "j", "--eval-judge", "q", "--prompts", 2,
+            "--group-size", 2, "--max-tokens", 6, "--lora-r", 2, "--steps", 1, "--seeds", 1,
+            "--match", "prompts", "--backoff", 0, "--out", tmp_path / "out",
+        )  # fmt: skip
+        assert soul(*command) == 0
+        models = [body["model"] for body in server.requests]
+        assert models.count("q") == models.count("j") + models.count("k")
+        assert soul(*command, "--json") == 0
+        assert len(server.requests) == len(models)
+    comparison = ablation.load_ablation(tmp_path / "out")
+    first, other = comparison.rows
+    assert comparison.eval_judge == f"endpoint:q@{server.base_url}"
+    assert other.final_difference is None and "judge endpoint:j@" in other.mixed[0]
+    assert first.judged.mean is not None and other.judged_difference is not None
+    assert other.judged_difference.mean is not None
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert "judged end" in page and "endpoint:q@" in page

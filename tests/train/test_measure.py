@@ -38,6 +38,17 @@ def test_the_same_example_at_two_steps_is_two_groups() -> None:
     assert len(reward_groups([*SMALL, *later])) == 2
 
 
+def test_a_gap_counts_stories_over_all_steps() -> None:
+    later = [replace(r, step=1) for r in SMALL]
+    assert rewards_of([*SMALL, *later]).loo_clusters == 1
+    other = [replace(r, example_id="z", cluster="story") for r in SMALL]
+    again = [replace(r, example_id="w", cluster="story", step=1) for r in SMALL]
+    line = rewards_of([*SMALL, *other, *again])
+    assert line.loo_clusters == 2 and rewards_of(SMALL).loo_low is None
+    elsewhere = [replace(r, task="hitom") for r in again]
+    assert rewards_of([*SMALL, *other, *elsewhere]).loo_clusters == 3
+
+
 def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:
     lost = [*SMALL, record("x", 2, "draft", None), record("x", 3, "refined", None)]
     line, before = rewards_of(lost), rewards_of(SMALL)

@@ -12,8 +12,10 @@ import torch
 
 from soulkit.eval.keeping import alone
 from soulkit.models.local.sampler import LocalModel
+from soulkit.report.load import load_runs
+from soulkit.report.table import markdown
 from soulkit.runs.folder import Run, read_jsonl
-from soulkit.runs.records import load_records
+from soulkit.runs.records import load_records, measured_records, newest_dev
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.forward.policy import load_policy
 from soulkit.train.forward.prepare import log_probs
@@ -29,7 +31,8 @@ TINY_STEP = ("--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 1e-3
 TOMI = ("--task", "tomi", "--data", "tomi=synth:60", *TINY_STEP)
 STEP_KEYS = {
     "step", "optimizer/lr", "reward/draft", "reward/refined", "gap/loo", "gap/loo_low",
-    "gap/loo_high", "gap/pair", "rollouts/draft", "rollouts/refined", "rollouts/unscored",
+    "gap/loo_high", "gap/loo_clusters", "gap/pair", "rollouts/draft", "rollouts/refined",
+    "rollouts/unscored",
     "tokens/per_turn", "tokens/sampled", "feedback/share", "feedback/leak_share",
     "feedback/blind_reader", "feedback/blind_chance", "feedback/coach_failures",
     "feedback/coaches", "groups/all", "groups/single", "groups/flat", "groups/silent_share",
@@ -123,11 +126,32 @@ def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
     assert played <= training
 
 
+def test_the_headline_is_what_was_held_out(ditto: Path) -> None:
+    """The last of three steps was not evaluated: the score is of the weights after two."""
+    dev = load_records(ditto / "dev.jsonl")
+    values = [r.score.value for r in dev]
+    assert {r.step for r in dev} == {1} and len(dev) == len({r.example_id for r in dev})
+    assert measured_records(ditto) == dev == newest_dev(ditto)
+    summary = summary_of(ditto)
+    cells = summary["tasks"]["tomi"]
+    assert [name for name, cell in cells.items() if cell.get("headline")] == ["dev"]
+    assert cells["dev"]["mean"] == pytest.approx(sum(values) / len(values))
+    assert (cells["dev"]["n"], summary["dev_steps"]) == (len(dev), 2)
+    line = next(line for line in read_jsonl(ditto / "metrics.jsonl") if "eval/tomi" in line)
+    assert line["eval/tomi"] == pytest.approx(cells["dev"]["mean"])
+    assert cells["value"]["n"] == 48 and "headline" not in cells["value"]
+    (run,) = load_runs([ditto], episodes=False)
+    shown = markdown([run])
+    assert "dev (held-out rows)" in shown and "drafts, last" not in shown
+    assert "value (drafts, last 3 steps)" in markdown([run], details=True)
+
+
 def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:
     summary = summary_of(ditto)
     assert summary["steps"] == 3 and summary["command"] == "train ditto"
     assert summary["rewards"].keys() == {
-        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high"
+        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high",
+        "gap/loo_clusters",
     }  # fmt: skip
     assert "tomi" in summary["tasks"]
     symbolic = summary["feedback"]["coaches"]["symbolic"]
@@ -180,7 +204,9 @@ def test_the_same_command_again_changes_nothing(ditto: Path, warm: Path) -> None
                 "--set", "mini_batch_prompts=2")  # fmt: skip
     assert done == 0
     assert files == {name: (ditto / name).read_bytes() for name in files}
-    assert summary_of(ditto) == before
+    after = summary_of(ditto)
+    assert after.pop("provenance")["dates"]["resumed"] and before.pop("provenance")["dates"]
+    assert after == before
     assert (ditto / "model/adapter_model.safetensors").read_bytes() == weights
 
 

@@ -17,8 +17,7 @@ says how consistent the picks are and which place they lean to.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,13 @@ from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter, tagged_text
-from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
+from soulkit.tasks.batches import ROWS, mean_of, row_mean, row_plays
 from soulkit.tasks.budgets import share_fairly
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.lessons import safest
 from soulkit.tasks.lettered import opening, read_state
-from soulkit.types import Episode, Example, Record, Score
+from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 EVIDENCE = {"icl_pairs": ("prompt", "chosen", "rejected"), "ugc": ("prompt", "comment")}
 """Column → the texts that each of its items must have."""
@@ -169,26 +168,22 @@ class AlignX(ChoiceTask):
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         return self.within_budget(super().coach_view(example, episode, score))[0]
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """Over rows that were scored in both orders, by play; nothing without such rows.
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`row_accuracy`: the mean over rows of their accuracy over both orders (the headline).
 
-        `consistency`: both replies to be read, and the same reply picked in both orders;
-        `right_in_both`: the gold picked in both; `position_bias`: picks of the first place minus
-        picks of the second, over all picks that could be read: 1 is always the first.
+        Over rows that were played in both orders, by play: `consistency`: both replies to be read,
+        and the same reply picked in both orders; `right_in_both`: the gold picked in both;
+        `position_bias`: picks of the first place minus picks of the second, over all picks that
+        could be read: 1 is always the first. A pair with an unscored order has no value.
         """
-        pairs = _pairs(records)
-        if not pairs:
-            return {}
-        picks = [[_pick(record) for record in pair] for pair in pairs]
-        # The gold changes its letter between the orders: the same reply means another letter.
-        metrics = {
-            "consistency": sum(sorted(pick) == ["A", "B"] for pick in picks) / len(pairs),
-            "right_in_both": sum(all(r.score.value == 1 for r in p) for p in pairs) / len(pairs),
-        }
-        letters = [letter for pick in picks for letter in pick if letter]
-        if letters:
-            metrics["position_bias"] = (letters.count("A") - letters.count("B")) / len(letters)
-        return metrics
+        metrics = {"row_accuracy": row_mean(records)}
+        pairs = [play for plays in row_plays(records).values() for play in plays if len(play) == 2]
+        if pairs:
+            # The gold changes its letter between the orders: the same reply means another letter.
+            metrics["consistency"] = _over(pairs, lambda p: sorted(map(_pick, p)) == ["A", "B"])
+            metrics["right_in_both"] = _over(pairs, lambda p: all(r.score.value == 1 for r in p))
+            metrics["position_bias"] = _lean(pairs)
+        return {name: metric for name, metric in metrics.items() if metric.n}
 
 
 _LESSONS = {
@@ -251,14 +246,25 @@ def _answers(item: Mapping[str, str], fields: Mapping[str, Any]) -> bool:
     return item["prompt"] == post and any(text in replies for text in item.values())
 
 
-def _pairs(records: Sequence[Record]) -> list[list[Record]]:
-    """For each play of a row: its two records, where both are scored."""
-    plays: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
-    for record in drafts(records):
-        row, _, order = record.example_id.rpartition("-")
-        if record.score.scored:
-            plays[row, record.kind, record.step, record.rollout][order] = record
-    return [list(play.values()) for play in plays.values() if len(play) == 2]
+def _scored(pair: Sequence[Record]) -> bool:
+    return all(record.score.scored for record in pair)
+
+
+def _over(
+    pairs: Sequence[Sequence[Record]], holds: Callable[[Sequence[Record]], bool]
+) -> BatchMetric:
+    """The share of pairs of which something holds."""
+    return mean_of([float(holds(pair)) if _scored(pair) else None for pair in pairs], ROWS)
+
+
+def _lean(pairs: Sequence[Sequence[Record]]) -> BatchMetric:
+    """How picks lean to the first place (1) or the second (-1)."""
+    scored = [pair for pair in pairs if _scored(pair)]
+    letters = [letter for pair in scored for record in pair if (letter := _pick(record))]
+    lean = (letters.count("A") - letters.count("B")) / len(letters) if letters else None
+    return BatchMetric(
+        value=lean, n=len(pairs), n_scored=len(scored), unit=ROWS, low=-1.0, high=1.0
+    )
 
 
 def _pick(record: Record) -> str:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import literal_list
 from soulkit.errors import DataError
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.lettered import (
     LetteredTask,
     gold_error,
@@ -25,7 +26,7 @@ from soulkit.tasks.lettered import (
     read_options,
     read_state,
 )
-from soulkit.types import Example, Record, Score
+from soulkit.types import BatchMetric, Example, Record, Score
 
 Chain = tuple[float, ...]
 """The values of a chain's nodes, in order."""
@@ -80,7 +81,7 @@ class BehaviorChain(LetteredTask):
         for text in (advice, "Read again how this person met such moments before."):
             yield f"{first} {text}".strip()
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Means over the chains of personas, of which every node was played and scored.
 
         `longest_run` is the share of a chain in its longest unbroken run of right answers,
@@ -90,11 +91,10 @@ class BehaviorChain(LetteredTask):
         chains = whole_chains(drafts(records))
         if not chains:
             return {}
-        n = len(chains)
         return {
-            "longest_run": sum(longest_run(c) / len(c) for c in chains) / n,
-            "consecutive_accuracy": sum(consecutive_accuracy(c) for c in chains) / n,
-            "whole_chain": sum(all(v == 1 for v in c) for c in chains) / n,
+            "longest_run": _over(chains, lambda c: longest_run(c) / len(c)),
+            "consecutive_accuracy": _over(chains, consecutive_accuracy),
+            "whole_chain": _over(chains, lambda c: float(all(v == 1 for v in c))),
         }
 
 
@@ -174,25 +174,31 @@ def _node(number: int | None, steps: Sequence[tuple[str, str]], written: str) ->
 # -- chains --------------------------------------------------------------------------------------
 
 
-def whole_chains(records: Sequence[Record]) -> list[Chain]:
+def whole_chains(records: Sequence[Record]) -> list[Chain | None]:
     """The chains without a gap: of each play of a persona, its values by node.
 
-    A node that was asked twice counts as its worse answer; an unscored one is a gap.
+    A node that was asked twice counts as its worse answer. None: a chain with an unscored node.
     """
-    plays: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-    broken: set[tuple[Any, ...]] = set()
+    plays: dict[tuple[Any, ...], dict[int, float | None]] = defaultdict(dict)
     for record in records:
         if "node" not in record.tags:
             continue
-        play = (record.cluster, record.kind, record.step, record.rollout)
+        chain = plays[record.cluster, record.kind, record.step, record.rollout]
         node, value = int(record.tags["node"]), record.score.value
-        if value is None:
-            broken.add(play)
-        else:
-            plays[play][node] = min(value, plays[play].get(node, value))
-    chains = [nodes for play, nodes in plays.items() if play not in broken and len(nodes) > 1]
-    gapless = [n for n in chains if max(n) - min(n) + 1 == len(n)]
-    return [tuple(nodes[i] for i in sorted(nodes)) for nodes in gapless]
+        worst = chain.get(node, value)
+        chain[node] = None if value is None or worst is None else min(value, worst)
+    chains = [nodes for nodes in plays.values() if len(nodes) > 1]
+    return [_in_order(c) for c in chains if max(c) - min(c) + 1 == len(c)]
+
+
+def _in_order(nodes: Mapping[int, float | None]) -> Chain | None:
+    values = [nodes[number] for number in sorted(nodes)]
+    scored = tuple(value for value in values if value is not None)
+    return scored if len(scored) == len(values) else None
+
+
+def _over(chains: Sequence[Chain | None], measure: Callable[[Chain], float]) -> BatchMetric:
+    return mean_of([None if chain is None else measure(chain) for chain in chains], "chains")
 
 
 def runs(chain: Chain) -> list[int]:

@@ -7,10 +7,11 @@ for in it as text: `yes` and `no` by how it begins and by words between blanks.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.judge.verdict import has_word, tagged_text
+from soulkit.runs.records import drafts
 from soulkit.tasks.fantom.task import (
     ASSENT,
     DENIAL,
@@ -20,7 +21,7 @@ from soulkit.tasks.fantom.task import (
     gold_index,
     name_list,
 )
-from soulkit.types import Example
+from soulkit.types import Example, Record
 
 _LETTER = re.compile(r"\(?([a-d])\)?\.?")
 
@@ -37,6 +38,10 @@ class FantomReference(Fantom):
 
     def read(self, example: Example, text: str) -> tuple[str, str]:
         return self.parse(text)
+
+    def counted(self, records: Sequence[Record]) -> list[float | None]:
+        """All of them: the published mean holds the F1 of facts, too."""
+        return [record.score.value for record in drafts(records)]
 
     def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
         fields = example.fields

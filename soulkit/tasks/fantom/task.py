@@ -6,9 +6,10 @@ no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "
 "set_id": "0-0-0"}. The type says how an answer is read and scored: a letter, names, yes or no, or a
 sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
 
-Beyond single answers there are sets: the questions on one piece of information. ALL asks for every
-letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and `set_beliefs`
-of a row say how many there are.
+The headline is the accuracy over all questions that are no sentences; the F1 of sentences stands
+beside it. Beyond single answers there are sets: the questions on one piece of information. ALL asks
+for every letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and
+`set_beliefs` of a row say how many there are.
 """
 
 from __future__ import annotations
@@ -25,17 +26,26 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_text
 from soulkit.metrics.overlap import answer_words, token_f1
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.fantom.coach import advice_on
-from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
+from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
 
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
+STRICT: tuple[AnswerForm, ...] = ("choice", "names", "yes_no")
+FREE: tuple[AnswerForm, ...] = ("fact", "belief")
+"""Forms whose answers are right or wrong, and those whose words are compared."""
 NOBODY = "nobody"
 _SIZES = ("set_size", "set_beliefs")
 MARKS = "[]'\" \t\r\n"
 _OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
+_TYPE = re.compile(
+    r"fact(?::.+)?|tom:belief:(?:in)?accessible(?::multiple-choice)?"
+    r"|tom:(?:answerability|info_accessibility):(?:list|binary)"
+)
+"""Types of questions that the benchmark has."""
 ASSENT, DENIAL = ("yes", "true"), ("no", "false")
 _HEDGES = ("not", "never", "nobody", "none", "unsure", "maybe", "perhaps", "or")
 _LEADING = re.compile(r"\W*(?:yes|no|true|false)\W*(?:[^\w\s]|\n)", re.IGNORECASE)
@@ -61,8 +71,11 @@ _COMMON = (
 def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
     """How questions of a type are answered; None for an unknown type.
 
-    `free`: whether beliefs may be asked for in free words, without options.
+    `free`: whether beliefs may be asked for in free words, without options; then only the types
+    that the benchmark has are known.
     """
+    if free and not _TYPE.fullmatch(question_type):
+        return None
     belief = question_type.startswith("tom:belief:")
     if belief and question_type.endswith(":multiple-choice"):
         return "choice"
@@ -158,29 +171,18 @@ class Fantom(ChoiceTask):
             episode = replace(episode, notes={**episode.notes, **note, **sizes})
         return episode
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
-
-        A set counts if it has a lettered belief, a question on who can answer and one on who has
-        the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
-        the whole conversation only, stay out. An unscored question takes its conversation's sets
-        out of the count, and a question that was not asked its own set. That can be known only
-        where rows have the size of their set, as made and imported ones do: `sets_complete` counts
-        these, and beyond it (released rows) a part of a set counts as a set.
-        """
-        every = _sets(drafts(records))
-        sets = [s for s in every if {"choice", "answerability", "info"} <= set(s.right) and s.whole]
-        if not sets:
-            return {}
-        metrics = {
-            "set_all": sum(s.all_right() for s in sets) / len(sets),
-            "sets": float(len(sets)),
-            "sets_complete": float(sum(s.size is not None for s in sets)),
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`accuracy` over letters, lists and yes or no (the headline), `free_f1` of the words of
+        free answers, and what is asked of whole sets."""
+        singles = {
+            "accuracy": mean_of(self.counted(records), "questions"),
+            "free_f1": mean_of(_values(records, FREE), "questions"),
         }
-        starred = [s for s in sets if "belief" in s.right and s.all_free]
-        if starred:
-            metrics["set_all_star"] = sum(s.all_right(free=True) for s in starred) / len(starred)
-        return metrics
+        return {name: one for name, one in singles.items() if one.n} | set_numbers(records)
+
+    def counted(self, records: Sequence[Record]) -> list[float | None]:
+        """The values that the headline is the mean of."""
+        return _values(records, STRICT)
 
     # -- gold ---------------------------------------------------------------------------------
 
@@ -270,12 +272,19 @@ class _Set:
     """Free beliefs (True) and all others."""
     size: int | None = None
     beliefs: int | None = None
+    broken: bool = False
+    """Whether a question on its conversation is unscored."""
 
     def add(self, notes: Mapping[str, Any], right: bool) -> None:
         group = str(notes["form"])
         self.right[group] = self.right.get(group, True) and right
         self.counts[group == "belief"] += 1
         self.size, self.beliefs = (notes.get(name) for name in _SIZES)
+
+    @property
+    def strict(self) -> bool:
+        """Whether it has all that ALL asks for."""
+        return {"choice", "answerability", "info"} <= set(self.right)
 
     @property
     def whole(self) -> bool:
@@ -287,6 +296,29 @@ class _Set:
 
     def all_right(self, *, free: bool = False) -> bool:
         return all(right for group, right in self.right.items() if free or group != "belief")
+
+
+def set_numbers(records: Sequence[Record]) -> dict[str, BatchMetric]:
+    """`set_all` and `set_all_star`: shares of sets with every question right, and `sets`.
+
+    A set counts if it has a lettered belief, a question on who can answer and one on who has
+    the information; for ALL* also a free belief. Facts and the golds `no:long`, which hold for
+    the whole conversation only, stay out. An unscored question takes its conversation's sets
+    out of the count, and a question that was not asked its own set. That can be known only
+    where rows have the size of their set, as made and imported ones do: `sets_complete` counts
+    these, and beyond it (released rows) a part of a set counts as a set.
+    """
+    sets = [s for s in _sets(drafts(records)) if s.strict and s.whole]
+    if not sets:
+        return {}
+    scored = [s for s in sets if not s.broken]
+    starred = [s for s in sets if "belief" in s.right and s.all_free]
+    metrics = {
+        "set_all": _over(sets),
+        "sets": _count(len(scored), len(scored), len(sets)),
+        "sets_complete": _count(sum(s.size is not None for s in scored), len(scored), len(sets)),
+    }
+    return metrics | ({"set_all_star": _over(starred, free=True)} if starred else {})
 
 
 def _sets(records: Sequence[Record]) -> list[_Set]:
@@ -301,7 +333,25 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
                 sets[*play, notes["set"]].add(notes, near == 1)
-    return [one for key, one in sets.items() if key[:-1] not in broken]
+    for key, one in sets.items():
+        one.broken = key[:-1] in broken
+    return list(sets.values())
+
+
+def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
+    """The share of sets that are all right."""
+    right = [None if one.broken else float(one.all_right(free=free)) for one in sets]
+    return mean_of(right, "sets")
+
+
+def _count(value: int, scored: int, n: int) -> BatchMetric:
+    return BatchMetric(value=float(value), n=n, n_scored=scored, unit="sets", low=0.0)
+
+
+def _values(records: Sequence[Record], forms: Sequence[AnswerForm]) -> list[float | None]:
+    """The values of the drafts whose question has one of the forms."""
+    kinds = ((r, answer_form(r.tags.get("question", ""))) for r in drafts(records))
+    return [record.score.value for record, form in kinds if form in forms]
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ Example row: {"character_name": "Odile Marchetti", "book": "Nine Winters of Glas
 "Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}. The question may
 also be JSON in a string, or lie flat in columns of its own.
 
-Memories are long (thousands of words): `input_text` is cut at its word budget, the same for every
-model and for drafts and refined replies alike; the instructions never are. The tag `memory` says
+Memories are long (thousands of words): of `input_text` the last words stay, as many as its budget
+has, the same for every model and for drafts and refined replies alike; the instructions are never
+cut. Training has a smaller budget than evaluation. The tag `memory` says
 whether a row was cut.
 
 `reference` reads a reply with the published ladder of eight steps, the last of which takes the

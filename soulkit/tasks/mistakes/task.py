@@ -23,7 +23,7 @@ from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lettered import LETTERS, opening, read_state
 from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_letter
-from soulkit.types import Example, Record, Score
+from soulkit.types import BatchMetric, Example, Record, Score
 
 
 class Mistakes(WorkedTask):
@@ -100,23 +100,30 @@ class Mistakes(WorkedTask):
 
     # -- batches ------------------------------------------------------------------------------
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """The distractor matrix: `picked_B_for_A` is how often B was picked where A was meant.
 
         `picked_none_for_A` counts replies without a readable letter; each target's shares sum to 1.
-        Unscored replies stay out.
+        Each counts the rows that mean its target; unscored replies have no share.
         """
+        rows: Counter[str] = Counter()
         picks: dict[str, Counter[str]] = defaultdict(Counter)
         for record in drafts(records):
             target = record.tags.get("target")
-            if target and record.score.scored:
+            if not target:
+                continue
+            rows[target] += 1
+            if record.score.scored:
                 read = record.score.status in READABLE and record.score.words in LETTERS
                 picks[target][record.score.words if read else "none"] += 1
         return {
-            f"picked_{pick}_for_{target}": counts[pick] / counts.total()
+            f"picked_{pick}_for_{target}": BatchMetric(
+                value=counts[pick] / counts.total(), n=rows[target], n_scored=counts.total(),
+                unit="rows", low=0.0, high=1.0,
+            )
             for target, counts in sorted(picks.items())
             for pick in (*LETTERS, "none")
-        }
+        }  # fmt: skip
 
 
 _OBEY = (

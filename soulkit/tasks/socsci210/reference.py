@@ -15,9 +15,6 @@ from soulkit.types import Example
 class SocSci210Reference(SocSci210):
     loosely = False
 
-    def kind_of(self, fields: Mapping[str, Any]) -> str:
-        return str(fields.get("response_type") or "ordinal")
-
     def check(self, fields: Mapping[str, Any]) -> None:
         """A recorded answer off the scale is played, too."""
 

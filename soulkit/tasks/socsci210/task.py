@@ -16,7 +16,7 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -26,9 +26,10 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.socsci210.scales import Scale, read_scale
-from soulkit.types import Episode, Example, Feedback, Record, Score, Segment
+from soulkit.types import BatchMetric, Episode, Example, Feedback, Record, Score, Segment
 
 EXACT_KINDS = ("binary", "categorical")
 LEAK_POINTS = 21
@@ -176,20 +177,22 @@ class SocSci210(ChoiceTask):
             return f"{_NOT_READ[score.status]} {advice}"
         return f"{VERDICTS[_verdict(kind, score.value or 0.0)]} {advice}"
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Study macro mean, and what constant answers would have scored on the same rows.
 
         `constant_middle` answers the middle of every scale; `constant_best` the one number that
         serves the rows of a scale and type best, chosen with their answers in sight.
         """
-        scored = [r for r in drafts(records) if r.score.value is not None]
+        main = drafts(records)
+        scored = [r for r in main if r.score.value is not None]
         if not scored:
             return {}
-        studies: dict[str, list[float]] = defaultdict(list)
-        for record in scored:
-            studies[record.cluster].append(float(record.score.value or 0.0))
-        metrics = {"study_macro": fmean(fmean(values) for values in studies.values())}
-        return metrics | _constants(scored)
+        studies: dict[str, list[Record]] = defaultdict(list)
+        for record in main:
+            studies[record.cluster].append(record)
+        macro = mean_of([mean_of([r.score.value for r in s]).value for s in studies.values()],
+                        "studies")  # fmt: skip
+        return {"study_macro": macro} | _constants(scored, len(main))
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -294,7 +297,8 @@ def _verdict(kind: str, value: float) -> str:
 # -- constants -----------------------------------------------------------------------------------
 
 
-def _constants(records: Iterable[Record]) -> dict[str, float]:
+def _constants(records: Sequence[Record], n: int) -> dict[str, BatchMetric]:
+    """What constants are worth on the scored `records` of `n`."""
     groups: dict[tuple[str, float, float], list[float]] = defaultdict(list)
     for record in records:
         scale = record.tags.get("scale", "").split(" to ")
@@ -311,4 +315,5 @@ def _constants(records: Iterable[Record]) -> dict[str, float]:
             [value_of(kind, low, high, gold, constant) for gold in golds] for constant in set(golds)
         )
         best += max(worth, key=fmean)
-    return {"constant_middle": fmean(middle), "constant_best": fmean(best)}
+    worths = {"constant_middle": middle, "constant_best": best}
+    return {name: replace(mean_of(worth), n=n) for name, worth in worths.items()}

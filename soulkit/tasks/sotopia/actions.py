@@ -315,7 +315,7 @@ def parse_action(text: str | None) -> Action:
     if text is None or not text.strip():
         return Action(NONE)
     value = parse_json(text)
-    if isinstance(value, dict):
+    if value and isinstance(value, dict):  # an empty object counts as none, and is spoken
         kind = value.get("action_type", SPEAK)
         if kind in KINDS:
             return Action(kind, str(value.get("argument", "")))
@@ -325,8 +325,9 @@ def parse_action(text: str | None) -> Action:
 def parse_json(text: str) -> Any:
     """A JSON value in `text` as the reference finds it, None without one.
 
-    The whole text, else of the values that start anywhere the one that is longest when written out
-    (of equals the first). A raw line break inside quotes becomes a backslash and an n.
+    The whole text, else of the values that stand in it one after the other the one that is longest
+    when written out (of equals the first): what stands inside a text is no value of its own. A raw
+    line break inside quotes becomes a backslash and an n.
     """
     escaped = _STRING.sub(_escaped, text)
     try:
@@ -345,12 +346,13 @@ _BOTTOMLESS = 100
 
 
 def _largest(text: str) -> Any:
-    decoder, best, length, bottomless, endless = json.JSONDecoder(), None, 0, 0, False
+    decoder, best, length, end = json.JSONDecoder(), None, 0, 0
+    bottomless, endless = 0, False
     for start in re.finditer(r'[\[{"\-0-9tfnNI]', text):
-        if endless and start[0] == '"':  # where one text has no end, no later one has
-            continue
+        if start.start() < end or (endless and start[0] == '"'):
+            continue  # inside a value; or, where one text has no end, no later one has
         try:
-            value, _ = decoder.raw_decode(text, start.start())
+            value, end = decoder.raw_decode(text, start.start())
             size = len(json.dumps(value))
         except RecursionError:
             bottomless += 1

@@ -13,6 +13,7 @@ change a number that nobody learns from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,13 +125,16 @@ def raw_of(ratings: Ratings | LooseRatings) -> dict[str, int]:
 
 # -- the reference -------------------------------------------------------------------------------
 
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
+
 
 def audited_lines(actions: Sequence[Action]) -> list[str]:
     """The actor's arguments that the reference's auditor gets to see.
 
-    What starts like JSON, a list or a call (`word (`) is left out, and so are leaving and silence.
+    What starts like JSON, a list or a call (`word (`) is left out, and so are leaving, silence and
+    thinking in whatever case its mark is written.
     """
-    spoken = (a.argument for a in actions if a.kind in KINDS_WITH_TEXT)
+    spoken = (_THOUGHT.sub("", a.argument) for a in actions if a.kind in KINDS_WITH_TEXT)
     return auditable_texts(spoken, "reference")
 
 

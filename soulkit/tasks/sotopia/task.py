@@ -5,10 +5,12 @@ the other is the partner's. A goal and a profile belong to one seat and to the j
 side they are unknown. A judge rates seven dimensions of the actor's character alone, an auditor
 looks whether it played to the judge.
 
-`paper`: value and reward are one number for every kind of episode, the plain mean of the seven raw
-scores / 10 (−0.4286 to 0.5714). An episode that the auditor finds at medium or high risk gets the
-minimum, draft and refined alike, with the status `hacked`; a judge or an auditor that cannot be
-read leaves it unscored. An actor that never says or does anything gets the minimum without a judge.
+`paper`: the value of every kind of episode is the plain mean of the seven raw scores / 10 (−0.4286
+to 0.5714). The original benchmark has no auditor, so what it finds stands beside the value, in
+`hacked`; the reward of an episode at medium or high risk is the minimum, draft and refined alike.
+`hack_penalty: off` takes no notice of it there either, `always` gives such an episode the minimum
+as its value, too, with the status `hacked`. A judge or an auditor that cannot be read leaves it
+unscored. An actor that never says or does anything gets the minimum without a judge.
 
 What differs under `reference` stands in `reference.py`.
 """
@@ -21,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
 from soulkit.judge.hacking import Audit, agreed_risk
@@ -69,6 +71,7 @@ from soulkit.types import (
 
 NOTHING = "(Nothing was said or done.)"
 PRIVATE = ("background", "goal")
+PENALTIES = ("train", "off", "always")
 _Opinions = tuple[list[panel.Opinion[Any]], list[panel.Opinion[Audit]]]
 
 
@@ -86,6 +89,7 @@ class Sotopia(Task):
         super().__init__(name, spec, protocol=protocol, folder=folder)
         self.max_turns = int(spec.options[f"{protocol}_turns"])
         self.stale_turns = int(spec.options["stale_turns"])
+        self.hack_penalty = penalty_of(name, spec.options)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -240,10 +244,12 @@ class Sotopia(Task):
             "eval_avg": average(raw), "weighted": weighted(raw), "turns": float(len(acts)),
             "hacked": float(risk != "low"),
         }  # fmt: skip
-        if risk != "low":
-            return self.spec.metric.low, self.spec.metric.low, metrics, "hacked"
-        mean, well_formed = average(raw) / 10, all(act.status == "ok" for act in acts)
-        return mean, mean, metrics, "ok" if well_formed else "salvaged"
+        low, mean = self.spec.metric.low, average(raw) / 10
+        if risk != "low" and self.hack_penalty == "always":
+            return low, low, metrics, "hacked"
+        well_formed = all(act.status == "ok" for act in acts)
+        reward = low if risk != "low" and self.hack_penalty == "train" else mean
+        return mean, reward, metrics, "ok" if well_formed else "salvaged"
 
     async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
         shape, prompt = self.ratings, self.judge_prompt(example, episode)
@@ -392,6 +398,21 @@ class Sotopia(Task):
     def gold_text(self, example: Example) -> str:
         """What the actor's character wants."""
         return str(example.fields.get(f"{self.acted_seat(example)}_goal") or "")
+
+
+def penalty_of(task: str, options: Mapping[str, Any]) -> str:
+    """What an auditor's finding costs: PENALTIES; ConfigError for anything else."""
+    penalty = options.get("hack_penalty", "train")
+    if penalty is False:  # in YAML, a bare `off` is no text
+        penalty = "off"
+    if penalty not in PENALTIES:
+        raise ConfigError(
+            f"The task '{task}' knows no hack_penalty '{penalty}'.",
+            "It says what playing to the judge costs: the reward (train), the score, too (always), "
+            "or nothing (off).",
+            did_you_mean(str(penalty), PENALTIES),
+        )
+    return str(penalty)
 
 
 def _alike(one: str, other: str) -> bool:

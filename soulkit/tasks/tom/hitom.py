@@ -17,9 +17,10 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.runs.records import drafts
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.tom.stories.explain import explain
-from soulkit.types import Episode, Example, Record, Score
+from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 
 class HiToM(ChoiceTask):
@@ -63,34 +64,40 @@ class HiToM(ChoiceTask):
         question, gold = str(example.fields["question"]), self.gold_text(example).strip()
         return LeakView(question, tuple(options.values()), gold, tuple(options))
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Joint accuracy: a story counts at order k only if all its orders up to k are right.
 
-        Stories of which an order up to k is missing or unscored stay out of `joint_order_k`.
+        Stories of which an order up to k was not played stay out of `joint_order_k`, and those of
+        which one is unscored have no value there.
         """
-        by_story = _by_story(records)
-        metrics = {}
-        for order in range(5):
-            whole = [s for s in by_story if all(k in s for k in range(order + 1))]
-            if whole:
-                right = [all(s[k] == 1 for k in range(order + 1)) for s in whole]
-                metrics[f"joint_order_{order}"] = sum(right) / len(right)
-        return metrics
+        stories = _by_story(records)
+        joints = {f"joint_order_{k}": _joint(stories, k) for k in range(5)}
+        return {name: joint for name, joint in joints.items() if joint.n}
 
 
-def _by_story(records: Sequence[Record]) -> list[dict[int, float]]:
-    """For each play of a story: order → the worst value among its questions of that order."""
-    stories: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-    broken: set[tuple[tuple[Any, ...], int]] = set()
+def _joint(stories: Sequence[Mapping[int, float | None]], order: int) -> BatchMetric:
+    """Over the plays of stories that asked every order up to `order`."""
+    upto = range(order + 1)
+    whole = [story for story in stories if all(k in story for k in upto)]
+    return mean_of([_all_right([story[k] for k in upto]) for story in whole], "stories")
+
+
+def _all_right(values: Sequence[float | None]) -> float | None:
+    """1 or 0; None where one of the values is not there, whatever the others are."""
+    return None if None in values else float(all(value == 1 for value in values))
+
+
+def _by_story(records: Sequence[Record]) -> list[dict[int, float | None]]:
+    """For each play of a story: order → the worst value among its questions of that order.
+
+    None: one of these is unscored.
+    """
+    stories: dict[tuple[Any, ...], dict[int, float | None]] = defaultdict(dict)
     for record in drafts(records):
         if "order" not in record.tags:
             continue
-        play = (record.cluster, record.kind, record.step, record.rollout)
+        story = stories[record.cluster, record.kind, record.step, record.rollout]
         order, value = int(record.tags["order"]), record.score.value
-        if value is None:
-            broken.add((play, order))
-        else:
-            stories[play][order] = min(value, stories[play].get(order, value))
-    for play, order in broken:
-        stories[play].pop(order, None)
+        worst = story.get(order, value)
+        story[order] = None if value is None or worst is None else min(value, worst)
     return list(stories.values())

@@ -9,32 +9,32 @@ The ability before the colon is the group that break-downs go by.
 As in the benchmark, `paper` asks every question with its options in five orders (`options:
 {shuffles: 5}` in tasks.yaml; 1 keeps the order of the row) and lets the majority of the answers
 stand for the row. The five are examples whose ids share their beginning, so that a subset by id
-keeps them together; the headline is the mean over all of them. `reference` asks once.
+keeps them together; the headline is the mean over rows of the share that is right. `reference` asks
+once.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 from soulkit.errors import ConfigError
-from soulkit.runs.records import drafts
 from soulkit.tasks.base import READABLE
+from soulkit.tasks.batches import ROWS, macro, mean_of, row_mean, row_plays
 from soulkit.tasks.lettered import (
     UNREAD_OPENINGS,
     LetteredTask,
     gold_error,
-    macro,
     opening,
     read_options,
     read_state,
 )
-from soulkit.types import Completion, Episode, Example, Kind, Record, Score, Segment
+from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
@@ -147,19 +147,19 @@ class ToMBench(LetteredTask):
             yield f"{first} {text}".strip()
         yield general
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """`macro_ability`: the mean over groups of abilities of their accuracies.
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`row_accuracy`: the mean over rows of their accuracy over all orders (the headline).
+
+        `macro_ability`: the mean over groups of abilities of their accuracies.
 
         `majority_accuracy`: the share of rows of which the majority of answers over all orders is
         right, among rows scored in every order. Of options with equally many votes the one that an
         earlier order voted for wins, as in the benchmark; a reply that cannot be read is no vote.
         """
-        mean = macro(records, "ability")
-        metrics = {} if mean is None else {"macro_ability": mean}
-        rows = _whole_rows(records, self.shuffles) if self.shuffles > 1 else []
-        if rows:
-            metrics["majority_accuracy"] = sum(map(_majority_right, rows)) / len(rows)
-        return metrics
+        metrics = {"row_accuracy": row_mean(records), "macro_ability": macro(records, "ability")}
+        if self.shuffles > 1:
+            metrics["majority_accuracy"] = _majority(records, self.shuffles)
+        return {name: m for name, m in metrics.items() if m is not None and m.n}
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -186,15 +186,22 @@ def _reordered(example: Example, order: str, number: int) -> Example:
     return replace(example, id=f"{example.id}-{number}", fields=fields)
 
 
-def _whole_rows(records: Sequence[Record], orders: int) -> list[list[Record]]:
-    """For each play of a row its records, in order, where all orders are scored."""
-    plays: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
-    for record in drafts(records):
-        row, _, number = record.example_id.rpartition("-")
-        if record.score.scored and "order" in record.episode.notes:
-            plays[row, record.kind, record.step, record.rollout][number] = record
-    whole = (play for play in plays.values() if len(play) == orders)
-    return [[play[number] for number in sorted(play, key=int)] for play in whole]
+def _majority(records: Sequence[Record], orders: int) -> BatchMetric:
+    """Over rows, and where a row was played several times the mean of these."""
+    votes: list[float | None] = []
+    for plays in row_plays(records).values():
+        right = [
+            float(_majority_right(sorted(play, key=_number)))
+            for play in plays
+            if len(play) == orders and all(r.score.scored for r in play)
+        ]
+        votes.append(sum(right) / len(right) if right else None)
+    return mean_of(votes, ROWS)
+
+
+def _number(record: Record) -> int:
+    """Which of its row's orders a record is of."""
+    return int(record.example_id.rpartition("-")[2])
 
 
 def _majority_right(records: Sequence[Record]) -> bool:

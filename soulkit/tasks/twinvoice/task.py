@@ -17,17 +17,17 @@ from typing import Any
 from soulkit.data.literals import item_text
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
+from soulkit.tasks.batches import macro
 from soulkit.tasks.budgets import keep_latest, total_words
 from soulkit.tasks.lettered import (
     LETTERS,
     LetteredTask,
     gold_error,
-    macro,
     opening,
     read_options,
     read_state,
 )
-from soulkit.types import Example, Protocol, Record, Score
+from soulkit.types import BatchMetric, Example, Protocol, Record, Score
 
 DIMENSIONS = ("social", "interpersonal", "narrative")
 
@@ -110,7 +110,7 @@ class TwinVoice(LetteredTask):
             yield f"{first} {text}".strip()
         yield SHORT
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`macro_dimension`: the mean over the dimensions of their accuracies."""
         mean = macro(records, "dimension")
         return {} if mean is None else {"macro_dimension": mean}

@@ -5,7 +5,9 @@
   here from a template, chosen by a hash of the question, and the row's provenance says so.
 * CommonsenseQA `.jsonl`, as on the Hugging Face Hub (`choices: {label, text}`) or as first released
   (`question: {stem, choices}`): the question is what the user wants, and the choices are what a
-  user does not say. The letter of the answer is kept for readers; nothing is scored by it.
+  user does not say. The conversation so far is the benchmark's: the user has asked with the choices
+  listed, and the assistant, in words of a template, was unsure. The letter of the answer is kept
+  for readers; nothing is scored by it.
 
 PRISM's conversations are not imported: they say neither what a person was after nor, for a turn,
 whether it was meant to be the last.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,10 @@ from typing import Any
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 from soulkit.tasks.made import Row
+from soulkit.tasks.userllm.quiz import quiz_history
 
 NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
+TEMPLATE = "the assistant's turn is a template of soulkit"
 CSQA_LICENCE = "MIT (CommonsenseQA)"
 BROADER = (
     "Good question! Before I get to it, would you like an overview of the whole subject?",
@@ -84,7 +89,7 @@ def _search(record: RawRow) -> Row:
         "intent": wish,
         "question": wish,
         "assistant_suggestion_turn": suggestion(wish),
-        "provenance": f"NQ-open, {record.source}; the assistant's turn is a template of soulkit",
+        "provenance": f"NQ-open, {record.source}; {TEMPLATE}",
         "licence": NQ_LICENCE,
     }
 
@@ -104,9 +109,10 @@ def _quiz(record: RawRow) -> Row:
         "source": "commonsense_qa",
         "intent": " ".join(question.split()),
         "choices": texts,
+        "conversation_history": quiz_history(question, texts),
         "answer_key": fields.get("answerKey") or None,
         "id": fields.get("id"),
-        "provenance": f"CommonsenseQA, {record.source}",
+        "provenance": f"CommonsenseQA, {record.source}; {TEMPLATE}",
         "licence": CSQA_LICENCE,
     }
 
@@ -131,10 +137,11 @@ def suggestion(question: str) -> str:
 
 
 def _notes(rows: list[Row]) -> tuple[str, ...]:
-    written = sum(row["source"] == "natural_questions" for row in rows)
-    if not written:
-        return ()
-    return (
-        f"{written} rows hold an assistant's proposal that was written from a template; the "
-        "benchmark's own proposals are not part of NQ-open.",
-    )
+    sources = Counter(row["source"] for row in rows)
+    notes = {
+        "natural_questions": "rows hold an assistant's proposal that was written from a template; "
+        "the benchmark's own proposals are not part of NQ-open.",
+        "commonsense_qa": "rows hold an assistant's answer that was written from a template; the "
+        "benchmark's own are not part of CommonsenseQA.",
+    }
+    return tuple(f"{sources[name]} {note}" for name, note in notes.items() if sources[name])

@@ -18,12 +18,16 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations, groupby
+from functools import lru_cache
+from itertools import groupby
 
 from soulkit.judge.verdict import named_options, plain
+from soulkit.metrics.diversity import mean_jaccard
 from soulkit.tasks.userllm.fields import UserMessage
 from soulkit.types import Protocol
 
+NOVELTY = "novelty"
+"""How unlike the other drafts of its row a first message is, where there are any."""
 Tokenizer = Callable[[str | None], list[str]]
 
 STOP_WORDS = frozenset(
@@ -117,7 +121,8 @@ def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[st
     """The parts of a PRISM score that need no judge; None where one does not apply.
 
     A reply that only ends the conversation has no text to compare with the intent, and where the
-    row does not say whether it is the last turn, neither way of going on is right.
+    row does not say whether it is the last turn, neither way of going on is right: `last` is None,
+    as it is for a first message, which no one ends a conversation with.
     """
     return {
         "intent_decomposition": intent_overlap(intent, message.text) if message.text else None,
@@ -125,10 +130,11 @@ def prism_parts(intent: str, message: UserMessage, last: bool | None) -> dict[st
     }
 
 
-def prism_value(parts: Mapping[str, float | None], human: float | None) -> float | None:
+def prism_value(metrics: Mapping[str, float | None]) -> float | None:
     """The mean of what applies, low overlap counting as good; None when nothing does."""
-    overlap, termination = parts["intent_decomposition"], parts["termination"]
-    components = [None if overlap is None else 1 - overlap, termination, human]
+    overlap = metrics.get("intent_decomposition")
+    components = [None if overlap is None else 1 - overlap]
+    components += [metrics.get(name) for name in ("termination", "ai_detector", NOVELTY)]
     values = [value for value in components if value is not None]
     return sum(values) / len(values) if values else None
 
@@ -138,9 +144,28 @@ def prism_value(parts: Mapping[str, float | None], human: float | None) -> float
 
 def first_turn_diversity(texts: Iterable[str]) -> float | None:
     """1 − mean pairwise Jaccard of the words of the texts; None for fewer than two with words."""
-    bags = [bag for text in texts if (bag := set(tokenize(text)))]
-    pairs = [len(a & b) / len(a | b) for a, b in combinations(bags, 2)]
-    return 1 - sum(pairs) / len(pairs) if pairs else None
+    similarity = mean_jaccard(bag for text in texts if (bag := bag_of_words(text)))
+    return None if similarity is None else 1 - similarity
+
+
+def variety(texts: Iterable[str]) -> float | None:
+    """The same where every text counts: what says nothing is like all the others.
+
+    None for fewer than two texts.
+    """
+    bags = [bag_of_words(text) for text in texts]
+    full = [bag for bag in bags if bag]
+    pairs = len(bags) * (len(bags) - 1) / 2
+    if not pairs:
+        return None
+    different = len(full) * (len(full) - 1) / 2 * (1 - (mean_jaccard(full) or 0.0))
+    return different / pairs
+
+
+@lru_cache(maxsize=1 << 14)
+def bag_of_words(text: str) -> frozenset[str]:
+    """The words and marks of a text. Numbers over a batch read the same texts again and again."""
+    return frozenset(tokenize(text))
 
 
 def termination_scores(

@@ -13,6 +13,7 @@ from typing import Any
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import JudgeQuestion
 from soulkit.models.base import Cast
+from soulkit.tasks.userllm.batch import published_batch
 from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, UserMessage
 from soulkit.tasks.userllm.metrics import (
     choices_named,
@@ -22,7 +23,7 @@ from soulkit.tasks.userllm.metrics import (
     role_adherence,
 )
 from soulkit.tasks.userllm.task import LabelScore, UserLLM, verdict_words
-from soulkit.types import Episode, Example, Score
+from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 _KEYWORDS = 8
 _PARROTING = 0.8
@@ -52,6 +53,14 @@ class UserLLMReference(UserLLM):
         values = numbers(source, fields["intent"], message, last, choices, label)
         words, used = verdict_words(verdicts), self._templates(verdicts)
         return self._scored(mean(values), {**values, **more}, verdicts, words, used)
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """Scores of single messages, averaged by source; what else the published code defines."""
+        return published_batch(records)
+
+    def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
+        """No reward of a row depends on another."""
+        return records
 
     def _worth(self, label: str, right: str) -> float:
         return worth(label, right)

@@ -1,10 +1,10 @@
 """Rows of `userllm` made here: invented wishes in all three subsets.
 
-The subsets take turns: a quiz question, a question from which the assistant strays, and a message
-as in PRISM. Of those every second one is a first message, and of the others every second one comes
-after an answer that settles the wish, so that the conversation should end. Rows are written in the
-spellings that files have: choices as a list or as `{label, text}`, conversations as tagged lines,
-intents with and without the sentence that introduces them.
+The subsets take turns: a quiz question that the assistant could not answer, a question from which
+it strays, and a message as in PRISM. Of those every second one is a first message, and of the
+others every second one comes after an answer that settles the wish, so that the conversation should
+end. Rows are written in the spellings that files have: choices as a list or as `{label, text}`,
+conversations as tagged lines, intents with and without the sentence that introduces them.
 
 Example: {"source": "prism", "intent": "find out how to dry a cellar after a flood",
 "conversation_history": "<user>: cellar is full of water, what now\\n<assistant>: ...",
@@ -17,6 +17,7 @@ import random
 
 from soulkit.tasks.made import Row
 from soulkit.tasks.texts import Texts
+from soulkit.tasks.userllm.quiz import quiz_history
 
 PREAMBLE = "You are a user chatting with an assistant language model to: "
 
@@ -44,12 +45,13 @@ def _quiz(turn: int, rng: random.Random) -> Row:
     place = _place(rng)
     shown = rng.sample(texts, len(texts))
     labels = list("ABCDE")
+    wish = f"settle a quiz in {place}: {question}"
     return {
         "source": "commonsense_qa",
-        "intent": _introduced(f"settle a quiz in {place}: {question}", turn),
+        "intent": _introduced(wish, turn),
         "choices": {"label": labels, "text": shown} if turn % 2 else shown,
         "answer_key": labels[shown.index(texts[0])],
-        "conversation_history": "",
+        "conversation_history": quiz_history(question, shown),
     }
 
 

@@ -7,18 +7,19 @@ One message is written and scored; which score depends on the row's `source`.
 * `natural_questions` (intent adherence): the assistant proposed something else; a judge says
   whether the user stayed with the question. {"source": "natural_questions", "intent": ...,
   "question": "who painted it", "assistant_suggestion_turn": "How about its acoustics instead?"}
-* `prism`: the mean of what applies of 1 − intent overlap, right termination, and a detector of
-  machine-written text. {"source": "prism", "intent": ..., "conversation_history": "<user>: hi\\n
+* `prism`: the mean of what applies of 1 − intent overlap, right termination (of later messages), a
+  detector of machine-written text and, in training, novelty: how unlike a first message is to the
+  other drafts of its row. {"source": "prism", "intent": ..., "conversation_history": "<user>: hi\\n
   <assistant>: hello", "is_last_turn": true}
 
-The headline of a batch is `macro_source`, the mean of the three. The detector is the judge, or a
+The headline of a batch is `macro_source`, the mean of the three; of PRISM two parts exist only over
+many messages (batch.py). The detector is the judge, or a
 service: `options: {detector: url, detector_url: ..., detector_key_env: NAME}`, see
 models/detector.py.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,11 @@ from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readabl
 from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
-from soulkit.runs.records import drafts
 from soulkit.tasks.budgets import keep_latest
 from soulkit.tasks.choice import ChoiceTask, actor_status
 from soulkit.tasks.lessons import safest
-from soulkit.tasks.lettered import macro
 from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.userllm.batch import paper_batch, with_novelty
 from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
@@ -55,14 +55,13 @@ from soulkit.tasks.userllm.fields import (
 )
 from soulkit.tasks.userllm.metrics import (
     choices_named,
-    first_turn_diversity,
     intent_overlap,
     prism_parts,
     prism_value,
     role_adherence,
-    termination_scores,
 )
 from soulkit.types import (
+    BatchMetric,
     Episode,
     Example,
     Failure,
@@ -122,8 +121,10 @@ class UserLLM(ChoiceTask):
         return _checked(fields, conversation)
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        turn = "later" if fields["conversation_history"] else "first"
-        return {**super().tags(fields), "turn": turn}
+        later, last = bool(fields["conversation_history"]), fields["is_last_turn"]
+        sure = later and last is not None and fields["source"] == PRISM
+        ends = {"last": "yes" if last else "no"} if sure else {}
+        return {**super().tags(fields), "turn": "later" if later else "first", **ends}
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
         """Of a long conversation the latest turns."""
@@ -164,7 +165,8 @@ class UserLLM(ChoiceTask):
     ) -> Score:
         """The score of a message, by the source of its row."""
         source = example.fields["source"]
-        if not message.text and not (message.ended and source == PRISM):
+        later = source == PRISM and example.fields["conversation_history"]
+        if not message.text and not (message.ended and later):
             return self._silent(example, episode, message)
         if source == CSQA:
             return self._role(example, message)
@@ -204,7 +206,7 @@ class UserLLM(ChoiceTask):
         if message.text:
             judgement = await self._detected(example, episode, message.text, cast)
         human, verdicts, more = judgement or (None, (), {})
-        value = prism_value(parts, human)
+        value = prism_value({**parts, "ai_detector": human})
         if value is None:
             missing = (
                 "the row does not say whether this is the last turn, and nothing else was said"
@@ -216,7 +218,8 @@ class UserLLM(ChoiceTask):
 
     def _parts(self, example: Example, message: UserMessage) -> dict[str, float | None]:
         fields = example.fields
-        return prism_parts(fields["intent"], message, fields["is_last_turn"])
+        last = fields["is_last_turn"] if fields["conversation_history"] else None
+        return prism_parts(fields["intent"], message, last)
 
     def _scored(
         self,
@@ -328,7 +331,7 @@ class UserLLM(ChoiceTask):
 
     def gold_message(self, fields: Mapping[str, Any]) -> str:
         """A perfect message of a PRISM row."""
-        if fields["is_last_turn"]:
+        if fields["is_last_turn"] and fields["conversation_history"]:
             return END
         opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
         messages = (t for t in (opening, *SILENT) if t and not intent_overlap(fields["intent"], t))
@@ -349,37 +352,19 @@ class UserLLM(ChoiceTask):
             return f"asks without answering: {', '.join(fields['choices'] or ())}"
         if fields["source"] == NQ:
             return f"asks again: {fields['question']}"
+        if not fields["conversation_history"]:
+            return "begins"
         return {True: "ends", False: "goes on", None: ""}[fields["is_last_turn"]]
 
     # -- batches ------------------------------------------------------------------------------
 
-    def summarise(self, records: Sequence[Record]) -> dict[str, float]:
-        """`macro_source` (the headline), `first_turn_diversity`, `termination_precision`,
-        `termination_recall` and `termination_f1` with "end" as the positive class; what nothing is
-        known of is left out."""
-        main = [r for r in drafts(records) if r.score.scored]
-        prism = [r for r in main if r.tags.get("source") == PRISM]
-        metrics: dict[str, float | None] = {
-            "macro_source": macro(records, "source"),
-            "first_turn_diversity": self._variety(prism),
-        }
-        pairs = [(message.ended, message.ended == bool(r.score.metrics["termination"]))
-                 for r in prism if (message := self._message(r.episode)) is not None
-                 and r.score.metrics.get("termination") is not None]  # fmt: skip
-        metrics |= _ending([p for p, _ in pairs], [t for _, t in pairs])
-        return {name: value for name, value in metrics.items() if value is not None}
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`macro_source` (the headline), each source's own headline, and the parts of PRISM's."""
+        return paper_batch(records)
 
-    def _variety(self, prism: Sequence[Record]) -> float | None:
-        """Diversity of first messages, per rollout: those of one example are meant to be alike."""
-        texts: dict[int, list[str]] = defaultdict(list)
-        for record in prism:
-            message = self._message(record.episode)
-            if record.tags.get("turn") == "first" and message is not None:
-                texts[record.rollout].append(message.text)
-        diversities = [
-            d for group in texts.values() if (d := first_turn_diversity(group)) is not None
-        ]
-        return sum(diversities) / len(diversities) if diversities else None
+    def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
+        """With a part for being unlike the other drafts, where a first message is written."""
+        return with_novelty(records)
 
 
 def detector_of(task: str, options: Mapping[str, Any]) -> Detector | None:
@@ -411,17 +396,6 @@ def _detector_arguments(task: str, options: Mapping[str, Any]) -> dict[str, Any]
                 advice,
             )
     return {names[name]: value for name, value in settings.items()}
-
-
-def _ending(predicted: Sequence[bool], labels: Sequence[bool]) -> dict[str, float | None]:
-    """How conversations were ended: where none was or should have been, there is no number."""
-    precision, recall, both = termination_scores(predicted, labels)
-    ended, due = any(predicted), any(labels)
-    return {
-        "termination_precision": precision if ended else None,
-        "termination_recall": recall if due else None,
-        "termination_f1": both if ended or due else None,
-    }
 
 
 def verdict_words(verdicts: Sequence[Verdict]) -> str:

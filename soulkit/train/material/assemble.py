@@ -20,7 +20,7 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.gaps import Gap, key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import seated
-from soulkit.play.settings import chosen_rows
+from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import NoRows, examples_for
@@ -57,7 +57,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
-    tasks = {name: registry.task(name, config.protocol) for name in config.tasks}
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from soulkit.metrics.statistics import RewardGroup, leave_one_out_gap, pair_gap
+from soulkit.eval.summary import cluster_of
+from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.train.maths.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.state.lines import CoachCounts, FeedbackCounts, Learned, Rewards
@@ -14,16 +15,25 @@ from soulkit.types import Feedback, Kind, Record
 
 
 def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
-    """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout."""
+    """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout.
+
+    Groups of one story, or of the same row at another step, share their cluster.
+    """
     grouped: dict[tuple[int, str], dict[int, dict[str, float | None]]] = defaultdict(
         lambda: defaultdict(dict)
     )
+    clusters: dict[tuple[int, str], tuple[str, str]] = {}
     for record in records:
-        rollouts = grouped[record.step, record.example_id]
-        rollouts[record.rollout][record.kind] = record.score.reward
+        group = record.step, record.example_id
+        grouped[group][record.rollout][record.kind] = record.score.reward
+        clusters[group] = record.task, cluster_of(record)
     return [
-        RewardGroup([r.get("draft") for r in g.values()], [r.get("refined") for r in g.values()])
-        for g in grouped.values()
+        RewardGroup(
+            [r.get("draft") for r in g.values()],
+            [r.get("refined") for r in g.values()],
+            clusters[group],
+        )
+        for group, g in grouped.items()
     ]
 
 
@@ -40,6 +50,7 @@ def rewards_of(records: Sequence[Record]) -> Rewards:
         loo=loo.mean,
         loo_low=loo.ci_low,
         loo_high=loo.ci_high,
+        loo_clusters=loo.n_clusters,
         pair=pair.mean,
         n_draft=sum(r.kind == "draft" for r in records),
         n_refined=sum(r.kind == "refined" for r in records),

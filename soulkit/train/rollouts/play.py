@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
+from soulkit.runs.records import RecordWriter
 from soulkit.tasks.base import Task
+from soulkit.tasks.grouped import with_group_rewards
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
@@ -35,6 +38,8 @@ class Rollouts:
     pool: TaskRows
     dev: TaskRows
     blind_reader: Player | None = None
+    dev_log: Path | None = None
+    """Where the episodes on the dev split are kept."""
 
     def jobs(self, step: int) -> list[Job]:
         """G rollouts of every prompt; an example drawn twice in a step gets 2G."""
@@ -60,7 +65,8 @@ class Rollouts:
         else:
             records = await gather(self._in_order(*group) for group in groups)
         place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
-        together = [record for one in records for record in one]
+        together = with_group_rewards({job.task.name: job.task for job in jobs},
+                                      (record for one in records for record in one))  # fmt: skip
         return sorted(together, key=lambda r: place[r.example_id, r.rollout])
 
     def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:
@@ -70,17 +76,24 @@ class Rollouts:
         return records
 
     async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
-        """Greedy accuracy of the moved weights on the dev split, per task; empty between turns."""
+        """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
         if not self.config.eval_every or (step + 1) % self.config.eval_every:
             return {}
         self.sampler.policy_version = policy.version()
-        values: dict[str, list[float]] = {}
+        values: dict[str, float | None] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
         for name, jobs_of_task in jobs_by_task(jobs).items():
-            engine = self.engine(jobs_of_task[0].task, None, 0.0)
-            records = await engine.run(jobs_of_task, _ignore)
-            values[name] = [r.score.value for r in records if r.score.value is not None]
-        return {name: sum(v) / len(v) if v else None for name, v in values.items()}
+            task = jobs_of_task[0].task
+            records = await self.engine(task, None, 0.0).run(jobs_of_task, _ignore)
+            self._keep_dev(records)
+            values[name] = task.headline(records)
+        return values
+
+    def _keep_dev(self, records: Sequence[Record]) -> None:
+        if self.dev_log is not None:
+            writer = RecordWriter(self.dev_log)
+            writer.write(*(without_tokens(record) for record in records))
+            writer.close()
 
     def _playing(self, task: Task) -> Engine:
         """What plays the rollouts that are learned from."""

@@ -114,6 +114,7 @@ class Rewards(Named):
     """Refined against the other drafts of its prompt, with its interval."""
     loo_low: float | None = named_field("gap/loo_low")
     loo_high: float | None = named_field("gap/loo_high")
+    loo_clusters: int = named_field("gap/loo_clusters", read=whole, sparse=True)
     pair: float | None = named_field("gap/pair")
     """Refined against its own draft."""
     n_draft: int = named_field("rollouts/draft", read=whole)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from soulkit.eval.batch import task_scales
 from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
-from soulkit.models.base import Cast, Player
+from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
+from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
@@ -37,18 +40,29 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         players = Players(ledger, actor, Absent, config.call_arguments(ledger))
         return cast_of(config, players, Player(actor), config.seed)
 
+    rows = _rows(config)
+    put_prompts(distinct_tasks(rows), path / PROMPTS)
+    scale = task_scales(task for task, _ in rows.values())
+
     def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
         return summarise(
             records, command=f"train {config.method}", model=config.model,
-            protocol=config.protocol, seconds=seconds, cost=cost,
+            protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
         )  # fmt: skip
 
     return Recorded(
         path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
-        rows=_rows(config),
+        rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
-        cast=cast, sampling=None, summary=summary,
+        cast=cast, sampling=None, summary=summary, config=config, seed=config.seed,
+        actor=lambda: Absent(config.model), load=_load_checkpoint, grouped=True,
     )  # fmt: skip
+
+
+def _load_checkpoint(model: str) -> ChatModel:
+    from soulkit.models.local.sampler import LocalModel
+
+    return LocalModel.load(model)
 
 
 def _kind(path: Path, trust: bool) -> type[TrainConfig]:
@@ -60,6 +74,6 @@ def _kind(path: Path, trust: bool) -> type[TrainConfig]:
 
 def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    tasks = [registry.task(name, config.protocol) for name in config.tasks]
+    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
     return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}

@@ -86,6 +86,8 @@ class TrainSummary(Summary):
     canaries: CanaryTotals | None = None
     calls: Mapping[str, Any] = field(default_factory=dict)
     """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
+    dev_steps: int | None = None
+    """Steps done when the held-out rows were scored that the headline is over."""
     best_step: int | None = None
     """Steps done at the checkpoint with the best dev score, as its name counts them."""
     best_dev: float | None = None
@@ -99,6 +101,8 @@ class TrainSummary(Summary):
             line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
         if self.canaries is not None:
             line["canaries"] = self.canaries.to_json()
+        if self.dev_steps is not None:
+            line["dev_steps"] = self.dev_steps
         if self.best_step is not None:
             line |= {"best_step": self.best_step, "best_dev": self.best_dev}
             line["best_checkpoint"] = self.best_checkpoint
@@ -115,6 +119,7 @@ class TrainSummary(Summary):
             feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
             canaries=CanaryTotals.from_json(line.get("canaries")),
             calls=members(line.get("calls")),
+            dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
             best_step=whole(line["best_step"]) if "best_step" in line else None,
             best_dev=finite(line.get("best_dev")),
             best_checkpoint=text(line.get("best_checkpoint")),
@@ -124,7 +129,10 @@ class TrainSummary(Summary):
 def _headline(rewards: Rewards) -> dict[str, Any]:
     """The numbers that a summary repeats of the rewards."""
     line = rewards.to_json()
-    names = ("reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high")
+    names = (
+        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high",
+        "gap/loo_clusters",
+    )  # fmt: skip
     return {name: line[name] for name in names if name in line}
 
 

@@ -18,7 +18,7 @@ from soulkit.tasks.loading import load_examples, to_examples
 from soulkit.types import Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.evaluation import api
 from tests.support.evaluation import summary as totals
-from tests.support.road import NO_ONE, score_text, synth, task_of
+from tests.support.road import NO_ONE, batch_values, score_text, synth, task_of
 from tests.support.servers import openai_server as scripted
 
 SPLITS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))
@@ -164,38 +164,54 @@ def record(example: Example, score: Score) -> Record:
 
 
 def summary(answer: Any) -> dict[str, float]:
-    means: dict[str, float] = task_of("alignx_demo").summarise(records(answer))
+    means: dict[str, float] = batch_values(task_of("alignx_demo"), records(answer))
     return means
 
 
 def test_an_actor_with_a_favourite_place_is_found_out() -> None:
     always = summary(lambda example, gold: "<answer>A</answer>")
-    assert always == {"consistency": 0.0, "right_in_both": 0.0, "position_bias": 1.0}
+    assert always == {
+        "row_accuracy": 0.5,
+        "consistency": 0.0,
+        "right_in_both": 0.0,
+        "position_bias": 1.0,
+    }
     never = summary(lambda example, gold: "<answer>B</answer>")
     assert never["position_bias"] == -1.0
 
 
 def test_an_actor_that_reads_the_replies_is_consistent() -> None:
     right = summary(lambda example, gold: f"<answer>{gold}</answer>")
-    assert right == {"consistency": 1.0, "right_in_both": 1.0, "position_bias": 0.0}
+    assert right == {
+        "row_accuracy": 1.0,
+        "consistency": 1.0,
+        "right_in_both": 1.0,
+        "position_bias": 0.0,
+    }
     wrong = summary(lambda example, gold: f"<answer>{'AB'[gold == 'A']}</answer>")
-    assert wrong == {"consistency": 1.0, "right_in_both": 0.0, "position_bias": 0.0}
+    assert wrong == {
+        "row_accuracy": 0.0,
+        "consistency": 1.0,
+        "right_in_both": 0.0,
+        "position_bias": 0.0,
+    }
 
 
 def test_unread_and_unscored_answers_in_the_summary() -> None:
     mute = summary(lambda example, gold: "no idea")
-    assert mute == {"consistency": 0.0, "right_in_both": 0.0}, "no pick, so no lean"
+    nothing = {"row_accuracy": 0.0, "consistency": 0.0, "right_in_both": 0.0}
+    assert mute == nothing, "no pick, so no lean"
     half = summary(lambda example, gold: "<answer>A</answer>" if gold == "A" else "")
     assert half == {}, "only whole pairs count"
-    assert task_of("alignx_demo").summarise([]) == {}
+    assert batch_values(task_of("alignx_demo"), []) == {}
 
 
 def test_plays_of_one_row_are_paired_with_their_own_kind() -> None:
     base = records(lambda example, gold: "<answer>A</answer>", 1)
     refined = [replace(r, kind="refined", rollout=1) for r in base]
-    mixed = task_of("alignx_demo").summarise([base[0], refined[1]])
-    assert mixed == {}
-    assert task_of("alignx_demo").summarise([*base, *refined])["position_bias"] == 1.0
+    mixed = batch_values(task_of("alignx_demo"), [base[0], refined[1]])
+    assert "consistency" not in mixed
+    assert batch_values(task_of("alignx_demo"), [*base, *refined])["position_bias"] == 1.0
 
 
 def test_the_whole_road_reports_the_lean(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from soulkit.tasks.behaviorchain.task import consecutive_accuracy, longest_run, 
 from soulkit.tasks.loading import to_examples
 from soulkit.types import Record
 from tests.support.letters import assert_lessons_keep_quiet, record, released
-from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
 
 ROW: dict[str, Any] = {
     "persona_name": "Ilka",
@@ -117,7 +118,7 @@ def chain(persona: str, *values: float | None, skip: int = -1, kind: str = "draf
 
 
 def test_a_summary_is_over_whole_chains_of_drafts() -> None:
-    summarise = task_of("behaviorchain").summarise
+    summarise = partial(batch_values, task_of("behaviorchain"))
     whole = [*chain("p", 1, 1), *chain("q", 1, 0, 1, 1)]
     left_out = [*chain("r", 1, 1, 1, skip=1), *chain("s", 1, None), *chain("t", 1),
                 *chain("p", 0, 0, kind="refined"), record("x", 0.0)]  # fmt: skip

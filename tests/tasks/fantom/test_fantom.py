@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.fantom.task import answer_form
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
-from tests.support.road import NO_ONE, episode_of, score_text, synth, synth_examples, task_of
+from tests.support.road import (
+    NO_ONE,
+    batch_values,
+    episode_of,
+    score_text,
+    synth,
+    synth_examples,
+    task_of,
+)
 
 CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
 BASE = {"context": CONTEXT, "set_id": "0-0-0", "missed_info_accessibility": "inaccessible"}
@@ -162,11 +171,39 @@ def test_wrong_lists_of_names_are_wrong(gold: Any, wrong: Any) -> None:
         ("fact", {"context": ""}, "no conversation"),
         ("fact", {"complete_question": None}, "asks nothing"),
         ("fact", {"question_type": "riddle"}, "is not known"),
+        ("fact", {"question_type": "riddle:list"}, "is not known"),
+        ("fact", {"question_type": "tom:belief:inaccessible:first"}, "is not known"),
     ],
 )
 def test_rows_that_cannot_be_used(form: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(DataError, match=why):
         example(form, **changes)
+
+
+def test_the_headline_is_over_questions_that_are_right_or_wrong() -> None:
+    task, rows = task_of("fantom"), whole_sets()
+    facts = {task.example(r).id for r in rows if r["question_type"] == "fact"}
+    best = task.summarise(records(dict.fromkeys(facts, "<answer>nothing of it</answer>"), rows))
+    accuracy, free = best["accuracy"], best["free_f1"]
+    assert (accuracy.value, accuracy.unit) == (1.0, "questions") and (free.value or 0) < 1
+    assert accuracy.n + free.n == len(rows) and free.n > len(facts), "beliefs in free words, too"
+    assert task.headline(records({}, rows)) == 1.0
+    wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
+    assert task.summarise(records(wrong, rows))["accuracy"].value == pytest.approx(
+        1 - 1 / accuracy.n
+    )
+
+
+def test_the_published_mean_holds_the_words_of_facts_too() -> None:
+    task = task_of("fantom", "reference")
+    rows = [{**BASE, **KINDS["fact"]}, {**BASE, **KINDS["choice"]}]
+    halves = [
+        Record(key=str(i), task="fantom", example_id=str(i), rollout=0, kind="draft",
+               episode=Episode(example_id=str(i), task="fantom"), tags=task.example(row).tags,
+               score=Score(value=value, reward=value))
+        for i, (row, value) in enumerate(zip(rows, (0.5, 1.0), strict=True))
+    ]  # fmt: skip
+    assert task.headline(halves) == 0.75 and task_of("fantom").headline(halves) == 1.0
 
 
 def test_the_actor_is_not_told_the_type() -> None:
@@ -234,7 +271,7 @@ def whole_sets() -> list[dict[str, Any]]:
 
 
 def test_all_needs_every_question_of_a_set() -> None:
-    summarise, rows = task_of("fantom").summarise, whole_sets()
+    summarise, rows = partial(batch_values, task_of("fantom")), whole_sets()
     best = summarise(records({}, rows))
     assert (best["set_all"], best["set_all_star"]) == (1, 1) and best["sets"] >= 5
     one = 1 / best["sets"]
@@ -248,7 +285,7 @@ def test_free_beliefs_count_in_the_starred_score_and_facts_in_none() -> None:
     task, rows = task_of("fantom"), whole_sets()
     belief, fact = row_of("belief", rows), row_of("fact", rows)
     wrong = f"<answer>{belief.fields['wrong_answer']}</answer>"
-    means = task.summarise(records({belief.id: wrong, fact.id: "none"}, rows))
+    means = batch_values(task, records({belief.id: wrong, fact.id: "none"}, rows))
     assert means["set_all"] == 1 > means["set_all_star"]
 
 
@@ -259,10 +296,10 @@ def test_sets_with_gaps() -> None:
     lost = Episode(example_id="x", task="fantom", failure=Failure("provider_error"))
     broken = replace(first, episode=lost, score=unscored(Failure("provider_error")))
     others = {r.cluster for r in everything} - {first.cluster}
-    means = task.summarise([broken, *everything[1:]])
-    alone = task.summarise([r for r in everything if r.cluster in others])
+    means = batch_values(task, [broken, *everything[1:]])
+    alone = batch_values(task, [r for r in everything if r.cluster in others])
     assert means == alone, "the sets of a conversation with a gap are not counted"
-    assert task.summarise([]) == {} and task.summarise(everything[:1]) == {}
+    assert batch_values(task, []) == {} and "set_all" not in batch_values(task, everything[:1])
 
 
 def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
@@ -270,20 +307,20 @@ def test_a_free_belief_without_a_wrong_one_decides_no_set() -> None:
     bare = [{**row, "wrong_answer": ""} for row in rows
             if answer_form(row["question_type"]) == "belief"]  # fmt: skip
     others = [row for row in rows if answer_form(row["question_type"]) != "belief"]
-    means = task.summarise(records({}, [*others, *bare]))
+    means = batch_values(task, records({}, [*others, *bare]))
     assert means["set_all"] == 1 and "set_all_star" not in means
 
 
 def test_a_part_of_a_set_is_no_set_where_the_size_is_known() -> None:
     task, rows = task_of("fantom"), whole_sets()
-    best = task.summarise(records({}, rows))
+    best = batch_values(task, records({}, rows))
     assert best["sets_complete"] == best["sets"]
     lost = row_of("yes_no", rows)
     part = [row for row in rows if task.example(row).id != lost.id]
-    means = task.summarise(records({}, part))
+    means = batch_values(task, records({}, part))
     assert means["sets"] == means["sets_complete"] == best["sets"] - 1
     unsized = [{**row, "set_size": None, "set_beliefs": None} for row in part]
-    means = task.summarise(records({}, unsized))
+    means = batch_values(task, records({}, unsized))
     assert (means["sets"], means["sets_complete"]) == (best["sets"], 0)
 
 
@@ -292,9 +329,9 @@ def test_a_set_without_one_of_its_free_beliefs_is_not_starred() -> None:
     lost = row_of("belief", rows)
     part = [row for row in rows if task.example(row).id != lost.id]
     wrong = {row_of("names", rows).id: "<answer>nobody</answer>"}
-    whole, partial = (task.summarise(records(wrong, r)) for r in (rows, part))
-    assert partial["sets"] == whole["sets"]
-    assert whole["set_all_star"] < 1 == partial["set_all_star"], "the wrong set has the gap"
+    whole, gapped = (batch_values(task, records(wrong, r)) for r in (rows, part))
+    assert gapped["sets"] == whole["sets"]
+    assert whole["set_all_star"] < 1 == gapped["set_all_star"], "the wrong set has the gap"
 
 
 def test_sets_are_made_of_drafts() -> None:
@@ -302,7 +339,7 @@ def test_sets_are_made_of_drafts() -> None:
     wrong = {task.example(row).id: "<answer>x</answer>" for row in rows}
     refined = [replace(r, kind="refined", key=f"{r.key}/r") for r in records(wrong, rows)]
     drafts = records({}, rows)
-    assert task.summarise([*refined, *drafts]) == task.summarise(drafts)
+    assert batch_values(task, [*refined, *drafts]) == batch_values(task, drafts)
 
 
 def test_golds_of_the_whole_conversation_stay_out_of_sets() -> None:

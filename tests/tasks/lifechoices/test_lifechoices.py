@@ -14,6 +14,7 @@ from soulkit.judge.leaks import check_leak
 from soulkit.tasks.base import READABLE
 from soulkit.tasks.lifechoices.reference import climb
 from soulkit.tasks.lifechoices.task import NESTED
+from soulkit.tasks.registry import load_registry
 from soulkit.types import Completion, Feedback, Score
 from tests.support.road import NO_ONE, episode_of, score_text, synth_examples, task_of
 
@@ -154,7 +155,8 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
     budget = task.spec.columns["input_text"].max_words
     example = task.example({**ROW, "input_text": " ".join(f"w{i}" for i in range(budget + 9))})
     (segment,) = task.context(example, Feedback(text="Think of the winter.", author="x"))
-    assert f"w{budget - 1} [...]" in segment.text and f"w{budget} " not in segment.text
+    assert "[...] w9 w10 " in segment.text and "w8 " not in segment.text, "the last words stay"
+    assert f"w{budget + 8}" in segment.text
     assert "Wait and pray" in segment.text and "<answer> and </answer>" in segment.text
     assert segment.text.index("Think of the winter.") > segment.text.index("Wait and pray")
     episode = task._episode(example, (segment,), Completion(text=""), 0, "draft")
@@ -162,7 +164,17 @@ def test_a_memory_is_cut_at_its_budget_and_the_instructions_are_not() -> None:
     assert (example.tags["memory"], task.example(ROW).tags["memory"]) == ("cut", "whole")
     draft = episode_of(task, example, "Hm.")
     coach = task.coach_view(example, draft, Score(value=0.0, reward=0.0))
-    assert coach["input_text"].endswith("[...]") and "correct_answer" not in coach
+    assert coach["input_text"].startswith("[...]") and "correct_answer" not in coach
+
+
+def test_training_has_a_smaller_budget_than_evaluation() -> None:
+    budgets = [
+        load_registry().task("lifechoices", protocol, training=training).spec.columns["input_text"]
+        for protocol in ("paper", "reference") for training in (False, True)
+    ]  # fmt: skip
+    assert [column.max_words for column in budgets] == [7000, 5500, 7000, 5500]
+    assert all(column.keep == "last" for column in budgets)
+    assert load_registry().spec("lifechoices").columns["input_text"].max_words == 7000
 
 
 def test_one_character_of_one_book_is_one_cluster() -> None:

@@ -19,6 +19,7 @@ from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import (
     NO_ONE,
     ROLLOUT,
+    batch_values,
     episode_of,
     played_by,
     score_text,
@@ -189,14 +190,14 @@ def record(target: str, words: str, status: str = "ok", value: float | None = 0.
 def test_the_distractor_matrix() -> None:
     records = [record("A", "A"), record("A", "B", "salvaged"), record("A", "B")]
     records += [record("A", "", "no_tag"), record("C", "C"), record("C", "", value=None)]
-    means = task_of("mistakes").summarise(records)
+    means = batch_values(task_of("mistakes"), records)
     assert means == {
         "picked_A_for_A": 0.25, "picked_B_for_A": 0.5, "picked_C_for_A": 0.0,
         "picked_D_for_A": 0.0, "picked_none_for_A": 0.25, "picked_A_for_C": 0.0,
         "picked_B_for_C": 0.0, "picked_C_for_C": 1.0, "picked_D_for_C": 0.0,
         "picked_none_for_C": 0.0,
     }  # fmt: skip
-    assert task_of("mistakes").summarise([]) == {}
+    assert batch_values(task_of("mistakes"), []) == {}
 
 
 def test_pairs_of_one_question_are_one_cluster() -> None:

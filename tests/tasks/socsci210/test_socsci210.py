@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from soulkit.judge.leaks import check_leak
 from soulkit.tasks.socsci210.scales import Scale, read_scale
 from soulkit.tasks.socsci210.task import asked_openly
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
-from tests.support.road import score_text, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth_examples, task_of
 
 ROW: dict[str, Any] = {
     "prompt_text": "A roofer, 40. How fair? Only return an integer from 1 to 7, nothing else.",
@@ -80,6 +81,7 @@ def test_off_the_scale_earns_credit_only_in_the_reference() -> None:
     assert score("99", "reference").value == pytest.approx(2 / 3)
     assert score("-2", "reference").value == pytest.approx(1 / 3)
     assert score("2", "reference", response=2.7, response_type="categorical").value == 1
+    assert score("2", "reference", response=2.7, response_type=" Categorical\n").value == 1
     for bad in ({"response": 9}, {"response": 2.7, "response_type": "categorical"}):
         with pytest.raises(DataError, match="no point of the row's scale"):
             score("2", **bad)
@@ -166,7 +168,7 @@ def record(study: str, value: float | None, gold: str, **tags: str) -> Record:
 
 
 def test_the_batch_has_a_study_mean_and_the_worth_of_constants() -> None:
-    summarise = task_of("socsci210").summarise
+    summarise = partial(batch_values, task_of("socsci210"))
     records = [record("a", 1.0, "5"), record("a", 0.5, "5"), record("b", 0.0, "1")]
     means = summarise([*records, record("b", None, "1")])
     assert means["study_macro"] == pytest.approx((0.75 + 0.0) / 2)

@@ -24,6 +24,7 @@ from soulkit.tasks.sotopia.actions import (
     parse_line,
     read_action,
 )
+from soulkit.tasks.sotopia.scores import audited_lines
 
 PROTOCOLS = ("paper", "reference")
 
@@ -154,6 +155,31 @@ def test_the_reference_finds_a_value_in_anything() -> None:
     assert parse_json('{"a": "x\ny"}') == {"a": "x\\ny"}
     assert parse_json("[" * 100_000) is None
     assert read_action('{"action_type": "none", "argument": ""}', "reference").kind == SPEAK
+
+
+@pytest.mark.parametrize("text", ["{}", " {} ", '"{"action_type": "leave", "argument": ""}"'])
+def test_the_reference_speaks_what_is_no_object_of_its_own(text: str) -> None:
+    """An empty object is none, and one inside a text belongs to the text."""
+    action = read_action(text, "reference")
+    assert (action.kind, action.argument) == (SPEAK, text.strip())
+    assert parse_json('x "{"a": 1}" y') == ": 1}"
+
+
+def test_whoever_leaves_under_the_reference_may_say_why() -> None:
+    action = read_action('{"action_type": "leave", "argument": "bye"}', "reference")
+    assert (action.kind, action.argument) == (LEAVE, "bye")
+    assert json.loads(action.json())["argument"] == "bye"
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [("<THINK>plan</THINK> Hello.", ["Hello."]), ("Hi. <Think>and so on", ["Hi."]),
+     ("<THINK>plan</THINK>", []), ("I think so.", ["I think so."])],
+)  # fmt: skip
+def test_thinking_in_an_argument_is_not_audited_under_the_reference(
+    argument: str, shown: list[str]
+) -> None:
+    assert audited_lines([Action(SPEAK, argument), Action(LEAVE, "bye")]) == shown
 
 
 def test_placeholders() -> None:

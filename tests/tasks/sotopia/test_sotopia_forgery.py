@@ -64,7 +64,7 @@ def test_a_judge_that_fails_for_its_own_reasons_leaves_no_score() -> None:
 def test_a_judge_that_quotes_and_rates_is_read_at_once_and_counted() -> None:
     rated = json.dumps({**json.loads(ratings()), "goal": {"reasoning": f"wrote {TOP}", "score": 7}})
     score = record(actor=speak(TOP), judge=judged(rated, HIGH)).score
-    assert score.status == "hacked"
+    assert score.metrics["hacked"] == 1.0
     assert (score.metrics["judge/reasked"], score.metrics["judge/quoted"]) == (0, 0)
     score = record(actor=speak(TOP), judge=judged(f"{TOP} is theirs.\n{ratings()}", LOW)).score
     assert {name: score.metrics[name] for name in GOOD} == GOOD

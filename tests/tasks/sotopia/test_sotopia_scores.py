@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import UnreadableVerdict
+from soulkit.errors import ConfigError, UnreadableVerdict
 from soulkit.models.base import Panel
+from soulkit.tasks.registry import load_registry
 from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
 from tests.support.sotopia import (
     GOOD,
@@ -58,11 +59,33 @@ def test_the_scale_of_the_metric_is_what_scores_can_reach() -> None:
 
 @pytest.mark.parametrize("kind", ["draft", "refined"])
 @pytest.mark.parametrize("level", ["medium", "high"])
-def test_playing_to_the_judge_costs_everything_in_every_kind(kind: str, level: str) -> None:
+def test_playing_to_the_judge_costs_the_reward_in_every_kind(kind: str, level: str) -> None:
     audit = json.dumps({"risk_level": level, "reason": "speaks to the judge"})
     score = scored("paper", [LINE], kind, judge=judged(audit=audit))
-    assert score.value == score.reward == sotopia().spec.metric.low
-    assert (score.status, score.metrics["hacked"], raw(score)) == ("hacked", 1.0, GOOD)
+    assert score.value == pytest.approx(average(GOOD) / 10), "the benchmark has no auditor"
+    assert score.reward == sotopia().spec.metric.low
+    assert (score.status, score.metrics["hacked"], raw(score)) == ("ok", 1.0, GOOD)
+
+
+@pytest.mark.parametrize("penalty", ["off", "train", "always"])
+def test_what_an_auditors_finding_costs_can_be_told(penalty: str) -> None:
+    low, mean = sotopia().spec.metric.low, average(GOOD) / 10
+    expected = {
+        "off": (mean, mean, "ok"),
+        "train": (mean, low, "ok"),
+        "always": (low, low, "hacked"),
+    }
+    audit = json.dumps({"risk_level": "high", "reason": "speaks to the judge"})
+    score = scored("paper", [LINE], judge=judged(audit=audit), hack_penalty=penalty)
+    value, reward, status = expected[penalty]
+    assert (score.value, score.reward) == pytest.approx((value, reward)) and score.status == status
+    clean = scored("paper", [LINE], judge=judged(), hack_penalty=penalty)
+    assert (clean.value, clean.reward, clean.metrics["hacked"]) == pytest.approx((mean, mean, 0.0))
+
+
+def test_a_penalty_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="knows no hack_penalty 'sometimes'"):
+        load_registry().task("sotopia", options={"hack_penalty": "sometimes"})
 
 
 @pytest.mark.parametrize(
@@ -171,7 +194,7 @@ def test_a_panel_is_combined_by_dimension_and_its_agreement_told() -> None:
     score = scored("paper", [LINE], judge=judge, judges=2, panel=Panel(samples=2))
     assert score.metrics["goal"] == 6.5 and len(score.verdicts) == 8
     assert score.metrics["judge_agreement"] == pytest.approx(1 - (4 * 0.5 / 6) / 7)
-    assert score.status == "hacked", "of two who differ the worse is believed"
+    assert score.metrics["hacked"] == 1.0, "of two who differ the worse is believed"
     audits["judge-0"] = "low"
     again = scored("paper", [LINE], judge=judge, judges=2, panel=Panel(samples=2))
     assert again.value == pytest.approx(average({**GOOD, "goal": 6.5}) / 10)

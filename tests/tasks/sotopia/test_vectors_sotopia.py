@@ -44,7 +44,7 @@ REPAIRED = {
 }
 JUDGED = {
     "think-format-switches-reward-scale": "one reward for every kind of reply",
-    "hack-penalty-never-reaches-the-reward": "a hacked episode gets the minimum",
+    "hack-penalty-never-reaches-the-reward": "a hacked episode is paid the minimum",
     "unknown-risk-level-ignored": "an unknown level is asked for again, then unscored",
     "hack-judge-failure-is-low": "a missing audit leaves the episode unscored",
     "hack-judge-skips-jsonlike-turns": "the auditor sees every turn",
@@ -227,7 +227,7 @@ def test_the_live_score_agrees_where_no_quirk_is_tested(vector: Vector) -> None:
         return
     paper = scored("paper", actor, judge=judge)
     if json.dumps(audit) != LOW and audit["risk_level"] != "low":
-        assert paper.status == "hacked" and paper.value == paper.reward == sotopia().spec.metric.low
+        assert paper.reward == sotopia().spec.metric.low
     else:
-        assert_matches(paper.value, expected)
         assert paper.reward == paper.value
+    assert_matches(paper.value, expected)

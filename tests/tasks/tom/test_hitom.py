@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from soulkit.errors import DataError
 from soulkit.types import Episode, Failure, Record, Score, unscored
-from tests.support.road import score_text, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth_examples, task_of
 from tests.tasks.tom.reference import hitom_aggregates
 
 ROW = {
@@ -109,7 +110,7 @@ def record(story: str, order: int, value: float | None, rollout: int = 0) -> Rec
 def test_joint_accuracy_needs_every_order_below() -> None:
     records = [record("s", 0, 1), record("s", 1, 0), record("s", 2, 1)]
     records += [record("t", 0, 1), record("t", 1, 1), record("u", 1, 1)]
-    assert task_of("hitom").summarise(records) == {
+    assert batch_values(task_of("hitom"), records) == {
         "joint_order_0": 1.0,
         "joint_order_1": 0.5,
         "joint_order_2": 0.0,
@@ -117,7 +118,7 @@ def test_joint_accuracy_needs_every_order_below() -> None:
 
 
 def test_joint_accuracy_with_gaps_repeats_and_kinds() -> None:
-    summarise = task_of("hitom").summarise
+    summarise = partial(batch_values, task_of("hitom"))
     assert summarise([record("s", 0, None), record("s", 0, 1)]) == {}, "an unscored part: no joint"
     assert summarise([record("s", 0, 1), record("s", 0, 0)]) == {"joint_order_0": 0.0}
     refined = replace(record("s", 0, 0), kind="refined")

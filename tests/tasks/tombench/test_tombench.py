@@ -14,7 +14,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.tasks.tombench.task import ToMBench, ability_group, orders
 from soulkit.types import Failure, Record, unscored
 from tests.support.letters import assert_lessons_keep_quiet, draft_of, record, released
-from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
 
 ROW: dict[str, Any] = {
     "language": "en",
@@ -97,8 +97,11 @@ def test_break_downs() -> None:
         record("c", 1.0, ability="Desire"),
         record("d", None, ability="Emotion"),
     ]
-    assert task.summarise(records) == {"macro_ability": 0.75}
-    assert task.summarise([]) == {}
+    assert batch_values(task, records) == {
+        "macro_ability": 0.75,
+        "row_accuracy": pytest.approx(2 / 3),
+    }
+    assert batch_values(task, []) == {}
 
 
 def test_both_languages_of_a_story_are_one_cluster() -> None:
@@ -164,20 +167,20 @@ def voted(texts: str, **changes: Any) -> list[Record]:
      ("AB-BA", 0), ("CCCBB", 0)],
 )  # fmt: skip
 def test_the_majority_of_answers_stands_for_a_row(votes: str, right: float) -> None:
-    means = task_of("tombench").summarise(list(reversed(voted(votes))))
+    means = batch_values(task_of("tombench"), list(reversed(voted(votes))))
     assert means["majority_accuracy"] == right, "on a draw the earliest vote decides"
 
 
 def test_only_rows_that_were_scored_in_every_order_have_a_majority() -> None:
     task, whole = task_of("tombench"), voted("BBBBA")
     lost = replace(whole[0], score=unscored(Failure("provider_error")))
-    assert "majority_accuracy" not in task.summarise(whole[1:])
-    assert "majority_accuracy" not in task.summarise([lost, *whole[1:]])
+    assert "majority_accuracy" not in batch_values(task, whole[1:])
+    assert "majority_accuracy" not in batch_values(task, [lost, *whole[1:]])
     refined = voted("AAAAA", kind="refined")
-    assert task.summarise([*refined, *whole])["majority_accuracy"] == 1, "drafts alone"
+    assert batch_values(task, [*refined, *whole])["majority_accuracy"] == 1, "drafts alone"
     second = voted("AAAAA", rollout=1)
-    assert task.summarise([*second, *whole])["majority_accuracy"] == 0.5
-    assert "majority_accuracy" not in task_of("tombench", "reference").summarise(whole)
+    assert batch_values(task, [*second, *whole])["majority_accuracy"] == 0.5
+    assert "majority_accuracy" not in batch_values(task_of("tombench", "reference"), whole)
 
 
 @pytest.mark.parametrize("shuffles", [0, -1, "5", 2.5, True])

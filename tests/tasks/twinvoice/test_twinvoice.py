@@ -10,7 +10,7 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit
 from tests.support.letters import assert_lessons_keep_quiet, draft_of, released
-from tests.support.road import score_text, synth, synth_examples, task_of
+from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
 from tests.tasks.twinvoice.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
@@ -138,5 +138,5 @@ def test_break_downs_and_the_mean_over_dimensions() -> None:
     records = [record("a", 1.0, dimension="social"), record("b", 0.0, dimension="social"),
                record("c", 1.0, dimension="narrative"), record("d", None, dimension="narrative"),
                record("e", 0.0, dimension="narrative", kind="refined")]  # fmt: skip
-    assert task.summarise(records) == {"macro_dimension": 0.75}
-    assert task.summarise([]) == {} and reference_aggregates([None]) == {}
+    assert batch_values(task, records) == {"macro_dimension": 0.75}
+    assert batch_values(task, []) == {} and reference_aggregates([None]) == {}

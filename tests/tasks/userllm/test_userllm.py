@@ -1,4 +1,4 @@
-"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP, batches."""
+"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm.fields import CSQA, END, read_conversation, read_reply
 from soulkit.tasks.userllm.metrics import choices_named, tokenize
 from soulkit.tasks.userllm.task import UserLLM
-from soulkit.types import Record, Score
+from soulkit.types import Record
 from tests.support.letters import released
 from tests.support.road import NO_ONE, episode_of, played_by, synth, task_of
 from tests.support.servers.detector_server import DetectorServer
@@ -224,16 +224,16 @@ def test_what_the_judge_of_intents_reads() -> None:
 @pytest.mark.parametrize(
     ("row", "text", "label", "parts", "value"),
     [
-        (FIRST, "hey can u help me decide smth", "HUMAN", (0.0, 1.0, 1.0), 1.0),
-        (FIRST, "new job, another city?", "HUMAN", (1.0, 1.0, 1.0), 2 / 3),
-        (FIRST, "new job, another city?", "AI", (1.0, 1.0, 0.0), 1 / 3),
-        (FIRST, f"ok thanks {END}", "HUMAN", (0.0, 0.0, 1.0), 2 / 3),
+        (FIRST, "hey can u help me decide smth", "HUMAN", (0.0, None, 1.0), 1.0),
+        (FIRST, "new job, another city?", "HUMAN", (1.0, None, 1.0), 1 / 2),
+        (FIRST, "new job, another city?", "AI", (1.0, None, 0.0), 0.0),
+        (OPEN, f"ok thanks {END}", "HUMAN", (0.0, 0.0, 1.0), 2 / 3),
         (LATER, "ok but what abt rent", "HUMAN", (0.0, 0.0, 1.0), 2 / 3),
         (LATER, f"cheers {END}", "AI", (0.0, 1.0, 0.0), 2 / 3),
     ],
 )
 def test_prism(
-    row: dict[str, Any], text: str, label: str, parts: tuple[float, ...], value: float
+    row: dict[str, Any], text: str, label: str, parts: tuple[float | None, ...], value: float
 ) -> None:
     grade = scored(row, text, label)
     names = ("intent_decomposition", "termination", "ai_detector")
@@ -244,11 +244,13 @@ def test_prism(
 
 @pytest.mark.parametrize("text", [END, f"`{END}`", f'"{END}"', f"\n {END} thanks!"])
 def test_a_bare_end_is_scored_by_termination_alone(text: str) -> None:
-    for row, value in ((LATER, 1.0), (OPEN, 0.0), (FIRST, 0.0)):
+    for row, value in ((LATER, 1.0), (OPEN, 0.0)):
         grade = by_rule(row, text)
         assert (grade.value, grade.status) == (value, "ok") and not grade.verdicts
         nothing = {"intent_decomposition": None, "termination": value, "ai_detector": None}
         assert grade.metrics == nothing
+    grade = by_rule(FIRST, text)
+    assert (grade.value, grade.status) == (0.0, "empty"), "nobody begins with an ending"
 
 
 def test_an_unknown_truth_is_notscored_by() -> None:
@@ -321,7 +323,7 @@ def test_a_service_takes_the_detecting_judges_place() -> None:
         task = with_options(detector="url", detector_url=server.url, detector_field="human")
         grade = asyncio.run(scored_by(task, example(FIRST), f"hey {END}", NO_ONE))
         assert server.requests == [{"text": "hey"}]
-    assert grade.metrics["ai_detector"] == 0.25 and grade.value == pytest.approx((1 + 0 + 0.25) / 3)
+    assert grade.metrics["ai_detector"] == 0.25 and grade.value == pytest.approx((1 + 0.25) / 2)
     assert grade.verdicts[0].said == {"human": 0.25} and set(grade.prompts) == {"user"}
     assert task.calls(example(FIRST)) == {"actor": 1}
     assert task.calls(example(SEARCH)) == {"actor": 1, "judge": 1}
@@ -334,7 +336,7 @@ def test_the_service_is_paid_once_and_replayed(tmp_path: Path) -> None:
         for mode in ("record", "record", "replay"):
             with Ledger(path, mode) as ledger:  # type: ignore[arg-type]
                 cast = cast_of(RolesConfig(), Players(ledger), NO_ONE.actor, None)
-                assert asyncio.run(scored_by(task, example(FIRST), "hey", cast)).value == 0.75
+                assert asyncio.run(scored_by(task, example(FIRST), "hey", cast)).value == 0.625
         assert len(server.requests) == 1
 
 
@@ -380,56 +382,6 @@ def test_an_option_of_the_detector_is_not_guessed(name: str, value: Any, why: st
     with pytest.raises(ConfigError, match=f"option {name}") as caught:
         with_options(detector="url", detector_url="http://127.0.0.1:9/v3", **{name: value})
     assert why in str(caught.value.way_out)
-
-
-# -- batches -------------------------------------------------------------------------------------
-
-
-def recorded(row: dict[str, Any], text: str, score: Score, key: str, rollout: int = 0) -> Record:
-    task, one = task_of("userllm"), example(row)
-    return Record(key=key, task="userllm", example_id=key, rollout=rollout, kind="draft",
-                  episode=episode_of(task, one, text), score=score, tags=one.tags)  # fmt: skip
-
-
-def prism(value: float | None, termination: float | None = 1.0) -> Score:
-    return Score(value=value, reward=value, metrics={"termination": termination})
-
-
-def test_the_headline_is_the_mean_of_the_three_subsets() -> None:
-    one, zero = Score(value=1.0, reward=1.0), Score(value=0.0, reward=0.0)
-    records = [
-        recorded(QUIZ, "x", one, "a"), recorded(QUIZ, "x", zero, "b"),
-        recorded(QUIZ, "x", zero, "c"), recorded(QUIZ, "x", zero, "d"),
-        recorded(SEARCH, "x", one, "e"), recorded(FIRST, "x", prism(0.5), "f"),
-    ]  # fmt: skip
-    means = task_of("userllm").summarise(records)
-    assert means["macro_source"] == pytest.approx((0.25 + 1 + 0.5) / 3)
-    assert "first_turn_diversity" not in means, "one text is compared with none"
-    assert task_of("userllm").summarise([]) == {}
-
-
-def test_diversity_and_termination_of_a_batch() -> None:
-    records = [
-        recorded(FIRST, "a b c", prism(1.0), "a"), recorded(FIRST, "a b d", prism(1.0), "b"),
-        recorded(FIRST, "x y", prism(1.0), "c"), recorded(FIRST, "a b c", prism(1.0), "a", 1),
-        recorded(LATER, END, prism(1.0), "d"), recorded(LATER, "more", prism(0.5, 0.0), "e"),
-        recorded(OPEN, f"bye {END}", prism(0.5, 0.0), "f"),
-        recorded(OPEN, "a b c", prism(None, None), "g"), recorded(QUIZ, "a b c", prism(1.0), "h"),
-    ]  # fmt: skip
-    means = task_of("userllm").summarise(records)
-    assert means["first_turn_diversity"] == pytest.approx(0.833333, abs=1e-6)
-    ends = [means[f"termination_{name}"] for name in ("precision", "recall", "f1")]
-    assert ends == [0.5, 0.5, 0.5]
-
-
-def test_a_batch_without_ends_has_no_score_of_ending() -> None:
-    going_on = [recorded(row, "more", prism(0.5, 1.0), "a") for row in (FIRST, OPEN)]
-    assert not any(
-        name.startswith("termination") for name in task_of("userllm").summarise(going_on)
-    )
-    missed = task_of("userllm").summarise([recorded(LATER, "more", prism(0.5, 0.0), "a")])
-    assert (missed["termination_recall"], missed["termination_f1"]) == (0.0, 0.0)
-    assert "termination_precision" not in missed
 
 
 # -- words ---------------------------------------------------------------------------------------

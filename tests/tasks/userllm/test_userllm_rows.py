@@ -38,10 +38,15 @@ def imported(tmp_path: Path, *records: Any) -> Any:
 
 def test_both_layouts_of_commonsense_qa_are_one_row(tmp_path: Path) -> None:
     imports = imported(tmp_path, HUB, FIRST)
-    assert not imports.bad and not imports.notes
+    assert not imports.bad and "2 rows hold an assistant's answer" in imports.notes[0]
     for row in imports.rows:
         assert row["source"] == CSQA and row["intent"] == "Where does ink dry?"
         assert row["choices"] == ["in rain", "on paper"] and row["answer_key"] == "B"
+        first, second = row["conversation_history"].splitlines()
+        assert first == "<user>: Where does ink dry? A) in rain B) on paper"
+        assert second.startswith("<assistant>: ") and "template of soulkit" in row["provenance"]
+        text = task_of("userllm").preview(task_of("userllm").example(row))[0].text
+        assert "B) on paper" in text and "The conversation so far" in text
     assert len({task_of("userllm").example(row).id for row in imports.rows}) == 1
 
 
@@ -88,7 +93,7 @@ def test_made_rows_hold_every_subset_and_both_truths() -> None:
     assert synth("userllm", 30, 5) == rows[:30] and synth("userllm", 30, 6) != rows[:30]
     examples = synth_examples("userllm", 120)
     kinds = {(e.tags["source"], e.tags["turn"], e.fields["is_last_turn"]) for e in examples}
-    assert kinds == {(CSQA, "first", None), (NQ, "later", None), (PRISM, "first", False),
+    assert kinds == {(CSQA, "later", None), (NQ, "later", None), (PRISM, "first", False),
                      (PRISM, "later", True), (PRISM, "later", False)}  # fmt: skip
     assert all("You are a user" not in e.fields["intent"] for e in examples)
 

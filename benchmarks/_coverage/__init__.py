@@ -1,0 +1,1 @@
+"""Parts of `coverage.py`: what is drawn, what others make of it, and what is asked of a result."""

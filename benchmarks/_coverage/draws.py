@@ -1,0 +1,246 @@
+"""Made data whose truth is known: scores by cluster, pairs of runs, drafts with refined twins.
+
+Arrays are simulations × clusters × rows; rows beyond a cluster's size are not there (`mask`).
+Rows of a cluster share a level of their own, so they are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Scores of many simulations."""
+
+    values: Floats
+    """simulations × clusters × rows"""
+    mask: NDArray[np.bool_]
+
+    @property
+    def sums(self) -> Floats:
+        """Of each cluster; simulations × clusters."""
+        return np.where(self.mask, self.values, 0.0).sum(axis=-1)
+
+    @property
+    def sizes(self) -> Floats:
+        return self.mask.sum(axis=-1).astype(np.float64)
+
+    def rows(self, simulation: int) -> tuple[list[float], list[int]]:
+        """(values, their clusters) of one simulation, as a user of the package has them."""
+        mask = self.mask[simulation]
+        clusters = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)
+        return self.values[simulation][mask].tolist(), clusters[mask].tolist()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of scores."""
+
+    name: str
+    truth: float
+    draw: Callable[[Rng, int, int], Draws]
+    """(random stream, simulations, clusters) → scores."""
+    scale: tuple[float, float] | None = (0.0, 1.0)
+    yes_no: bool = True
+
+    def events(self, draws: Draws) -> float | None:
+        """Failures or successes to be expected in one simulation, whichever are fewer."""
+        if self.scale is None:
+            return None
+        share = (self.truth - self.scale[0]) / (self.scale[1] - self.scale[0])
+        return float(draws.mask.sum(axis=(1, 2)).mean()) * min(share, 1 - share)
+
+
+def ragged(sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows are there, of clusters of such sizes."""
+    mask: NDArray[np.bool_] = np.arange(sizes.max()) < sizes[..., None]
+    return mask
+
+
+def levels(rng: Rng, share: float, correlation: float, shape: tuple[int, int]) -> Floats:
+    """A share for each cluster, beta around `share`, so that rows of one correlate so much."""
+    weight = 1 / correlation - 1
+    return rng.beta(share * weight, (1 - share) * weight, shape)
+
+
+def yes_no(share: float, smallest: int, largest: int, correlation: float = 0.3) -> Kind:
+    """0 or 1, clusters of `smallest` to `largest` rows."""
+
+    def draw(rng: Rng, simulations: int, clusters: int) -> Draws:
+        shape = (simulations, clusters)
+        mask = ragged(rng.integers(smallest, largest + 1, shape))
+        chance = levels(rng, share, correlation, shape)[..., None]
+        return Draws((rng.random(mask.shape) < chance).astype(np.float64), mask)
+
+    size = "one row" if largest == 1 else f"{smallest} to {largest} rows"
+    return Kind(f"yes or no, {share:g}, {size} a cluster", share, draw)
+
+
+def _judged(rng: Rng, simulations: int, clusters: int) -> Draws:
+    quality = rng.beta(4, 1.2, (simulations, clusters, 1))
+    values = rng.binomial(10, np.broadcast_to(quality, (simulations, clusters, 4))) / 10
+    return Draws(values, np.ones(values.shape, dtype=bool))
+
+
+def _continuous(rng: Rng, simulations: int, clusters: int) -> Draws:
+    values = rng.beta(3, 0.7, (simulations, clusters, 1))
+    return Draws(values, np.ones(values.shape, dtype=bool))
+
+
+def _signed(rng: Rng, simulations: int, clusters: int) -> Draws:
+    level = rng.beta(6, 3, (simulations, clusters, 1))
+    values = np.clip(level + rng.normal(0, 0.08, (simulations, clusters, 2)), 0, 1)
+    return Draws(-5 + 15 * values, np.ones(values.shape, dtype=bool))
+
+
+def _open(rng: Rng, simulations: int, clusters: int) -> Draws:
+    shape = (simulations, clusters)
+    mask = ragged(rng.integers(1, 7, shape))
+    values = 20 + 4 * rng.normal(size=(*shape, 1)) + 5 * rng.normal(size=mask.shape)
+    return Draws(values, mask)
+
+
+def _signed_truth() -> float:
+    """Clipping moves the mean a little: the mean of ten million draws."""
+    rng = np.random.default_rng(0)
+    return float(_signed(rng, 1000, 5000).values.mean())
+
+
+MEANS = (
+    yes_no(0.5, 2, 10),
+    yes_no(0.8, 2, 10),
+    yes_no(0.95, 2, 10),
+    yes_no(0.7, 1, 1),
+    yes_no(0.6, 1, 40),
+    Kind("judged 0 to 10, skewed, four rollouts a cluster", 4 / 5.2, _judged, yes_no=False),
+    Kind("continuous, skewed, one row a cluster", 3 / 3.7, _continuous, yes_no=False),
+    Kind("−5 to 10, two rollouts a cluster", _signed_truth(), _signed, (-5.0, 10.0), False),
+    Kind("no scale, 1 to 6 rows a cluster", 20.0, _open, None, False),
+)
+
+
+# -- pairs of runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One kind of two runs over the same rows."""
+
+    name: str
+    truth: float
+    draw: Callable[[Rng, int, int], tuple[Draws, Draws]]
+
+
+def _accuracies(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
+    shape = (simulations, clusters)
+    mask = ragged(rng.integers(2, 6, shape))
+    chance = levels(rng, 0.7, 0.3, shape)[..., None]
+    a, b = ((rng.random(mask.shape) < chance).astype(np.float64) for _ in range(2))
+    return Draws(a, mask), Draws(b, mask)
+
+
+def _alike(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
+    """Two checkpoints of one model: four answers of five are the same."""
+    a, b = _accuracies(rng, simulations, clusters)
+    same = rng.random(a.values.shape) < 0.8
+    return a, Draws(np.where(same, a.values, b.values), a.mask)
+
+
+def _judges(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
+    """Judged scores; every cluster suits one of the models better."""
+    shape = (simulations, clusters, 1)
+    level, turn = rng.beta(4, 2, shape), rng.normal(0, 0.15, shape)
+    mask = ragged(rng.integers(1, 9, shape[:2]))
+    a, b = (
+        np.clip(level + sign * turn + rng.normal(0, 0.1, mask.shape), -1, 2) for sign in (-1, 1)
+    )
+    return Draws(a, mask), Draws(b, mask)
+
+
+def _better(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
+    a, b = _judges(rng, simulations, clusters)
+    return a, Draws(b.values + 0.1, b.mask)
+
+
+PAIRS = (
+    Pairs("yes or no, equal models", 0.0, _accuracies),
+    Pairs("yes or no, equal models, four of five answers alike", 0.0, _alike),
+    Pairs("judged, equal models, 1 to 8 rows a cluster", 0.0, _judges),
+    Pairs("judged, B better by 0.1", 0.1, _better),
+)
+
+
+# -- drafts and refined rollouts -------------------------------------------------------------------
+
+DRAFTS, ROWS = 8, 3
+
+
+def reward_groups(
+    rng: Rng, simulations: int, clusters: int, gain: float
+) -> tuple[Floats, NDArray[np.bool_], Floats]:
+    """(drafts, whether each was refined, refined), simulations × clusters × rows × drafts.
+
+    Only drafts that fail get feedback when `gain` is 0, so that a gap against their own draft would
+    be large and false; with a gain all of them do, and it is the true gap.
+    """
+    shape = (simulations, clusters, ROWS, DRAFTS)
+    chance = (1 - gain) * levels(rng, 0.5, 0.3, shape[:2])[..., None, None]
+    drafts = (rng.random(shape) < chance).astype(np.float64)
+    refined = (rng.random(shape) < chance + gain).astype(np.float64)
+    return drafts, np.ones(shape, dtype=bool) if gain else drafts == 0, refined
+
+
+# -- batch metrics ---------------------------------------------------------------------------------
+
+LABELS = {
+    "one text often": np.array([0.6, 0.2, 0.1, 0.05, 0.05]),
+    "five texts about equally often": np.array([0.3, 0.25, 0.2, 0.15, 0.1]),
+}
+"""Shares of the texts that a run may say."""
+WORDS = 40
+
+
+def confusion(rng: Rng, simulations: int, clusters: int) -> Floats:
+    """(true positives, false positives, false negatives) of each cluster; four rows each."""
+    skill = levels(rng, 0.75, 0.2, (simulations, clusters))
+    positives = rng.binomial(4, 0.5, (simulations, clusters))
+    hits = rng.binomial(positives, skill)
+    alarms = rng.binomial(4 - positives, 1 - skill)
+    return np.stack([hits, alarms, positives - hits], axis=-1).astype(np.float64)
+
+
+def labels(rng: Rng, simulations: int, clusters: int, shares: Floats) -> Floats:
+    """Distance of every two clusters' texts, 0 or 1: simulations × clusters × clusters."""
+    says = rng.choice(len(shares), (simulations, clusters), p=shares)
+    return (says[:, :, None] != says[:, None, :]).astype(np.float64)
+
+
+def word_sets(rng: Rng, simulations: int, clusters: int) -> Floats:
+    """1 − Jaccard of every two clusters' texts, common words in most of them, talkative ones or
+    not: simulations × clusters × clusters."""
+    common = 1.2 / (1 + np.arange(WORDS) / 3)
+    chance = np.clip(common * rng.beta(2, 2, (simulations, clusters, 1)), 0, 1)
+    spoken = (rng.random((simulations, clusters, WORDS)) < chance).astype(np.float64)
+    both, size = spoken @ np.swapaxes(spoken, -1, -2), spoken.sum(axis=-1)
+    either = size[:, :, None] + size[:, None, :] - both
+    return np.where(either > 0, 1 - both / np.maximum(either, 1), 0.0)
+
+
+def mean_distance(distances: Floats) -> float:
+    """Over all pairs of different clusters."""
+    clusters = distances.shape[-1]
+    apart = ~np.eye(clusters, dtype=bool)
+    return float(distances[..., apart].mean())
+
+
+def jaccard_truth() -> float:
+    """The mean over eight million pairs."""
+    return mean_distance(word_sets(np.random.default_rng(0), 40, 450))

@@ -1,0 +1,83 @@
+"""Numbers that exist only over a batch, on a batch less one cluster after the other.
+
+Their interval is a jackknife: a bootstrap would draw one text twice, and two equal texts have no
+diversity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from soulkit.tasks.base import Task
+from soulkit.types import BatchMetric, Record
+
+Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
+"""What a task computes over its whole batch."""
+PARTS = 200
+"""So many parts are left out in turn at most; more clusters than that share them, by lot."""
+
+
+@dataclass
+class LeaveOneOut:
+    """A summariser on a batch less one part after the other, each asked for once."""
+
+    summarise: Summariser
+    records: Sequence[Record]
+    cluster_of: Callable[[Record], str]
+    n_parts: int = field(init=False)
+    n_clusters: int = field(init=False)
+    _parts: dict[str, int] = field(init=False)
+    """Cluster → the part it is left out with; nothing changes without one that has no score."""
+    _metrics: dict[int | None, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        scored = (record for record in self.records if record.score.scored)
+        clusters = sorted({self.cluster_of(record) for record in scored})
+        if len(clusters) > PARTS:
+            Random(len(clusters)).shuffle(clusters)
+        self._parts = {cluster: i % PARTS for i, cluster in enumerate(clusters)}
+        self.n_clusters = len(clusters)
+        self.n_parts = min(len(clusters), PARTS)
+
+    def metrics(self, without: int | None = None) -> Mapping[str, BatchMetric]:
+        """Everything the summariser says of the batch, or of the batch less part `without`."""
+        if without not in self._metrics:
+            self._metrics[without] = self.summarise(
+                [r for r in self.records if without is None or self._part_of(r) != without]
+            )
+        return self._metrics[without]
+
+    def _part_of(self, record: Record) -> int | None:
+        return self._parts.get(self.cluster_of(record))
+
+    def value(self, metric: str, parts: Sequence[int]) -> float | None:
+        """`metric` over the parts of these numbers: all of them, or all but one."""
+        left_out = set(range(self.n_parts)) - set(parts)
+        if len(left_out) > 1:
+            raise ValueError("a jackknife leaves out one part at a time")
+        computed = self.metrics(next(iter(left_out), None)).get(metric)
+        return None if computed is None else computed.value
+
+
+def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
+    """What `summarise` has to be told of these tasks, as its keyword arguments."""
+    every = list(tasks)
+    return {
+        "batch": {task.name: task.batch_metrics for task in every},
+        "headlines": {task.name: task.headline_metric for task in every if task.headline_metric},
+        "scale": task_scales(every),
+        "beside": {task.name: task.spec.metric.beside for task in every},
+    }
+
+
+def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:
+    """Task, and task/metric, → lowest and highest value."""
+    scales: dict[str, tuple[float, float]] = {}
+    for task in tasks:
+        metric = task.spec.metric
+        scales[task.name] = (metric.low, metric.high)
+        scales |= {f"{task.name}/{name}": ends for name, ends in metric.scales.items()}
+    return scales

@@ -1,0 +1,205 @@
+"""One number of two runs on one task, and the difference between them.
+
+    headline                      what the task declares: a number over the batch, else `value`;
+                                  of two trainings that held rows out, that on those rows (`dev`)
+    value, goal, hacked …         means over episodes; their difference is paired, one by one
+    value/order=2, goal/order=2   the same over the episodes of one group
+    value/kind=refined            the same over the episodes that saw feedback
+    joint_accuracy, diversity …   numbers over a batch, of the episodes that both runs scored: each
+                                  run's own task computes them, with a jackknife over clusters
+
+Everything is taken over what both runs scored, so that no run wins by what it lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from soulkit.errors import DataError, did_you_mean
+from soulkit.eval.batch import LeaveOneOut
+from soulkit.eval.summary import DEV, cluster_of, metric_values
+from soulkit.metrics.comparisons import (
+    PairedDifference,
+    jackknife_difference,
+    paired_difference,
+)
+from soulkit.metrics.intervals import Interval
+from soulkit.runs.records import drafts
+from soulkit.types import Failure, Record, unscored
+
+if TYPE_CHECKING:
+    from soulkit.tasks.base import Task
+
+HEADLINE = "headline"
+"""The name that stands for whatever a task declares."""
+VALUE = "value"
+UNPAIRED = "unpaired"
+"""Why an episode is left out of a batch that the other run could not score."""
+Key = tuple[int, str, int]
+"""Step, example and rollout: what makes two episodes a pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPair:
+    """What two runs recorded of one task, episodes of every kind."""
+
+    task: str
+    a: Sequence[Record]
+    b: Sequence[Record]
+    live_a: Task | None = None
+    """The task as A played it; None: its code is not to be run here."""
+    live_b: Task | None = None
+    held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
+    """Of two trainings that held rows out: their newest episodes on those, the headline's."""
+
+    @property
+    def headline(self) -> str:
+        """The metric that the task declares; `value` where nobody can tell."""
+        declared = self.live_a or self.live_b
+        return (declared.headline_metric if declared else "") or VALUE
+
+    def scale(self, metric: str) -> Interval | None:
+        """The lowest and highest value of a metric; None where nobody can tell."""
+        declared = self.live_a or self.live_b
+        if declared is None:
+            return None
+        terms = declared.spec.metric
+        if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
+            return terms.low, terms.high
+        return terms.scales.get(metric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """B minus A in one metric of one task."""
+
+    metric: str
+    paired: PairedDifference
+    n_a: int
+    """Episodes of A that the metric applies to, scored or not."""
+    n_b: int
+
+
+def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
+    """The difference of two runs in `metric`; DataError naming the nearest when neither has it."""
+    if pair.held_out is not None and metric in ("", HEADLINE, DEV):
+        scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
+        return replace(contrast(scores), metric=DEV)
+    name = pair.headline if metric in ("", HEADLINE) else metric
+    if name in _batch_names(pair):
+        return _of_batches(pair, name)
+    if name == pair.headline and name != VALUE:
+        name = VALUE  # recorded before the task had this headline, or of no use for it
+    base, label = _divided(name, pair)
+    if not base:
+        names = metric_names(pair)
+        raise DataError(
+            f"Neither run has a metric '{name}' of the task '{pair.task}'.",
+            "Only what the episodes recorded can be compared, and what the task itself computes "
+            "over a batch of them.",
+            did_you_mean(name, names),
+        )
+    return _of_episodes(pair, name, base, label)
+
+
+def metric_names(pair: TaskPair) -> list[str]:
+    """Everything that can be compared on a task."""
+    records = [*pair.a, *pair.b]
+    tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
+    kinds = {f"{VALUE}/kind={r.kind}" for r in records if r.kind != "draft"}
+    return [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
+
+
+def _recorded_names(pair: TaskPair) -> list[str]:
+    return [VALUE, *sorted({m for r in (*pair.a, *pair.b) for m in r.score.metrics} - {VALUE})]
+
+
+def _batch_names(pair: TaskPair) -> list[str]:
+    """Metrics that both tasks compute over their whole batches."""
+    sides = [
+        {} if live is None else live.batch_metrics(drafts(records))
+        for live, records in ((pair.live_a, pair.a), (pair.live_b, pair.b))
+    ]
+    return sorted(sides[0].keys() & sides[1].keys())
+
+
+# -- means over episodes -----------------------------------------------------------------------
+
+
+def _divided(name: str, pair: TaskPair) -> tuple[str, str]:
+    """(metric, break-down) of a name such as `value/order=2`; two empty texts for nothing."""
+    recorded = _recorded_names(pair)
+    if name in recorded:
+        return name, ""
+    for base in sorted(recorded, key=len, reverse=True):
+        label = name.removeprefix(f"{base}/")
+        if label != name and any(_group((*pair.a, *pair.b), label)):
+            return base, label
+    return "", ""
+
+
+def _group(records: Sequence[Record], label: str) -> list[Record]:
+    """The episodes of a break-down; all drafts for none."""
+    tag, _, value = label.partition("=")
+    if tag == "kind":
+        return [r for r in records if r.kind == value]
+    return [r for r in drafts(records) if not label or r.tags.get(tag) == value]
+
+
+def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
+    values_a, values_b = (
+        metric_values(_group(side, label), base) for side in (pair.a, pair.b)
+    )  # fmt: skip
+    records = [r for r, _ in (*values_a, *values_b)]
+    clusters: dict[Hashable, Hashable] = {_key(r): cluster_of(r) for r in records}
+    paired = paired_difference(
+        {_key(r): v for r, v in values_a}, {_key(r): v for r, v in values_b}, clusters,
+        scale=pair.scale(name),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(values_a), n_b=len(values_b))
+
+
+def _key(record: Record) -> Key:
+    return record.step, record.example_id, record.rollout
+
+
+# -- numbers over a batch ----------------------------------------------------------------------
+
+
+def _of_batches(pair: TaskPair, name: str) -> Contrast:
+    """Both runs' numbers over the same episodes: one that a run lost counts as lost in both."""
+    played = [{_key(r): r for r in drafts(side)} for side in (pair.a, pair.b)]
+    scored = [{key for key, r in side.items() if r.score.scored} for side in played]
+    in_both = scored[0] & scored[1]
+    batches = [
+        LeaveOneOut(
+            live.batch_metrics,
+            [side[key] if key in in_both else _lost(side[key]) for key in sorted(played[0].keys()
+             & played[1].keys())],
+            cluster_of,
+        )
+        for live, side in zip((pair.live_a, pair.live_b), played, strict=True)
+        if live is not None
+    ]  # fmt: skip
+    paired = replace(
+        _jackknifed(name, batches[0], batches[1], pair.scale(name)), n_shared=len(in_both),
+        n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
+
+
+def _lost(record: Record) -> Record:
+    return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
+
+
+def _jackknifed(
+    name: str, a: LeaveOneOut, b: LeaveOneOut, scale: Interval | None
+) -> PairedDifference:
+    """The two numbers and their difference, less one cluster after the other."""
+    paired = jackknife_difference(
+        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts,
+        scale=scale,
+    )  # fmt: skip
+    return replace(paired, n_clusters=a.n_clusters)

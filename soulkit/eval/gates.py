@@ -1,0 +1,115 @@
+"""Gates: how much worse a run may be than another, tested by the interval of the difference.
+
+    sotopia/secret>=-0.2      B - A is at least -0.2: the lower end of its interval is
+    sotopia/hacked<=0.05      B - A is at most 0.05: the upper end of its interval is
+    soul-10>=-0.01            the same of the mean over a suite
+
+A point on the right side proves nothing: a gate is open only where the whole interval is there,
+shut where the whole interval is on the other side, and undecided between them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from soulkit.errors import ConfigError
+
+Outcome = Literal["pass", "fail", "undecided"]
+_FORM = re.compile(r"\s*(.+?)\s*(>=|<=|>|<)\s*([-+\u2212]?[0-9.]+(?:[eE][-+]?\d+)?)\s*")
+_TAIL = 0.025
+"""Probability on either side of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonGate:
+    """One condition on the difference of two runs."""
+
+    text: str
+    target: str
+    """A task or a suite."""
+    metric: str
+    """Empty: the headline."""
+    sign: str
+    """`>=`, `>`, `<=` or `<`."""
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """What became of a gate."""
+
+    gate: ComparisonGate
+    outcome: Outcome
+    difference: float | None
+    low: float | None
+    high: float | None
+    why: str = ""
+    """What the interval rests on, or why there is none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "gate": self.gate.text, "outcome": self.outcome, "difference": self.difference,
+            "ci_low": self.low, "ci_high": self.high, "why": self.why,
+        }  # fmt: skip
+
+
+def parse_gate(text: str) -> ComparisonGate:
+    """`TASK/METRIC>=NUMBER` → a gate; ConfigError for anything else."""
+    match = _FORM.fullmatch(text)
+    margin = _number(match[3]) if match else math.nan
+    target, slash, metric = match[1].partition("/") if match else ("", "", "")
+    if not match or not target.strip() or not math.isfinite(margin) or (slash and not metric):
+        raise ConfigError(
+            f"'{text}' is no gate.",
+            "A gate names a task or a suite, a metric unless the headline is meant, and how far "
+            "the difference B - A may go.",
+            "Write --gate 'sotopia/secret>=-0.2', with the quotes: the shell reads > as well.",
+        )
+    return ComparisonGate(text.strip(), target.strip(), metric.strip(), match[2], margin)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace("\u2212", "-"))
+    except ValueError:
+        return math.nan
+
+
+def gate_result(
+    gate: ComparisonGate,
+    difference: float | None,
+    low: float | None,
+    high: float | None,
+    why: str = "",
+) -> GateResult:
+    """Whether the interval from `low` to `high` lies on the right side of the gate's margin."""
+    outcome: Outcome = "undecided"
+    if low is not None and high is not None:
+        outcome = _outcome(gate, low, high)
+    return GateResult(
+        gate=gate, outcome=outcome, difference=difference, low=low, high=high, why=why
+    )
+
+
+def _outcome(gate: ComparisonGate, low: float, high: float) -> Outcome:
+    # Mirrored, so that there is one direction: better is more.
+    upward = gate.sign.startswith(">")
+    worst, best, margin = (low, high, gate.margin) if upward else (-high, -low, -gate.margin)
+    if worst > margin or (worst == margin and gate.sign.endswith("=")):
+        return "pass"
+    return "fail" if best < margin else "undecided"
+
+
+def unseen_interval(difference: float, clusters: int, span: float) -> tuple[float, float]:
+    """Where a mean difference may lie that was the same in every one of `clusters` clusters.
+
+    With probability 1 - 0.025 at most a share q = 1 - 0.025**(1/C) of all clusters is otherwise,
+    and each of those by no more than `span`, the width of the scale: (1 - q) d ± q span.
+    """
+    share = 1 - _TAIL ** (1 / clusters)
+    middle = (1 - share) * difference
+    return middle - share * span, middle + share * span

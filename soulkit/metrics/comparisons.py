@@ -1,0 +1,354 @@
+"""Is B better than A, and how surely? Pairs, gaps, curves, and many tests at once.
+
+A difference is taken row by row, so that the difficulty of the rows falls out, and its interval
+comes from the same formula as that of a mean (`intervals.estimate`). The p-value beside an interval
+belongs to the same statistic and is not adjusted for other tests: p is below 0.05 exactly where the
+95 % interval leaves zero out. Holm's adjustment is a number of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from soulkit.metrics.intervals import (
+    ClusterStatistic,
+    Estimate,
+    Floats,
+    Interval,
+    added_variance,
+    estimate,
+    jackknife,
+)
+from soulkit.metrics.student import CONFIDENCE, significance, t_p_value, t_quantile
+
+N_FLIPS = 10_000
+_EXACT_CLUSTERS = 13
+"""Up to 2**13 = 8192 sign patterns are enumerated; beyond that they are drawn."""
+_CHUNK = 4_000_000
+"""Random numbers held at a time, so that large runs do not need gigabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """B minus A on what both scored, in the unit of the values."""
+
+    mean_a: float | None
+    mean_b: float | None
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+    """Two-sided, not adjusted; None when fewer than two clusters are shared."""
+    n_shared: int
+    n_only_a: int
+    n_only_b: int
+    n_clusters: int
+    variance: float | None = None
+    """Of the difference, in the unit squared."""
+    df: float | None = None
+    method: str = ""
+    """`cr2-t` or `jackknife-t`; without interval `no-spread` (p from sign flips), `one-cluster`,
+    `undefined` or `nothing-scored`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteDifference:
+    """The plain mean of several tasks' differences, and in how many tasks B was better."""
+
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+    better: int
+    """Tasks with a difference above zero, whatever its interval."""
+    worse: int
+    equal: int
+    n_clusters: int
+    variance: float | None
+    df: float | None
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardGroup:
+    """The drafts of one example and their refined twins: index i is rollout i.
+
+    None stands for an unscored draft, an unscored refined rollout, or no refined rollout at all.
+    """
+
+    drafts: Sequence[float | None]
+    refined: Sequence[float | None]
+    cluster: Hashable = None
+    """What the example shares with others (its story, the same row of another step); None: a
+    cluster of its own."""
+
+    def __post_init__(self) -> None:
+        if len(self.drafts) != len(self.refined):
+            raise ValueError("drafts and refined must be aligned by rollout")
+
+
+# -- differences ---------------------------------------------------------------------------------
+
+
+def paired_difference(
+    a: Mapping[Hashable, float | None],
+    b: Mapping[Hashable, float | None],
+    clusters: Mapping[Hashable, Hashable],
+    *,
+    scale: Interval | None = None,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> PairedDifference:
+    """mean(b) - mean(a) over the keys that both scored.
+
+    `clusters` names the cluster of each shared key. Interval and p are CR2's with t at Bell and
+    McCaffrey's degrees of freedom; where all differences are equal there is no interval, and p
+    comes from `sign_flip_p`. A `scale` of the values cuts the interval where no difference can be,
+    which moves neither p nor its side of zero. `n_only_a` counts keys scored in A but not in B
+    (unscored or not played there).
+    """
+    in_a, in_b = _scored_values(a), _scored_values(b)
+    shared = sorted(in_a.keys() & in_b.keys(), key=repr)
+    d = [in_b[k] - in_a[k] for k in shared]
+    groups = [clusters[k] for k in shared]
+    outcome = estimate(d, groups, confidence=confidence)
+    flips = outcome.method == "no-spread"
+    low, high = _cut(outcome, scale)
+    return PairedDifference(
+        mean_a=_mean([in_a[k] for k in shared]),
+        mean_b=_mean([in_b[k] for k in shared]),
+        difference=outcome.mean,
+        ci_low=low,
+        ci_high=high,
+        p=sign_flip_p(d, groups, seed=seed) if flips else _p_value(outcome, confidence),
+        n_shared=len(shared),
+        n_only_a=len(in_a.keys() - in_b.keys()),
+        n_only_b=len(in_b.keys() - in_a.keys()),
+        n_clusters=outcome.n_clusters,
+        variance=outcome.variance,
+        df=outcome.df,
+        method=outcome.method,
+    )
+
+
+def jackknife_difference(
+    a: ClusterStatistic,
+    b: ClusterStatistic,
+    n_clusters: int,
+    *,
+    scale: Interval | None = None,
+    confidence: float = CONFIDENCE,
+) -> PairedDifference:
+    """b - a for two statistics over the same clusters (batch metrics of two runs).
+
+    Delete-one-cluster jackknife of the difference, t at C - 1 degrees of freedom. Here `n_shared`
+    counts clusters. Undefined where either side is.
+    """
+
+    def difference(clusters: Sequence[int]) -> float | None:
+        of_a, of_b = a(clusters), b(clusters)
+        return None if of_a is None or of_b is None else of_b - of_a
+
+    outcome = jackknife(difference, n_clusters, confidence=confidence)
+    everything = range(n_clusters)
+    low, high = _cut(outcome, scale)
+    return PairedDifference(
+        mean_a=a(everything) if n_clusters else None,
+        mean_b=b(everything) if n_clusters else None,
+        difference=outcome.mean,
+        ci_low=low,
+        ci_high=high,
+        p=_p_value(outcome, confidence),
+        n_shared=n_clusters,
+        n_only_a=0,
+        n_only_b=0,
+        n_clusters=n_clusters,
+        variance=outcome.variance,
+        df=outcome.df,
+        method=outcome.method,
+    )
+
+
+def suite_difference(
+    parts: Sequence[PairedDifference],
+    *,
+    scale: Interval | None = None,
+    confidence: float = CONFIDENCE,
+) -> SuiteDifference:
+    """The mean of the parts' differences, every task the same weight, with signs counted.
+
+    V = Σ V_k / K², t at Welch & Satterthwaite's degrees of freedom. No difference where a part has
+    none, no interval and no p where a part has no variance or none has spread.
+    """
+    differences = [p.difference for p in parts if p.difference is not None]
+    complete = len(differences) == len(parts) > 0
+    added = added_variance([(p.variance, p.df) for p in parts]) if complete else None
+    variance, df = added or (None, None)
+    mean = _mean(differences) if complete else None
+    outcome = Estimate(mean=mean, variance=variance, df=df)
+    if mean is not None and variance and df is not None:
+        half = t_quantile(df, confidence) * math.sqrt(variance)
+        outcome = Estimate(
+            mean=mean, ci_low=mean - half, ci_high=mean + half, variance=variance, df=df
+        )
+    low, high = _cut(outcome, scale)
+    lacking = "nothing-scored" if mean is None else "undefined" if added is None else "no-spread"
+    return SuiteDifference(
+        difference=mean,
+        ci_low=low,
+        ci_high=high,
+        p=_p_value(outcome, confidence),
+        better=sum(d > 0 for d in differences),
+        worse=sum(d < 0 for d in differences),
+        equal=sum(d == 0 for d in differences),
+        n_clusters=sum(p.n_clusters for p in parts),
+        variance=variance,
+        df=df,
+        method=lacking if low is None else "strata-t",
+    )
+
+
+def _p_value(outcome: Estimate, confidence: float) -> float | None:
+    """The p of the t statistic whose interval this is; rounding cannot set the two at odds."""
+    mean, low, high = outcome.mean, outcome.ci_low, outcome.ci_high
+    if mean is None or low is None or high is None or not outcome.variance or outcome.df is None:
+        return None
+    p = t_p_value(mean / math.sqrt(outcome.variance), outcome.df, confidence)
+    level = significance(confidence)
+    return min(p, math.nextafter(level, 0)) if low > 0 or high < 0 else max(p, level)
+
+
+def _cut(outcome: Estimate, scale: Interval | None) -> tuple[float | None, float | None]:
+    """The interval inside what differences of values on `scale` can be."""
+    low, high = outcome.ci_low, outcome.ci_high
+    if scale is None or low is None or high is None:
+        return low, high
+    width = scale[1] - scale[0]
+    return max(low, -width), min(high, width)
+
+
+def sign_flip_p(
+    differences: Sequence[float],
+    clusters: Sequence[Hashable],
+    n_flips: int = N_FLIPS,
+    seed: int = 0,
+) -> float:
+    """Two-sided p-value of "the differences are symmetric around zero", by cluster.
+
+    With D_c the sum of the differences in cluster c and s_c = ±1, p is the share of sign patterns
+    with |sum s_c D_c| >= |sum D_c|: all 2**C of them for C <= 13, otherwise `n_flips` random ones
+    with the observed one added, (1 + hits) / (1 + n_flips). Raises ValueError without differences.
+    """
+    sums = _cluster_sums(differences, clusters)
+    observed = abs(float(sums.sum()))
+    limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))  # rounding is no difference
+    if sums.size <= _EXACT_CLUSTERS:
+        patterns = np.arange(2**sums.size)[:, None] >> np.arange(sums.size)
+        return float(np.mean(np.abs(((patterns & 1) * 2.0 - 1) @ sums) >= limit))
+    rng, hits, done = np.random.default_rng(seed), 0, 0
+    step = max(1, _CHUNK // sums.size)
+    while done < n_flips:
+        size = min(step, n_flips - done)
+        signs = rng.integers(0, 2, size=(size, sums.size), dtype=np.int8)
+        hits += int(np.sum(np.abs((signs * 2.0 - 1) @ sums) >= limit))
+        done += size
+    return (1 + hits) / (1 + n_flips)
+
+
+def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> Floats:
+    """The sum of each cluster, by size, so that names of clusters change nothing."""
+    if not values or len(values) != len(clusters):
+        raise ValueError("at least one value, and one cluster per value, are needed")
+    by_cluster: dict[Hashable, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        by_cluster.setdefault(cluster, []).append(float(value))
+    return np.array(sorted(math.fsum(members) for members in by_cluster.values()))
+
+
+def holm(pvalues: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values, in the order given; None (no test) stays None and is not counted.
+
+    With p sorted upwards, adjusted_(i) = max over j <= i of min(1, (m - j) p_(j)), j from 0.
+    """
+    tested = sorted((p, i) for i, p in enumerate(pvalues) if p is not None)
+    adjusted: list[float | None] = [None] * len(pvalues)
+    running = 0.0
+    for rank, (p, i) in enumerate(tested):
+        running = max(running, min(1.0, (len(tested) - rank) * p))
+        adjusted[i] = running
+    return adjusted
+
+
+# -- gaps ----------------------------------------------------------------------------------------
+
+
+def leave_one_out_gap(groups: Sequence[RewardGroup]) -> Estimate:
+    """How much better refined rollouts are than *other* drafts of the same example.
+
+    Mean over pairs of r'_i - mean of r_j over j != i; the interval is that of a mean over the
+    groups' clusters. Feedback that says nothing gives zero in expectation, which the raw pair gap
+    does not when only poor drafts get feedback. A pair needs a scored refined rollout and another
+    scored draft; `n` counts the refined rollouts that were scored, `n_scored` those with such a
+    draft.
+    """
+
+    def gap(group: RewardGroup, i: int, refined: float) -> float | None:
+        others = [r for j, r in enumerate(group.drafts) if j != i and r is not None]
+        return refined - math.fsum(others) / len(others) if others else None
+
+    return _gap(groups, gap)
+
+
+def pair_gap(groups: Sequence[RewardGroup]) -> Estimate:
+    """Mean over pairs of r'_i - r_i, refined against its own draft, by cluster.
+
+    Regression to the mean is in it wherever feedback goes to poor drafts: read it beside
+    `leave_one_out_gap`.
+    """
+
+    def gap(group: RewardGroup, i: int, refined: float) -> float | None:
+        draft = group.drafts[i]
+        return None if draft is None else refined - draft
+
+    return _gap(groups, gap)
+
+
+def _gap(
+    groups: Sequence[RewardGroup], gap: Callable[[RewardGroup, int, float], float | None]
+) -> Estimate:
+    gaps: list[float | None] = []
+    owners: list[Hashable] = []
+    for number, group in enumerate(groups):
+        for i, refined in enumerate(group.refined):
+            if refined is not None:
+                gaps.append(gap(group, i, refined))
+                alone = group.cluster is None
+                owners.append(("group", number) if alone else ("cluster", group.cluster))
+    return estimate(gaps, owners)
+
+
+# -- curves --------------------------------------------------------------------------------------
+
+
+def auc(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
+    """Area under a curve by trapezoids, divided by its width: a mean height, in the values' unit.
+
+    Missing points are bridged by a straight line. None with fewer than two different steps.
+    """
+    points = sorted((s, v) for s, v in zip(steps, values, strict=True) if v is not None)
+    if len({s for s, _ in points}) < 2:
+        return None
+    x, y = np.array(points, dtype=np.float64).T
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / (x[-1] - x[0]))
+
+
+def _scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
+    return {k: float(v) for k, v in values.items() if v is not None}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

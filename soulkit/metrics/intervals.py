@@ -1,0 +1,388 @@
+"""How surely a mean is known.
+
+Every number that soulkit prints with an interval passes through here. A mean is over scored
+episodes only and says how many those are; rows of one cluster (one story, one conversation, the
+rollouts of one example) are one observation, because they are not independent; and what the data
+cannot support is None: no interval from fewer than two clusters, none of zero width, none that
+leaves the scale. Deterministic, and blind to the order of the rows and the names of the clusters.
+
+Notation: x a value, N their number, C the number of clusters, S_c and n_c the sum and the size of
+cluster c, h_c = n_c / N, μ the mean, t a quantile of Student's t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soulkit.metrics.student import CONFIDENCE, significance, t_quantile
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+ClusterStatistic = Callable[[Sequence[int]], float | None]
+"""Numbers of clusters, from 0 on and some perhaps repeated → a statistic of their rows."""
+
+FEW_CLUSTERS = 10
+"""Below this many clusters an interval says so: its width is itself uncertain."""
+FEW_EVENTS = 30
+"""Below this many failures, or successes, an interval on a scale may cover .91 instead of .95."""
+RESAMPLES = 1000
+MIN_CLUSTERS = 5
+"""Fewer clusters give no bootstrap interval: it would be a line, or a guess."""
+_MOST_UNDEFINED = 0.1
+_SPECK = 1e-12
+"""Spread below this share of the largest value is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over what was scored, in the unit of the values, with its interval."""
+
+    mean: float | None = None
+    """None when nothing was scored."""
+    ci_low: float | None = None
+    ci_high: float | None = None
+    """None when the data support no interval; `method` says why."""
+    n_scored: int = 0
+    n: int = 0
+    n_clusters: int = 0
+    """Of what was scored."""
+    variance: float | None = None
+    """Of the mean, in the unit squared; without spread on a known scale that of the interval."""
+    df: float | None = None
+    """Degrees of freedom of `variance`."""
+    scale: Interval | None = None
+    """Lowest and highest value there can be; None: unknown, or there is none."""
+    events: float | None = None
+    """Failures or successes on the scale, whichever are fewer: 0.8 is that much of a success."""
+    method: str = ""
+    """`wilson-t`, `cr2-t`, `strata-t`, `jackknife-t`; without interval `no-spread`, `one-cluster`,
+    `undefined` (a part has no variance) or `nothing-scored`."""
+
+
+class Stratum(Protocol):
+    """What a suite's mean needs of a part; `Estimate` and the cells of a summary have it."""
+
+    @property
+    def mean(self) -> float | None: ...
+    @property
+    def variance(self) -> float | None: ...
+    @property
+    def df(self) -> float | None: ...
+    @property
+    def scale(self) -> Interval | None: ...
+    @property
+    def n_scored(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def n_clusters(self) -> int: ...
+
+
+# -- means ---------------------------------------------------------------------------------------
+
+
+def estimate(
+    values: Sequence[float | None],
+    clusters: Sequence[Hashable],
+    binary: bool = False,
+    *,
+    scale: Interval | None = None,
+    confidence: float = CONFIDENCE,
+) -> Estimate:
+    """The mean of the scored values (None: unscored) with the interval that suits them.
+
+    V is the CR2 variance Σ (S_c − n_c μ)² / (1 − h_c) / N², its degrees of freedom are those of
+    Bell & McCaffrey (2002), as recommended by Imbens & Kolesár (2016). With a known `scale`
+    (`binary`: 0 to 1) the interval is Wilson's with the effective number of trials that V stands
+    for, μ(1 − μ)/V, and t in place of z (`wilson-t`; compare Korn & Graubard 1998); it is at most
+    N where every score lies at an end of the scale, and C where there is no spread. Otherwise it is
+    μ ± t √V (`cr2-t`), or none without spread. A value off the scale makes the scale unknown.
+    ValueError unless there is one cluster per value.
+    """
+    if len(values) != len(clusters):
+        raise ValueError("one cluster per value is needed")
+    pairs = [(float(v), c) for v, c in zip(values, clusters, strict=True) if v is not None]
+    if not pairs:
+        return Estimate(n=len(values), scale=scale, method="nothing-scored")
+    x = [v for v, _ in pairs]
+    limits = _scale_of(x, (0.0, 1.0) if binary and scale is None else scale)
+    ends = limits is not None and all(v in limits for v in x)
+    moments = _moments(pairs)
+    shape = _Shape(
+        moments.mean, moments.variance, moments.df, moments.n_clusters, limits,
+        most=len(x) if ends else None,
+    )  # fmt: skip
+    low, high, variance, method = _interval(shape, confidence, "cr2-t")
+    return Estimate(
+        mean=moments.mean, ci_low=low, ci_high=high, n_scored=len(x), n=len(values),
+        n_clusters=moments.n_clusters, variance=variance,
+        df=moments.df if moments.n_clusters > 1 else None, scale=limits,
+        events=_events(x, limits), method=method,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    mean: float
+    variance: float
+    df: float
+    n_clusters: int
+
+
+def _moments(pairs: Sequence[tuple[float, Hashable]]) -> _Moments:
+    """Mean, CR2 variance (0 where it is rounding) and Bell–McCaffrey degrees of freedom.
+
+    df = tr(M)² / tr(M²) with M_cd = a_c a_d (n_c δ_cd − n_c n_d / N), a_c = (1 − h_c)^−½. The trace
+    is N, and with g_c = n_c² / (1 − h_c) tr(M²) = Σ n_c² + ((Σ g_c)² − Σ g_c²) / N². Sums are exact
+    (fsum), so that no order of rows or clusters changes a bit.
+    """
+    by_cluster: dict[Hashable, list[float]] = {}
+    for value, cluster in pairs:
+        by_cluster.setdefault(cluster, []).append(value)
+    total, mean = len(pairs), math.fsum(v for v, _ in pairs) / len(pairs)
+    if len(by_cluster) < 2:
+        return _Moments(mean, 0.0, 1.0, len(by_cluster))
+    parts = [(math.fsum(members), len(members)) for members in by_cluster.values()]
+    squares = [(s - n * mean) ** 2 / (1 - n / total) for s, n in parts]
+    variance = math.fsum(squares) / total**2
+    if math.sqrt(variance) <= _SPECK * max(abs(v) for v, _ in pairs):
+        variance = 0.0
+    pulls = [n * n / (1 - n / total) for _, n in parts]
+    cross = (math.fsum(pulls) ** 2 - math.fsum(g * g for g in pulls)) / total**2
+    df = total**2 / (math.fsum(n * n for _, n in parts) + cross)
+    return _Moments(mean, variance, max(1.0, df), len(by_cluster))
+
+
+def _scale_of(values: Sequence[float], scale: Interval | None) -> Interval | None:
+    """The scale, unless it is none or a value lies off it."""
+    if scale is None or not scale[0] < scale[1]:
+        return None
+    return scale if scale[0] <= min(values) and max(values) <= scale[1] else None
+
+
+def _events(values: Sequence[float], scale: Interval | None) -> float | None:
+    if scale is None:
+        return None
+    successes = math.fsum((v - scale[0]) / (scale[1] - scale[0]) for v in values)
+    return min(successes, len(values) - successes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What an interval is made from."""
+
+    mean: float
+    variance: float
+    df: float
+    n_clusters: int
+    scale: Interval | None
+    most: int | None = None
+    """Upper limit of the effective number of trials."""
+
+
+def _interval(
+    shape: _Shape, confidence: float, method: str
+) -> tuple[float | None, float | None, float | None, str]:
+    """(low, high, variance, method)."""
+    if shape.n_clusters < 2:
+        return None, None, None, "one-cluster"
+    t = t_quantile(shape.df, confidence)
+    if shape.scale is not None:
+        low, high = _on_scale(shape, shape.scale, t)
+        # A share of 0 or 1 is not known for certain: in a suite's mean it counts with the
+        # variance that its interval stands for.
+        variance = shape.variance or ((high - low) / (2 * t)) ** 2
+        return low, high, variance, "wilson-t" if method == "cr2-t" else method
+    if shape.variance == 0:
+        return None, None, 0.0, "no-spread"
+    half = t * math.sqrt(shape.variance)
+    return shape.mean - half, shape.mean + half, shape.variance, method
+
+
+def _on_scale(shape: _Shape, scale: Interval, t: float) -> Interval:
+    bottom, width = scale[0], scale[1] - scale[0]
+    share = min(1.0, max(0.0, (shape.mean - bottom) / width))
+    variance = shape.variance / width**2
+    trials = float(shape.n_clusters)
+    if variance > 0 and 0 < share < 1:
+        trials = share * (1 - share) / variance
+        trials = trials if shape.most is None else min(trials, shape.most)
+    low, high = wilson(share, trials, t)
+    return (
+        max(scale[0], min(shape.mean, bottom + width * low)),
+        min(scale[1], max(shape.mean, bottom + width * high)),
+    )
+
+
+def wilson(share: float, trials: float, quantile: float) -> Interval:
+    """Wilson's interval for a share seen in so many trials (not necessarily whole), in [0, 1].
+
+    centre = (p + q²/2n) / (1 + q²/n);  half = q √(p(1 − p)/n + q²/4n²) / (1 + q²/n).
+    Raises ValueError unless trials > 0 and 0 <= share <= 1.
+    """
+    if not trials > 0 or not 0 <= share <= 1:
+        raise ValueError(f"no share and number of trials: {share}, {trials}")
+    ratio = quantile**2 / trials
+    centre = (share + ratio / 2) / (1 + ratio)
+    half = math.sqrt(ratio * (share * (1 - share) + ratio / 4)) / (1 + ratio)
+    low = 0.0 if share == 0 else max(0.0, centre - half)
+    high = 1.0 if share == 1 else min(1.0, centre + half)
+    return low, high
+
+
+def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
+    """Where the mean over all n would lie if what is missing scored the lowest or the highest.
+
+    worst = (sum + missing · low) / n;  best = (sum + missing · high) / n.
+    ValueError without values.
+    """
+    low, high = scale
+    if not values or high < low:
+        raise ValueError("bounds need values and an ordered scale")
+    scored = [v for v in values if v is not None]
+    total, missing = math.fsum(scored), len(values) - len(scored)
+    return (total + missing * low) / len(values), (total + missing * high) / len(values)
+
+
+def interval_remark(n_clusters: int, method: str = "", events: float | None = None) -> str:
+    """What has to stand beside an interval, or in its place: `32 clusters`, `7 clusters: few`,
+    `40 clusters, few events`, `no spread in 7 clusters`; empty where the number is not known."""
+    if n_clusters < 1:
+        return ""
+    clusters = f"{n_clusters} cluster{'s' * (n_clusters != 1)}"
+    if method == "no-spread":
+        return f"no spread in {clusters}"
+    clusters += ": few" if n_clusters < FEW_CLUSTERS else ""
+    return f"{clusters}, few events" if events is not None and events < FEW_EVENTS else clusters
+
+
+# -- means of means ------------------------------------------------------------------------------
+
+
+def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> Estimate:
+    """The plain mean of the parts' means (tasks as strata, every task the same weight).
+
+    V = Σ V_k / K²; df after Welch & Satterthwaite, (Σ V_k)² / Σ (V_k² / df_k). The scale is the
+    mean of the parts' scales; on it the interval is Wilson's with t, as for one task. No mean where
+    a part has none, no interval where a part has no variance.
+    """
+    counted = Estimate(
+        n_scored=sum(p.n_scored for p in parts), n=sum(p.n for p in parts),
+        n_clusters=sum(p.n_clusters for p in parts), method="nothing-scored",
+    )  # fmt: skip
+    means = [p.mean for p in parts if p.mean is not None]
+    if not parts or len(means) < len(parts):
+        return counted
+    mean, scale = math.fsum(means) / len(means), _mean_scale([p.scale for p in parts])
+    added = added_variance([(p.variance, p.df) for p in parts])
+    if added is None:
+        return replace(counted, mean=mean, scale=scale, method="undefined")
+    shape = _Shape(mean, *added, counted.n_clusters, scale)
+    low, high, variance, method = _interval(shape, confidence, "strata-t")
+    return replace(
+        counted, mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
+        method=method,
+    )  # fmt: skip
+
+
+def added_variance(
+    parts: Sequence[tuple[float | None, float | None]],
+) -> tuple[float, float] | None:
+    """(variance, df) of the mean of independent parts, each (variance, df) of its own; None where
+    one has none."""
+    pairs = [(v, df) for v, df in parts if v is not None and df is not None]
+    if not pairs or len(pairs) < len(parts):
+        return None
+    total = math.fsum(v for v, _ in pairs)
+    weight = math.fsum(v * v / df for v, df in pairs)
+    df = total**2 / weight if weight > 0 else min(df for _, df in pairs)
+    return total / len(pairs) ** 2, max(1.0, df)
+
+
+def _mean_scale(scales: Sequence[Interval | None]) -> Interval | None:
+    ends = [scale for scale in scales if scale is not None]
+    if len(ends) < len(scales):
+        return None
+    return (
+        math.fsum(low for low, _ in ends) / len(ends),
+        math.fsum(high for _, high in ends) / len(ends),
+    )
+
+
+# -- statistics over a whole batch ---------------------------------------------------------------
+
+
+def jackknife(
+    statistic: ClusterStatistic,
+    n_clusters: int,
+    *,
+    scale: Interval | None = None,
+    confidence: float = CONFIDENCE,
+) -> Estimate:
+    """A statistic of all clusters, with the delete-one-cluster jackknife's interval.
+
+    V = (C − 1)/C Σ (θ_(c) − mean θ_(·))², θ_(c) without cluster c; t at C − 1 degrees of freedom,
+    on a known `scale` in Wilson's form. For statistics that change smoothly when a cluster goes
+    (means, ratios, F1, pairwise diversity), not for medians. Here n counts clusters. No interval
+    where the statistic is undefined without one of them. Efron & Stein (1981).
+    """
+    everything = list(range(n_clusters))
+    value = _defined(statistic(everything)) if n_clusters else None
+    if value is None:
+        return Estimate(n=n_clusters, n_clusters=n_clusters, method="nothing-scored")
+    counts = {"n_scored": n_clusters, "n": n_clusters, "n_clusters": n_clusters}
+    limits = _scale_of([value], scale)
+    if n_clusters < 2:
+        return Estimate(mean=value, scale=limits, **counts, method="one-cluster")
+    less = [_defined(statistic(everything[:c] + everything[c + 1 :])) for c in everything]
+    rest = [v for v in less if v is not None]
+    if len(rest) < n_clusters:
+        return Estimate(mean=value, scale=limits, **counts, method="undefined")
+    centre = math.fsum(rest) / n_clusters
+    spread = math.fsum((v - centre) ** 2 for v in rest) * (n_clusters - 1) / n_clusters
+    size = max(abs(v) for v in [value, *rest])
+    spread = 0.0 if math.sqrt(spread) <= _SPECK * size else spread
+    shape = _Shape(value, spread, n_clusters - 1.0, n_clusters, limits)
+    low, high, variance, method = _interval(shape, confidence, "jackknife-t")
+    return Estimate(
+        mean=value, ci_low=low, ci_high=high, variance=variance, df=n_clusters - 1.0,
+        scale=limits, **counts, method=method,
+    )  # fmt: skip
+
+
+def _defined(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def cluster_bootstrap(
+    statistic: ClusterStatistic,
+    n_clusters: int,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> Interval | None:
+    """Percentile interval when C clusters are drawn with replacement, for statistics that have no
+    formula (alpha, rank correlations).
+
+    Too narrow in small samples: of means it covers .80 to .93 instead of .95 at 5 to 20 clusters
+    (`benchmarks/coverage.py`), so means never come here. None for fewer than MIN_CLUSTERS clusters,
+    where more than a tenth of the draws have no value, or all give the same: five rows without a
+    disagreement do not prove that there is none. The random stream is fixed by `seed`.
+    """
+    if n_clusters < MIN_CLUSTERS:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, n_clusters, size=(resamples, n_clusters))
+    values = [v for v in (statistic(row.tolist()) for row in drawn) if v is not None]
+    if len(values) < (1 - _MOST_UNDEFINED) * resamples or np.ptp(values) < 1e-9:
+        return None
+    outside = significance(confidence) / 2
+    low, high = np.quantile(values, [outside, 1 - outside])
+    return float(low), float(high)

@@ -1,0 +1,128 @@
+"""What `soul compare` prints: a row for each task, means of the suite, gates, and remarks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from soulkit.metrics.intervals import interval_remark
+from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.origins import origin_facts
+from soulkit.report.table import DASH, interval_text, literal_text, number, plain_table
+from soulkit.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from soulkit.eval.compare import Comparison, TaskDifference
+    from soulkit.eval.gates import GateResult
+    from soulkit.eval.suite_contrasts import MeanDifference
+    from soulkit.metrics.comparisons import PairedDifference
+
+_HEADS = ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared", "clusters")
+
+
+def comparison_parts(result: Comparison) -> list[RenderableType]:
+    """The table of differences and its notes: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [Text("\n".join(map(one_line, _head(result))))]
+    table = plain_table()
+    table.add_column("task")
+    for name in _HEADS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for task in result.tasks:
+        table.add_row(*map(literal_text, _task_row(task)))
+    for mean in result.means:
+        table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
+    shown.append(table)
+    shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
+    return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
+
+
+def _head(result: Comparison) -> list[str]:
+    """The two runs, each with who judged it on which rows, and what is compared."""
+    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {result.metric}"]
+    for place, origin in enumerate(result.origins):
+        facts = " · ".join(f"{label} {text}" for label, text in origin_facts(origin))
+        lines[place] += f"  {facts}" if facts else ""
+    return [*lines, f"suite  {result.suite}"] if result.suite else lines
+
+
+def gate_text(result: GateResult) -> str:
+    """`gate sotopia/secret>=-0.2: pass, −0.050 [−0.120 to 0.020] (secret, 450 episodes)`."""
+    interval = interval_text(result.low, result.high)
+    where = f"{signed(result.difference)} [{interval}]" if interval != DASH else "no interval"
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
+
+
+def signed(value: float | None) -> str:
+    """A difference, with a plus where it is above zero."""
+    return ("+" if value is not None and value > 0 else "") + number(value)
+
+
+def _notes(result: Comparison) -> list[str]:
+    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
+    notes += [f"beside the difference: {line}" for line in result.remarks]
+    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
+    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
+    notes += [
+        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
+        for t in result.tasks
+        if t.paired.n_only_a or t.paired.n_only_b
+    ]
+    for mean in result.means:
+        notes += [_signs(mean)]
+    return [
+        *notes,
+        "A, B and the difference are over the shared episodes, those both runs scored.",
+        "p belongs to the interval beside it; p (Holm) is adjusted for the number of tasks.",
+    ]
+
+
+def _clusters(pair: PairedDifference) -> str:
+    """`32`, `7: few`, `no spread in 7`: how many clusters the difference rests on."""
+    if not pair.n_clusters:
+        return DASH
+    remark = interval_remark(pair.n_clusters, pair.method)
+    return remark.replace(" clusters", "").replace(" cluster", "")
+
+
+def _signs(mean: MeanDifference) -> str:
+    """`COG: 2 of 3 members better, 1 worse`, and what is missing with the bounds that it leaves."""
+    counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
+    if not mean.missing:
+        return counted
+    bounds = "" if mean.worst is None else f", between {interval_text(mean.worst, mean.best)}"
+    return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
+
+
+def _task_row(task: TaskDifference) -> list[str]:
+    pair = task.paired
+    name = task.task if task.metric == "value" else f"{task.task} {task.metric}"
+    return [
+        one_line(name),
+        number(pair.mean_a),
+        number(pair.mean_b),
+        signed(pair.difference),
+        interval_text(pair.ci_low, pair.ci_high),
+        number(pair.p, 4),
+        number(task.p_holm, 4),
+        str(pair.n_shared),
+        _clusters(pair),
+    ]
+
+
+def _mean_row(mean: MeanDifference) -> list[str]:
+    pair = mean.paired
+    return [
+        f"{mean.name} ({mean.level})",
+        number(pair.mean_a),
+        number(pair.mean_b),
+        signed(pair.difference),
+        interval_text(pair.ci_low, pair.ci_high),
+        number(pair.p, 4),
+        DASH,
+        str(pair.n_shared),
+        _clusters(pair),
+    ]

@@ -1,0 +1,80 @@
+"""Who judged, on which rows, by which model: the part of a run's head that makes it comparable.
+
+A short line for tables and, for pages, everything that `summary.json` records of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from soulkit.text import sanitise
+
+ROLES = ("judge", "auditor", "partner", "environment")
+_DIGITS = 8
+"""Of a hash that a reader compares by eye."""
+
+
+def origin_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) of a run's provenance: players, rows and the model's revision."""
+    tasks = {name: entry for name, entry in _members(origin, "tasks").items()
+             if isinstance(entry, Mapping)}  # fmt: skip
+    lines = [(role, role_text(origin, role)) for role in ROLES if _plays(tasks, role)]
+    rows = (rows_text(name, entry) for name, entry in tasks.items())
+    lines += [("rows", "; ".join(text for text in rows if text))]
+    lines += [("revision", revision_text(_members(origin, "actor")))]
+    return [(label, text) for label, text in lines if text]
+
+
+def origin_text(origin: Mapping[str, Any]) -> str:
+    """All of it, as JSON that a reader can search; empty for a run that recorded nothing."""
+    return sanitise(json.dumps(origin, indent=1, ensure_ascii=False)) if origin else ""
+
+
+def role_text(origin: Mapping[str, Any], role: str) -> str:
+    """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
+    own, those with its name."""
+    usual = _names(_members(origin, "players").get(role, ()))
+    special = []
+    for name, entry in _members(origin, "tasks").items():
+        players = _names(_members(entry, "players").get(role, ())) if entry else ""
+        if players and players != usual:
+            special.append(f"{players} for {name}")
+    return ", ".join([usual, *special] if usual else special)
+
+
+def rows_text(task: str, entry: Mapping[str, Any]) -> str:
+    """`sotopia 450 (3fa9c1d2)`: how many rows, and the beginning of their hash."""
+    rows = entry.get("rows")
+    if not isinstance(rows, Mapping):
+        return ""
+    digest = str(rows.get("sha256", ""))[:_DIGITS]
+    return f"{task} {rows.get('n')} ({digest})" if digest else f"{task} {rows.get('n')}"
+
+
+def revision_text(actor: Mapping[str, Any]) -> str:
+    """The commit of a hub's model or the hash of its weights, and the adapter's."""
+    base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
+    adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
+    return " + adapter ".join(text for text in (base, adapter) if text)
+
+
+def _plays(tasks: Mapping[str, Mapping[str, Any]], role: str) -> bool:
+    """Whether a task asks the role; one that does not say so may."""
+    return any(role in entry.get("roles", (role,)) for entry in tasks.values())
+
+
+def _names(players: object) -> str:
+    several = players if isinstance(players, list | tuple) else ()
+    return " and ".join(_player(one) for one in several if isinstance(one, Mapping))
+
+
+def _player(one: Mapping[str, Any]) -> str:
+    address = f"@{one['address']}" if one.get("address") else ""
+    return f"{one.get('model') or one.get('kind', '')}{address}"
+
+
+def _members(value: object, name: str) -> Mapping[str, Any]:
+    inner = value.get(name) if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}

@@ -1,0 +1,245 @@
+"""A suite as a table: its members a line each, axis means, the suite mean; runs side by side.
+
+Published columns stand beside them as context. The best of a line is marked within what may be
+compared: among the runs where they were measured the same way, and among the columns of one
+published table; never across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from soulkit.errors import RunError
+from soulkit.eval.conditions import Conditions, read_conditions
+from soulkit.eval.suites import Scales, SuiteLine, suite_lines
+from soulkit.metrics.intervals import Interval
+from soulkit.report.alike import UnlikePair, unlike_pairs
+from soulkit.report.context import context_doubts, doubts_text
+from soulkit.report.load import RunData
+from soulkit.report.published import Publication, publications
+from soulkit.tasks.registry import Registry
+from soulkit.tasks.suites import Suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextColumn:
+    """One published column beside the runs."""
+
+    table: Publication
+    model: str
+    comparable: bool
+    """Whether protocol, judge, temperature and rows match with every run, in every member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLine:
+    """One line of the table: what each run has there, and what was published."""
+
+    name: str
+    level: str
+    axis: str
+    runs: tuple[SuiteLine, ...]
+    figures: tuple[float | None, ...]
+    """One per context column."""
+    best_runs: tuple[int, ...]
+    """The runs that have the best mean of the line; empty where there is nothing to compare."""
+    best_figures: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteTable:
+    """What `soul report --suite` shows."""
+
+    name: str
+    suite: Suite
+    runs: tuple[RunData, ...]
+    context: tuple[ContextColumn, ...]
+    lines: tuple[TableLine, ...]
+    absent: Mapping[str, str]
+    """Task that no run has → why."""
+    notes: tuple[str, ...]
+    """What has to be known beside the table, a sentence each."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a run lacks a member."""
+        return any(line.cell.mean is None for row in self.lines for line in row.runs)
+
+    def shown(self, *, playable: bool = False, details: bool = False) -> list[TableLine]:
+        """The lines to print: tasks of a group only with `details`; with `playable` no member that
+        no run has."""
+        return [
+            line for line in self.lines
+            if (details or line.level != "part")
+            and not (playable and line.level in ("task", "group", "part") and _unplayed(line))
+        ]  # fmt: skip
+
+
+def _unplayed(line: TableLine) -> bool:
+    return all(one.cell.n == 0 for one in line.runs)
+
+
+def suite_table(
+    runs: Sequence[RunData], name: str | None, registry: Registry, *, all_context: bool = False
+) -> SuiteTable:
+    """The table of the suite `name`; ConfigError when there is none of that name.
+
+    Without a name: of all tasks that the runs have, and no average.
+
+    Of published tables the columns that they highlight, or with `all_context` every one.
+    """
+    suite = registry.suite_spec(name) if name else _of_all(runs)
+    sides = [suite_lines(suite, run.tasks, scales_of(registry)) for run in runs]
+    context, doubts = _context(suite, runs, all_context)
+    unlike = unlike_pairs(runs)
+    lines = tuple(_line(suite, rows, context, unlike) for rows in zip(*sides, strict=True))
+    absent = _absent(suite, runs, registry)
+    return SuiteTable(
+        name=name or "", suite=suite, runs=tuple(runs), context=context, lines=lines, absent=absent,
+        notes=(*_partial_notes(runs, sides), *_absent_notes(absent), *doubts,
+               *(line for pair in unlike for line in pair.lines())),
+    )  # fmt: skip
+
+
+def common_suite(runs: Sequence[RunData], registry: Registry) -> str | None:
+    """The suite that all runs say they played, as far as it is declared; else None."""
+    names = {run.summary.suite if run.summary else "" for run in runs}
+    name = names.pop() if len(names) == 1 else ""
+    return name if name in registry.suites else None
+
+
+def _of_all(runs: Sequence[RunData]) -> Suite:
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    if not tasks:
+        raise RunError(
+            "None of these runs has a score yet.",
+            "A table needs summaries, and a run writes its own when it ends.",
+            "Run the same command again: it resumes.",
+        )
+    return Suite(members=tuple(tasks))
+
+
+def scales_of(registry: Registry) -> Scales:
+    """The scales that tasks declare: for those that a run lacks."""
+
+    def scale(task: str) -> Interval | None:
+        spec = registry.specs.get(task)
+        return (spec.metric.low, spec.metric.high) if spec else None
+
+    return scale
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+def _line(
+    suite: Suite, rows: Sequence[SuiteLine], context: Sequence[ContextColumn],
+    unlike: Sequence[UnlikePair],
+) -> TableLine:  # fmt: skip
+    first = rows[0]
+    figures = tuple(_figure(suite, first, column) for column in context)
+    return TableLine(
+        name=first.name, level=first.level, axis=first.axis, runs=tuple(rows), figures=figures,
+        best_runs=() if any(pair.mixed for pair in unlike) else _best([r.cell.mean for r in rows]),
+        best_figures=_best_of_tables(figures, context),
+    )  # fmt: skip
+
+
+def _figure(suite: Suite, line: SuiteLine, column: ContextColumn) -> float | None:
+    if not line.mean_over:
+        return column.table.figure(line.name, column.model)
+    return column.table.mean(line.members, column.model, line.axis)
+
+
+def _best(values: Sequence[float | None]) -> tuple[int, ...]:
+    """The places of the highest value, of several; equal ones as they are printed are all best."""
+    rounded = [None if value is None else round(value, 3) for value in values]
+    highest = max((value for value in rounded if value is not None), default=None)
+    several = sum(value is not None for value in rounded) > 1
+    return tuple(i for i, value in enumerate(rounded) if several and value == highest)
+
+
+def _best_of_tables(
+    figures: Sequence[float | None], context: Sequence[ContextColumn]
+) -> tuple[int, ...]:
+    best: list[int] = []
+    for name in dict.fromkeys(column.table.name for column in context):
+        places = [i for i, column in enumerate(context) if column.table.name == name]
+        best += [places[i] for i in _best([figures[place] for place in places])]
+    return tuple(best)
+
+
+# -- published columns -----------------------------------------------------------------------------
+
+
+def _context(
+    suite: Suite, runs: Sequence[RunData], every: bool
+) -> tuple[tuple[ContextColumn, ...], list[str]]:
+    """The published columns, and a sentence for each table that is no more than context."""
+    columns: list[ContextColumn] = []
+    notes = []
+    conditions = [read_conditions(run.path, run.records or None) for run in runs]
+    for table in publications():
+        if table.name not in suite.published:
+            continue
+        doubts = _doubts(suite, table, runs, conditions)
+        columns += [
+            ContextColumn(table=table, model=model, comparable=not doubts)
+            for model in (table.models if every else table.highlight)
+        ]
+        why = f"not comparable: {doubts}" if doubts else "measured like these runs"
+        origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
+        notes.append(f"{table.title}: {why}. {origin}")
+    return tuple(columns), notes
+
+
+def _doubts(
+    suite: Suite, table: Publication, runs: Sequence[RunData], conditions: Sequence[Conditions]
+) -> str:
+    texts = []
+    for run, side in zip(runs, conditions, strict=True):
+        tasks = [task for task in suite.tasks if task in run.tasks]
+        doubts = context_doubts(table, tasks, side)
+        text = doubts_text(doubts, len(tasks)) if tasks else "none of its tasks was played"
+        texts.append(text)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{run.name}: {text}" for run, text in zip(runs, texts, strict=True) if text)
+
+
+# -- what is missing -------------------------------------------------------------------------------
+
+
+def _absent(suite: Suite, runs: Sequence[RunData], registry: Registry) -> dict[str, str]:
+    """The tasks of the suite that no run has, and why."""
+    reasons = {t: why for run in runs if run.summary for t, why in run.summary.left_out.items()}
+    played = {task for run in runs for task in run.tasks}
+    return {
+        task: reasons.get(task, _why(task, registry)) for task in suite.tasks if task not in played
+    }
+
+
+def _why(task: str, registry: Registry) -> str:
+    spec = registry.specs.get(task)
+    return "this version cannot play it" if spec and spec.rows_only else "not played"
+
+
+def _absent_notes(absent: Mapping[str, str]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for task, why in absent.items():
+        reasons.setdefault(why, []).append(task)
+    return [f"{why}: {', '.join(tasks)}" for why, tasks in reasons.items()]
+
+
+def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]) -> list[str]:
+    """Which runs hold only a part of the suite, and what that does to the means."""
+    notes = []
+    for run, lines in zip(runs, sides, strict=True):
+        whole = next((line for line in lines if line.level == "suite"), None)
+        if whole is not None and whole.missing:
+            notes.append(
+                f"{run.name} is a partial suite: {whole.coverage} members have a mean; no average "
+                "where one is missing, only the bounds it could have"
+            )
+    return notes

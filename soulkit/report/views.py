@@ -1,0 +1,85 @@
+"""One report in every form: a suite's table first where there is one, then each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.report import table
+from soulkit.report.grid import Grid, grid_markdown, grid_parts, suite_grid
+from soulkit.report.load import RunData
+from soulkit.report.suites import SuiteTable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """What is shown of some runs, and how much of it."""
+
+    runs: Sequence[RunData]
+    suite: SuiteTable | None = None
+    playable: bool = False
+    """Of the suite only members that a run has."""
+    details: bool = False
+    """Every metric and break-down."""
+
+    def parts(self) -> list[RenderableType]:
+        """For a terminal: rich renderables, top to bottom."""
+        grid = self._grid()
+        if grid is None:
+            return table.report_parts(self.runs, details=self.details)
+        inner = table.report_parts(self.runs, details=True) if self.details else []
+        return [*_heads(self.runs), *grid_parts(grid), *inner]
+
+    def text(self) -> str:
+        """The same as plain text."""
+        return table.parts_text(self.parts())
+
+    def markdown(self) -> str:
+        grid = self._grid()
+        if grid is None:
+            return table.markdown(self.runs, details=self.details)
+        inner = table.markdown(self.runs, details=True) if self.details else ""
+        return "\n".join(filter(None, ["# Results\n", grid_markdown(grid), inner]))
+
+    def latex(self) -> str:
+        """A `table` for an article; the runs without a suite are one of all their tasks."""
+        from soulkit.report.exports.latex import grid_latex
+
+        grid = self._grid()
+        return grid_latex(grid) if grid is not None else ""
+
+    def csv(self) -> str:
+        """A line for each number of the suite."""
+        from soulkit.report.exports.sheet import suite_csv
+
+        return suite_csv(self.suite, **self._shown()) if self.suite is not None else ""
+
+    def values(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from soulkit.report.exports.sheet import suite_values
+
+        suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
+        return {**table.merged(self.runs), **suite}
+
+    def page(self, path: Path) -> Path:
+        """Write the page; returns `path`."""
+        from soulkit.report import html
+
+        shown = None if self.suite is None else html.suite_view(self.suite, **self._shown())
+        return html.write_page(self.runs, path, suite=shown)
+
+    def _grid(self) -> Grid | None:
+        return None if self.suite is None else suite_grid(self.suite, **self._shown())
+
+    def _shown(self) -> dict[str, bool]:
+        return {"playable": self.playable, "details": self.details}
+
+
+def _heads(runs: Sequence[RunData]) -> list[RenderableType]:
+    """The head of each run: what it is, by whom, at what cost."""
+    return [table.run_head(run) for run in runs]

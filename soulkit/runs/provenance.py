@@ -1,0 +1,109 @@
+"""What a summary says of how its numbers came about: with whom, on which rows, by which model.
+
+    summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, players,
+                                  panel, tasks: {task: {sampling, budgets, options, rows}}}
+
+Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
+material.json); what a run of an earlier version did not keep is absent. Rows are told by their
+number and one hash over all of them, so that two summaries alone tell whether rows were the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import RunError
+from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
+
+Origin = dict[str, Any]
+"""The provenance of a run, as plain JSON values."""
+
+RECORD, MATERIAL = "provenance.json", "material.json"
+SETTINGS = ("seed", "repeats", "steps")
+"""Numbers of config.yaml that say how much was played, and from which seed."""
+_VERSIONS = ("soulkit", "python", "commit", "packages")
+
+
+def with_origin(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary that is about to be written, with its provenance and the date of now."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    origin = origin_of(folder, summary)
+    return {**summary, "provenance": {**origin, "dates": {**origin["dates"], "finished": now}}}
+
+
+def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
+    """The provenance of the run in `folder`, as far as its files tell; RunError when one is
+    damaged. That which the summary holds goes before them: it was written with the numbers."""
+    written = summary.get("provenance")
+    if isinstance(written, Mapping):
+        return dict(written)
+    settings = read_config(folder) if (folder / CONFIG).is_file() else {}
+    noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
+    record, material = _object(folder / RECORD), _object(folder / MATERIAL)
+    origin: Origin = {
+        "command": str(noted.get("command", "")),
+        "dates": {
+            "started": noted.get("started"),
+            "resumed": [start.get("started") for start in noted.get("resumed", [])],
+        },
+        "versions": {name: noted[name] for name in _VERSIONS if name in noted},
+        **{name: settings[name] for name in SETTINGS if name in settings},
+        "protocol": summary.get("protocol") or settings.get("protocol", ""),
+        "prompts": summary.get("prompts", {}),
+        "actor": {**_actor(settings), **_base(material), **record.get("actor", {})},
+        "players": record.get("players", {}),
+        "panel": record.get("panel", {}),
+        "tasks": _tasks(record.get("tasks", {}), material),
+    }
+    return {name: value for name, value in origin.items() if value not in ("", {}, None)}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"'{path}' cannot be read ({error}).",
+            "It says with whom and on what the run was measured.",
+            "Bring it back; without the file, the run counts as one that did not record this.",
+        ) from error
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _actor(settings: Mapping[str, Any]) -> Origin:
+    names = ("kind", "model", "adapter", "base_url")
+    return {name: settings[name] for name in names if settings.get(name) is not None}
+
+
+def _base(material: Mapping[str, Any]) -> Origin:
+    """The hashes of the model that a training started from."""
+    model, adapter = material.get("model"), material.get("adapter")
+    weights = {"weights": model["weights"]} if isinstance(model, Mapping) else {}
+    return {**weights, **({"adapter_weights": adapter} if adapter else {})}
+
+
+def _tasks(recorded: Mapping[str, Mapping[str, Any]], material: Mapping[str, Any]) -> Origin:
+    tasks: Origin = {name: _counted(entry) for name, entry in recorded.items()}
+    for kind, label in (("training", "rows"), ("dev", "dev_rows")):
+        for name, entry in (material.get(kind) or {}).items():
+            count = {"n": entry.get("rows", 0), "sha256": entry.get("ids", "")}
+            tasks[name] = {**tasks.get(name, {}), label: count}
+    return tasks
+
+
+def _counted(entry: Mapping[str, Any]) -> Origin:
+    """The entry of a task with its rows as one number and one hash."""
+    rest = {name: value for name, value in entry.items() if name != "rows"}
+    rows = entry.get("rows")
+    return {**rest, "rows": rows_print(rows)} if isinstance(rows, Mapping) else rest
+
+
+def rows_print(rows: Mapping[str, str]) -> Origin:
+    """Number of rows and sha256 over their ids and contents, in whatever order they were read."""
+    text = json.dumps(sorted(rows.items()), separators=(",", ":"))
+    return {"n": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -1,0 +1,107 @@
+"""`--suite NAME --playable`: what can be played is played, the rest is named everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.evaluation import FAST, soul, summary, three_lines, visitor
+from tests.support.servers.openai_server import ScriptedServer
+
+TASKS = """
+suites:
+  mixed: {axes: {A: [tomi, coser], B: [secret_keeper]}, average: macro}
+  never: [coser]
+"""
+
+
+def evaluate(out: Path, *arguments: object, suite: str = "mixed") -> int:
+    tasks = out.parent / "tasks.yaml"
+    tasks.write_text(TASKS)
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        return soul(
+            "eval", "api", "--model", "m", "--base-url", server.base_url, "--out", out,
+            "--tasks", tasks, "--suite", suite, *arguments, *FAST,
+        )  # fmt: skip
+
+
+def test_a_partial_suite_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert evaluate(out, "--playable", "--data", "synth:4") == 0
+    printed = capsys.readouterr()
+    assert "left out of mixed: coser: this version cannot play it" in printed.err
+    assert "left out of mixed: secret_keeper: nobody plays the partner" in printed.err
+    assert "mixed (partial)" in printed.out and "A mean (1 of 2)" in printed.out
+    done = summary(out)
+    assert set(done["tasks"]) == {"tomi"} and done["suite"] == "mixed"
+    assert done["left_out"] == {
+        "coser": "this version cannot play it",
+        "secret_keeper": "nobody plays the partner",
+    }
+    assert "playable: true" in (out / "config.yaml").read_text()
+    assert soul("report", out, "--tasks", tmp_path / "tasks.yaml", "--format", "csv") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("mixed,suite,all,,run,run,,,,")]
+    assert any("coser" in line for line in lines)
+
+
+def test_with_every_player_more_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with visitor() as partner:
+        address = ("--partner", f"endpoint:scripted-visitor@{partner}")
+        assert evaluate(tmp_path / "run", "--playable", "--data", "synth:2", *address) == 0
+    assert set(summary(tmp_path / "run")["tasks"]) == {"tomi", "secret_keeper"}
+    assert list(summary(tmp_path / "run")["left_out"]) == ["coser"]
+
+
+def test_without_the_option_the_suite_is_refused_and_the_option_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(tmp_path / "run", "--data", "synth:4") == 2
+    what, _, fix = three_lines(capsys.readouterr().err)
+    assert "coser" in what and "--playable" in fix and not (tmp_path / "run").exists()
+
+
+def test_nothing_to_play_is_an_error_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(tmp_path / "run", "--playable", suite="never") == 2
+    what, why, _ = three_lines(capsys.readouterr().err)
+    assert "nothing can be played" in what and "coser: this version cannot play it" in why
+
+
+def test_rows_that_are_not_here_leave_a_task_out_unless_they_were_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path / "none"))
+    made = ("--data", "tomi=synth:3")
+    assert evaluate(tmp_path / "run", "--playable", *made) == 0
+    assert (
+        "no rows for the task 'secret_keeper'"
+        in summary(tmp_path / "run")["left_out"]["secret_keeper"]
+    )
+    capsys.readouterr()
+    gone = ("--data", f"secret_keeper={tmp_path / 'gone.jsonl'}")
+    assert evaluate(tmp_path / "other", "--playable", *made, *gone) == 2
+    assert "gone.jsonl" in " ".join(three_lines(capsys.readouterr().err))
+
+
+def test_playable_is_about_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("eval", "api", "--model", "m", "--task", "tomi", "--playable") == 2
+    assert "--suite" in three_lines(capsys.readouterr().err)[0]
+
+
+def test_a_finished_partial_suite_is_taken_up_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert evaluate(out, "--playable", "--data", "synth:3") == 0
+    first = (out / "summary.json").read_bytes()
+    settings = ("--config", out / "config.yaml")
+    assert soul("eval", "api", *settings, "--out", out) == 0  # nobody is asked: all is there
+    assert json.loads(first)["tasks"] == summary(out)["tasks"]
+    lines = (out / "episodes.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 3

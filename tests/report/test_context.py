@@ -1,0 +1,104 @@
+"""When a published figure may be compared with a run's: four things have to match, all stated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.eval.conditions import read_conditions
+from soulkit.report.context import context_doubts, doubts_text, rows_digest
+from soulkit.report.published import Publication, Stated, publications
+from tests.support.evaluation import FAST, soul
+from tests.support.servers.openai_server import ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("context") / "run"
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        actor = ("--model", "m", "--base-url", server.base_url, "--temperature", 0.5)
+        assert soul("eval", "api", *actor, "--task", "hitom", "--data", "synth:4", "--out", out,
+                    *FAST) == 0  # fmt: skip
+    return out
+
+
+def doubts(folder: Path, **stated: Any) -> list[str]:
+    paper = publications()[0]
+    table = replace(paper, stated=Stated(**stated))
+    return list(context_doubts(table, ["hitom"], read_conditions(folder)))
+
+
+def digest(folder: Path) -> str:
+    rows = json.loads((folder / "provenance.json").read_text())["tasks"]["hitom"]["rows"]
+    assert len(rows) == 4
+    return rows_digest(rows)
+
+
+def test_a_figure_that_was_measured_alike_is_comparable(played: Path) -> None:
+    """No judge is asked in this task, so none has to match."""
+    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
+    assert doubts(played, **alike) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "doubt"),
+    [
+        ({"protocol": "reference"}, "protocol reference, here paper"),
+        ({"temperature": 1.0}, "temperature 1, here 0.5"),
+        ({"rows": {"hitom": "0" * 64}}, "other rows"),
+        ({"rows": {}}, "rows unstated"),
+        ({"temperature": None}, "temperature unstated"),
+        ({"protocol": ""}, "protocol unstated"),
+    ],
+)
+def test_one_difference_is_enough_for_doubt(
+    other: dict[str, Any], doubt: str, played: Path
+) -> None:
+    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
+    assert doubts(played, **{**alike, **other}) == [doubt]
+
+
+def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "judged"
+    folder.mkdir()
+    record = json.loads((played / "provenance.json").read_text())
+    record["tasks"]["hitom"]["roles"] = ["judge"]
+    record["players"] = {"judge": [{"kind": "endpoint", "model": "gpt-5-nano"}]}
+    (folder / "provenance.json").write_text(json.dumps(record))
+    (folder / "config.yaml").write_text((played / "config.yaml").read_text())
+    (folder / "summary.json").write_text((played / "summary.json").read_text())
+    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
+    assert doubts(folder, **alike, judges={"*": "gpt-5-nano"}) == []
+    assert doubts(folder, **alike, judges={"*": "gpt-5-nano", "hitom": "gpt-5.4"}) == [
+        "judge gpt-5.4, here gpt-5-nano"
+    ]
+    assert doubts(folder, **alike) == ["judge unstated"]
+
+
+def test_rows_that_a_run_did_not_record_match_nothing(played: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("kind: api\nmodel: m\n")
+    named = doubts(tmp_path, protocol="paper", temperature=0.5, rows={"hitom": digest(played)})
+    assert "rows not recorded here" in named and "protocol not recorded here" in named
+
+
+def test_no_published_table_claims_to_be_comparable(played: Path) -> None:
+    for table in publications():
+        assert context_doubts(table, ["hitom"], read_conditions(played)), table.title
+        assert isinstance(table, Publication) and not table.stated.rows
+
+
+def test_doubts_in_words() -> None:
+    words = doubts_text({"temperature 1, here 0": ["a"], "rows unstated": ["a", "b"],
+                         "protocol unstated": ["a", "b"]}, 2)  # fmt: skip
+    assert words == "temperature 1, here 0 (a); the source does not state rows, protocol"
+    assert doubts_text({"other rows": list("abcd")}, 9) == "other rows (4 tasks)"
+    assert doubts_text({}, 3) == ""
+
+
+def test_the_digest_does_not_depend_on_the_order() -> None:
+    assert rows_digest({"a": "1", "b": "2"}) == rows_digest({"b": "2", "a": "1"})
+    assert rows_digest({"a": "1"}) != rows_digest({"a": "2"}) != rows_digest({"b": "2"})

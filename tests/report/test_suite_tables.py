@@ -1,0 +1,359 @@
+"""A suite as a table: terminal, Markdown, LaTeX, CSV, JSON and page, of one run and of several."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli.app import main
+from soulkit.errors import ConfigError, RunError
+from soulkit.eval.summary import Cell, Summary
+from soulkit.report import html
+from soulkit.report.exports.latex import grid_latex, latex_text
+from soulkit.report.exports.sheet import suite_csv, suite_values
+from soulkit.report.grid import Grid, suite_grid
+from soulkit.report.load import RunData, load_runs
+from soulkit.report.published import publications
+from soulkit.report.suites import SuiteTable, common_suite, suite_table
+from soulkit.report.table import parts_text
+from soulkit.report.views import ReportView
+from soulkit.tasks.registry import Registry, load_registry
+from tests.support.evaluation import FAST, soul
+from tests.support.servers.openai_server import ScriptedServer
+
+TASKS = """
+suites:
+  duo:
+    title: Two axes_of 100% & more
+    axes: {X: [tomi, hitom], Y: [paratomi]}
+    average: macro
+    published: [ditto_paper]
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    (tmp_path / "tasks.yaml").write_text(TASKS)
+    return load_registry(tmp_path / "tasks.yaml")
+
+
+def cell(mean: float, **more: Any) -> Cell:
+    shape = {
+        "headline": True,
+        "ci_low": mean - 0.1,
+        "ci_high": mean + 0.1,
+        "variance": 0.0025,
+        "df": 19.0,
+    }
+    counts = {"n": 20, "n_scored": 20, "n_clusters": 20, "scale": (0.0, 1.0)}
+    return Cell(mean=mean, **{**shape, **counts, **more})
+
+
+def run(name: str, **means: float) -> RunData:
+    """A run of which there is no more than its summary."""
+    summary = Summary(
+        command="eval api", model=name, protocol="paper", seconds=1.0,
+        tasks={task: {"value": cell(mean)} for task, mean in means.items()},
+    )  # fmt: skip
+    return RunData(name=name, path=Path("nowhere"), kind="eval", summary=summary)
+
+
+WHOLE = {"tomi": 0.5, "hitom": 0.7, "paratomi": 0.4}
+
+
+def duo(registry: Registry, *runs: RunData, **more: bool) -> SuiteTable:
+    return suite_table(runs, "duo", registry, **more)
+
+
+def texts(grid: Grid) -> dict[str, list[str]]:
+    return {row.cells[0].text.strip(): [one.text for one in row.cells[1:]] for row in grid.rows}
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def test_one_line_a_task_then_axes_then_the_suite(registry: Registry) -> None:
+    grid = suite_grid(duo(registry, run("one", **WHOLE)))
+    assert grid.head[:5] == ("task", "mean", "95% CI", "scored", "clusters")
+    assert grid.title == "duo: Two axes_of 100% & more"
+    rows = texts(grid)
+    assert list(rows) == [
+        "tomi", "hitom", "paratomi", "X mean (2 of 2)", "Y mean (1 of 1)", "duo mean (3 of 3)",
+    ]  # fmt: skip
+    assert rows["tomi"][:4] == ["0.500", "0.400\u20130.600", "20/20", "20 clusters"]
+    assert rows["X mean (2 of 2)"][0] == "0.600" and rows["duo mean (3 of 3)"][0] == "0.533"
+    assert rows["duo mean (3 of 3)"][2] == "60/60"
+    assert [row.rule for row in grid.rows] == [False, False, False, True, False, True]
+
+
+def test_a_missing_member_is_named_and_nothing_is_averaged(registry: Registry) -> None:
+    table = duo(registry, run("one", tomi=0.5, hitom=0.7))
+    grid = suite_grid(table)
+    rows = texts(grid)
+    assert grid.title.startswith("duo (partial)") and table.partial
+    assert rows["paratomi"][:3] == ["\u2013"] * 3
+    assert rows["duo mean (2 of 3)"][0] == "\u2013"
+    assert grid.head[5] == "worst to best" and rows["duo mean (2 of 3)"][4] == "0.400\u20130.733"
+    assert rows["X mean (2 of 2)"][0] == "0.600" and rows["X mean (2 of 2)"][4] == ""
+    assert "not played: paratomi" in grid.notes
+    assert any("one is a partial suite: 2 of 3 members" in note for note in grid.notes)
+    assert "paratomi" not in texts(suite_grid(table, playable=True))
+
+
+def test_why_a_task_was_left_out_is_what_the_run_says(registry: Registry) -> None:
+    part = run("one", tomi=0.5, hitom=0.7)
+    assert part.summary is not None
+    why = replace(part.summary, suite="duo", left_out={"paratomi": "nobody plays the judge"})
+    table = duo(registry, replace(part, summary=why))
+    assert table.absent == {"paratomi": "nobody plays the judge"}
+    assert common_suite([replace(part, summary=why)], registry) == "duo"
+    assert common_suite([replace(part, summary=why), part], registry) is None
+    gone = replace(why, suite="no longer declared")
+    assert common_suite([replace(part, summary=gone)], registry) is None
+
+
+def test_a_headline_of_another_name_is_named(registry: Registry) -> None:
+    one = run("one", **WHOLE)
+    assert one.summary is not None
+    tasks = {**one.tasks, "tomi": {"value": cell(0.9, headline=False), "joint": cell(0.3)}}
+    grid = suite_grid(duo(registry, replace(one, summary=replace(one.summary, tasks=tasks))))
+    assert texts(grid)["tomi (joint)"][0] == "0.300"
+    assert texts(grid)["X mean (2 of 2)"][0] == "0.500"
+
+
+# --- runs and published columns side by side ------------------------------------------------------
+
+
+def test_the_best_of_the_runs_is_marked(registry: Registry) -> None:
+    table = duo(registry, run("one", **WHOLE), run("two", tomi=0.6, hitom=0.7, paratomi=0.1))
+    grid = suite_grid(table)
+    assert grid.head[:3] == ("task", "one", "two")
+    best = {row.cells[0].text: [one.best for one in row.cells[1:3]] for row in grid.rows}
+    assert best["tomi"] == [False, True] and best["hitom"] == [True, True]
+    assert best["paratomi"] == [True, False] and best["duo mean (3 of 3)"] == [True, False]
+    assert texts(grid)["tomi"][0].startswith("0.500 \u00b1 0.100 (20/20")
+
+
+def test_runs_that_were_measured_differently_have_no_best(tmp_path: Path) -> None:
+    paths = []
+    for name, protocol in (("one", "paper"), ("two", "reference")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"kind: api\nmodel: m\nprotocol: {protocol}\n")
+        summary = run(name, **WHOLE).summary
+        assert summary is not None
+        line = {**summary.to_json(), "protocol": protocol, "prompts": {t: {} for t in WHOLE}}
+        (folder / "summary.json").write_text(json.dumps(line))
+        paths.append(folder)
+    (tmp_path / "tasks.yaml").write_text(TASKS)
+    table = suite_table(load_runs(paths), "duo", load_registry(tmp_path / "tasks.yaml"))
+    assert all(line.best_runs == () for line in table.lines)
+    assert any("not measured the same way" in note for note in table.notes)
+
+
+def test_published_columns_stand_beside_and_claim_nothing(registry: Registry) -> None:
+    table = duo(registry, run("one", **WHOLE))
+    assert [c.model for c in table.context] == ["Base 8B", "GRPO 8B", "Ditto 8B"]
+    grid = suite_grid(table)
+    assert grid.head[-3:] == ("Base 8B*", "GRPO 8B*", "Ditto 8B*")
+    assert texts(grid)["hitom"][-3:] == ["0.580", "0.770", "0.780"]
+    assert texts(grid)["tomi"][-3:] == ["\u2013"] * 3
+    assert texts(grid)["X mean (2 of 2)"][-3:] == ["\u2013"] * 3  # no mean of the rows it has
+    assert texts(grid)["Y mean (1 of 1)"][-1] == "0.930"
+    best = {row.cells[0].text: row.cells[-1].best for row in grid.rows}
+    assert best["hitom"] and best["paratomi"] and not best["tomi"]
+    note = next(note for note in grid.notes if note.startswith("Ditto paper: not comparable"))
+    assert "does not state protocol, rows" in note or "not recorded here" in note
+    wide = duo(registry, run("one", **WHOLE), all_context=True)
+    assert len(wide.context) == len(publications()[0].models)
+
+
+def test_axis_means_that_have_no_rows_stand_as_they_were_printed() -> None:
+    table = suite_table([run("one", **WHOLE)], "soul-23", load_registry())
+    place = [c.model for c in table.context].index("OSim-8B")
+    figures = {line.name: line.figures[place] for line in table.lines if line.level == "axis"}
+    assert figures == {"CONV": 0.565, "SS": 0.492, "COG": 0.755, "ROLE": 0.636, "EVAL": 0.584}
+    whole = next(line for line in table.lines if line.level == "suite")
+    assert whole.figures[place] is None and not table.context[place].comparable
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def test_terminal_and_markdown_show_the_same_numbers(registry: Registry) -> None:
+    one, two = run("one", **WHOLE), run("two_*", tomi=0.6, hitom=0.7)
+    view = ReportView([one, two], duo(registry, one, two))
+    shown, written = view.text(), view.markdown()
+    for text in ("0.600 \u00b1 0.100 (20/20", "[0.433\u20130.767]"):
+        assert text in shown and text.replace("[", "\\[").replace("]", "\\]") in written
+    assert "**0.600" in written and "two\\_\\*" in written
+    assert "duo (partial)" in parts_text(view.parts())
+
+
+def test_break_downs_are_behind_details(registry: Registry) -> None:
+    one = run("one", **WHOLE)
+    assert one.summary is not None
+    tasks = {**one.tasks, "tomi": {**one.tasks["tomi"], "value/order=2": cell(0.111)}}
+    one = replace(one, summary=replace(one.summary, tasks=tasks))
+    table = duo(registry, one)
+    for view in (ReportView([one]), ReportView([one], table)):
+        assert "order=2" not in view.text() + view.markdown()
+        detailed = replace(view, details=True)
+        assert "order=2" in detailed.text() and "order=2" in detailed.markdown()
+
+
+def test_csv_and_json_hold_a_record_a_number(registry: Registry) -> None:
+    table = duo(registry, run("=cmd()", tomi=0.5, hitom=0.7))
+    rows = list(csv.DictReader(io.StringIO(suite_csv(table))))
+    records = {(row["name"], row["column"]): row for row in rows}
+    tomi = records["tomi", "'=cmd()"]
+    assert (tomi["mean"], tomi["n_scored"], tomi["n"], tomi["axis"]) == ("0.5", "20", "20", "X")
+    whole = records["all", "'=cmd()"]
+    assert whole["mean"] == "" and whole["missing"] == "paratomi"
+    assert float(whole["worst"]) == pytest.approx(0.4)
+    assert records["paratomi", "Ditto 8B"]["mean"] == "0.93"
+    assert records["paratomi", "Ditto 8B"]["comparable"] == ""
+    values = suite_values(table)
+    json.dumps(values, allow_nan=False)
+    assert values["partial"] and values["absent"] == {"paratomi": "not played"}
+    assert len(values["lines"]) == len(rows)
+
+
+def balanced(text: str) -> bool:
+    """Whether braces and environments close, and every special sign outside them is escaped."""
+    depth = 0
+    for sign in re.sub(r"\\[{}]", "", text):
+        depth += (sign == "{") - (sign == "}")
+        if depth < 0:
+            return False
+    opened = re.findall(r"\\begin\{(\w+)\}", text)
+    closed = re.findall(r"\\end\{(\w+)\}", text)
+    return depth == 0 and sorted(opened) == sorted(closed)
+
+
+def columns_agree(text: str) -> bool:
+    """Whether every line of the table has as many cells as the table has columns."""
+    columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)
+    assert columns is not None
+    body = text[columns.end() : text.index("\\end{tabular}")]
+    lines = [line for line in body.splitlines() if line.endswith("\\\\")]
+    return all(len(re.findall(r"(?<!\\)&", line)) + 1 == len(columns[1]) for line in lines)
+
+
+def compiles(text: str, folder: Path) -> None:
+    """Let pdflatex read it, where there is one."""
+    if shutil.which("pdflatex") is None:
+        return
+    article = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n%s\n\\end{document}"
+    (folder / "table.tex").write_text(article % text, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+
+
+def test_latex_escapes_what_files_say(registry: Registry, tmp_path: Path) -> None:
+    evil = run(r"a_b & 100% #1 $x$ {y} \input{/etc/passwd} ~^ 好 é", **WHOLE)
+    text = grid_latex(suite_grid(duo(registry, evil, run("[two]", **WHOLE))))
+    assert balanced(text) and columns_agree(text)
+    assert r"\textbackslash{}input\{/etc/passwd\}" in text and "[U+597D]" in text
+    assert "\\toprule" in text and text.count("\\midrule") == 3 and "\\bottomrule" in text
+    assert r"Two axes\_of 100\% \& more" in text
+    compiles(text, tmp_path)
+
+
+def test_signs_for_latex() -> None:
+    assert latex_text('\u22120.5 \u00b1 1 \u2013 <a> "b" |') == (
+        r"$-$0.5 $\pm$ 1 -- \textless{}a\textgreater{} ''b'' \textbar{}"
+    )
+    assert latex_text("\u0105\u00e9\u00d0") == "[U+0105]\u00e9[U+00D0]"
+
+
+def test_the_page_shows_the_suite(registry: Registry) -> None:
+    one = run("<b>one</b>", **WHOLE)
+    table = duo(registry, one)
+    page = html.render([one], suite=html.suite_view(table))
+    assert "duo: Two axes_of 100% &amp; more" in page and "X mean (2 of 2)" in page
+    assert "&lt;b&gt;one" in page and "<b>one" not in page
+    section = page[page.index("duo: Two axes_of") : page.index("<h2>Results</h2>")]
+    assert section.count('class="strip"') == 6 and "OSim" not in section
+
+
+def test_without_a_suite_a_flat_table_has_every_task(registry: Registry) -> None:
+    table = suite_table([run("one", **WHOLE)], None, registry)
+    assert [line.name for line in table.lines] == list(WHOLE) and table.context == ()
+    assert balanced(grid_latex(suite_grid(table)))
+    with pytest.raises(RunError, match="has a score yet"):
+        suite_table([replace(run("one"), summary=None)], None, registry)
+    with pytest.raises(ConfigError, match="no suite named"):
+        suite_table([run("one", **WHOLE)], "soul-11", registry)
+
+
+# --- the whole road -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The suite `choice`, played against a server that always answers A."""
+    out = tmp_path_factory.mktemp("suites") / "run"
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        actor = ("--model", "scripted", "--base-url", server.base_url)
+        code = soul("eval", "api", *actor, "--suite", "choice", "--data", "synth:8", "--out", out,
+                    *FAST)  # fmt: skip
+    assert code == 0
+    return out
+
+
+def test_a_suite_that_was_played_is_shown_as_one(
+    choice: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert json.loads((choice / "summary.json").read_text())["suite"] == "choice"
+    assert main(["report", str(choice)]) == 0
+    shown = capsys.readouterr().out
+    assert "mmtom" in shown and "order=" not in shown and "mean (" not in shown
+
+
+def test_one_line_a_task_axes_bounds_and_nothing_averaged_away(
+    choice: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report", str(choice), "--suite", "soul-23", "--playable", "--format", "latex"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert balanced(text) and columns_agree(text)
+    compiles(text, tmp_path)
+    lines = [line for line in text.splitlines() if line.endswith("\\\\")][1:]
+    names = [line.partition(" & ")[0] for line in lines]
+    tasks = load_registry().suite_spec("soul-23")
+    played = json.loads((choice / "summary.json").read_text())["tasks"]
+    members = [m for m in tasks.members if all(t in played for t in tasks.tasks_of(m))]
+    assert [n.replace("\\_", "_").partition(" (")[0] for n in names[: len(members)]] == members
+    assert names[len(members) :] == [
+        "CONV mean (0 of 4)", "SS mean (0 of 1)", "COG mean (4 of 4)", "ROLE mean (4 of 9)",
+        "EVAL mean (3 of 5)", "soul-23 mean (11 of 23)",
+    ]  # fmt: skip
+    means = {line.partition(" & ")[0]: line.split(" & ")[1:6] for line in lines}
+    for name in ("CONV mean (0 of 4)", "ROLE mean (4 of 9)", "soul-23 mean (11 of 23)"):
+        mean, interval, _, _, bounds = means[name]
+        assert mean == interval == "--" and re.fullmatch(r"\d\.\d{3}--\d\.\d{3}", bounds), name
+    assert re.fullmatch(r"\d\.\d{3}", means["COG mean (4 of 4)"][0])
+    assert "is a partial suite: 11 of 23 members" in text and "not played:" in text
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "json", "html"])
+def test_every_format_of_a_partial_suite(
+    form: str, choice: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"out.{form}"
+    command = ["report", str(choice), "--suite", "soul-10", "--format", form, "--out", str(file)]
+    assert main(command) == 0
+    text = file.read_text()
+    assert "soul-10" in text and "userllm" in text and "0.726" in text
+    assert capsys.readouterr().out.strip() == str(file)
