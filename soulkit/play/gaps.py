@@ -134,6 +134,6 @@ def unplayable_gaps(registry: Registry, names: Sequence[str], suite: str | None)
         registry.refuse_rows_only(names, suite)
     except ConfigError as error:
         only_rows = [name for name in names if registry.spec(name).rows_only]
-        way = "leave out what cannot be played: --playable"
+        way = "leave out what cannot be played" + (": --playable" if suite is not None else "")
         return [Gap("tasks", ", ".join(only_rows), way, error)]
     return []

@@ -16,7 +16,7 @@ from soulkit.eval.remarks import cuts_text, ignored_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
-from soulkit.report.costs import cost_by_role
+from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
@@ -283,6 +283,8 @@ def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[Rend
             shown.append(_terminal_table(run, details))
         if run.steps:
             shown.append(_terminal_steps(run))
+    if details and (costs := cost_table(runs)) is not None:
+        shown.append(costs)
     return shown + _terminal_published(runs)
 
 

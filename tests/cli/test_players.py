@@ -107,7 +107,9 @@ def test_costs_are_recorded_by_task_and_role(
     capsys.readouterr()
     assert soul("report", out) == 0
     shown = capsys.readouterr().out
-    assert "actor $" in shown and "judge $" in shown
+    assert "actor $" in shown and "judge $" in shown and "cost by task" not in shown
+    assert soul("report", out, "--details") == 0
+    assert "cost by task and role" in capsys.readouterr().out
 
 
 # --- what it will cost ----------------------------------------------------------------------------

@@ -125,9 +125,12 @@ def test_eval_refuses_before_anything_starts(tasks_file: Path, lines, tmp_path: 
     error, why, fix = lines("eval", "api", "--task", "lights", *where)
     assert "The task 'lights' cannot be played" in error and "soul data" in why
     assert "tomi" in fix and "lights" not in fix
-    error, why, fix = lines("eval", "api", "--suite", "mine", *where)
+    error, _, fix = lines("eval", "api", "--suite", "mine", *where)
+    assert "no class that plays lights; no rows of tomi" in error and "--playable" in fix
+    rows = ("--data", "tomi=synth:2")
+    error, _, fix = lines("eval", "api", "--suite", "mine", *where, *rows)
     assert "Of the suite 'mine', the task 'lights'" in error
-    assert fix == "fix: Name tasks that it can play: --task tomi"
+    assert "--playable" in fix and fix.endswith("--task tomi")
     error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", tasks_file, "--out", out,
                         "--model", tmp_path / "no_such_model")  # fmt: skip
     assert "'lights' cannot be played" in error, "before the model is looked for"
