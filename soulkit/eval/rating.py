@@ -27,8 +27,8 @@ from soulkit.eval.graded import (
     GradedEpisode,
     chosen_dimensions,
     graded_episodes,
-    stated_scales,
     rating_scales,
+    stated_scales,
 )
 from soulkit.judge.sheets import (
     COLUMNS,
