@@ -138,12 +138,14 @@ def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[
     return [{name for name in names if word in name.split()} for word in sorted(words)]
 
 
-def _pointed_at(text: str, view: LeakView) -> set[str]:
+@lru_cache(maxsize=8)
+def _pointed_at(text: str, view: LeakView) -> frozenset[str]:
     """The options that `text` names by their place, or by their letter without writing it."""
     options = [plain(option) for option in view.options]
     pointed = {options[place] for place in places_named(text, len(options))}
     letters = letters_named(text, view.options) if view.letters else frozenset()
-    return pointed | {name for name, spoken in view.names().items() if spoken & letters}
+    named = {name for name, spoken in view.names().items() if spoken & letters}
+    return frozenset(pointed | named)
 
 
 def above_chance(hits: int, reads: int, chance: float) -> bool:
@@ -166,7 +168,7 @@ def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
     leak, share = "", view.chance
     for text, seen in _readings(feedback.text, view):
         leak = leak or _answer_leak(text, seen) or _text_leak(text, seen)
-        share = max(share, lexical_share(text, seen)) if view.options else share
+        share = max(share, lexical_share(text, seen)) if seen.options else share
     if not view.options:
         return replace(feedback, leak=leak)
     if not leak and share > view.chance:
@@ -183,7 +185,8 @@ def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
     looks, looked_for = folded(text), _folded_view(view)
     if (looks, looked_for) != (text, view) and len(looked_for.names()) == len(view.names()):
         yield looks, looked_for
-    joined = respelled(looks)
+    hidden = view.private or view.rubric or view.reference
+    joined = respelled(looks) if hidden else looks
     if joined != looks:
         yield joined, replace(looked_for, options=(), letters=(), gold="")
 

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from soulkit.judge.disguise import folded, places_named, respelled, spelled_names
+from soulkit.judge.disguise import (
+    folded,
+    letters_named,
+    places_named,
+    respelled,
+    spelled_names,
+)
 from soulkit.judge.leaks import MAX_CHARACTERS, LeakView, check_leak
 from soulkit.tasks.lettered import LetteredTask
 from soulkit.tasks.registry import load_registry
@@ -190,6 +196,31 @@ def test_places(text: str, places: set[int]) -> None:
 def test_the_middle_and_the_pair_need_a_fitting_number() -> None:
     assert places_named("the middle one", 3) == {1}
     assert places_named("The latter.", 2) == {1} and places_named("The latter.", 3) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("the second letter of the alphabet", {"B"}),
+        ("the letter after A", {"B"}),
+        ("the one right before option C", {"B"}),
+        ("the option following B", {"C"}),
+        ("choose bravo", {"B"}),
+        ("answer: dee", {"D"}),
+        ("option Charlie", set()),  # somebody among the options is called so
+        ("the one before C left", {"B"}),
+        ("bravo, well done", set()),
+    ],
+)
+def test_letters(text: str, letters: set[str]) -> None:
+    assert letters_named(text, ("Charlie is told", "Ada")) == letters
+
+
+def test_what_nobody_sees_is_gone() -> None:
+    for sign in "\u034f\u115f\u1160\u180b\u180e\u3164\ufe00\ufe0f\uffa0\u200b\u2060\xad\U000e0100":
+        assert folded(f"bl{sign}ue") == "blue", hex(ord(sign))
+    assert folded("\U0001f150\U0001f170\U0001f189\U0001f1e6\U0001f1ff") == "AAZAZ"
+    assert folded("<i>bl</i>ue &lt; 3") == "blue < 3" and folded("1 < 2") == "1 < 2"
 
 
 def test_a_spelled_secret_is_a_secret() -> None:

@@ -160,6 +160,18 @@ def test_where_everything_is_labelled_there_is_nothing_to_predict() -> None:
         assert mean.power == 0 and mean.corrected == mean.labelled
 
 
+def test_no_interval_has_no_width() -> None:
+    exact: list[Row] = [(float(i % 4), float(i % 4), f"l{i}") for i in range(12)]
+    mean = powered([*exact, *((2.0, None, f"u{i}") for i in range(12))])
+    assert mean.power == pytest.approx(1) and mean.corrected.value == pytest.approx(2)
+    assert (mean.corrected.low, mean.corrected.why) == (None, "no-spread")
+    low: list[Row] = [(0.4 + 0.1 * (i % 2), 0.9 + 0.1 * (i % 2), f"l{i}") for i in range(12)]
+    high: list[Row] = [(1.0 - 0.01 * (i % 2), None, f"u{i}") for i in range(40)]
+    assert powered([*low, *high]).corrected.low > 1  # type: ignore[operator]
+    beyond = powered([*low, *high], (0.0, 1.0)).corrected
+    assert (beyond.value, beyond.low, beyond.high, beyond.why) == (1, None, None, "no-spread")
+
+
 def test_an_episode_nobody_labelled_counts_for_the_judge_alone() -> None:
     rows = draw(20, 10, 5)
     place = next(i for i, row in enumerate(rows) if row[2] == "c0")
