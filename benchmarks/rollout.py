@@ -33,7 +33,7 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.base import Rollout
 from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Completion, Episode, Example, Record, Sampling, Score, Segment
 
 PROMPTS, DRAFTS = 8, 8

@@ -16,7 +16,8 @@ from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
 
 if TYPE_CHECKING:
-    from soulkit.tasks.registry import HookKey, Registry, TaskSpec
+    from soulkit.tasks.registry import Registry
+    from soulkit.tasks.spec import HookKey, TaskSpec
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
     from soulkit.play.gaps import Gap
     from soulkit.play.plan import Work
     from soulkit.tasks.base import Task
-    from soulkit.tasks.registry import Registry, TaskSpec
+    from soulkit.tasks.registry import Registry
+    from soulkit.tasks.spec import TaskSpec
 
 WHOLE_BENCHMARK = "soul-27"
 """The suite that is meant where a served model is evaluated and nothing else is named."""

@@ -27,7 +27,7 @@ from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
 from soulkit.tasks.prompting import PromptFolder
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.spec import TaskSpec
 from soulkit.text import one_line
 from soulkit.types import (
     BatchMetric,

@@ -11,7 +11,8 @@ import yaml
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.play.settings import configured_tasks
-from soulkit.tasks.registry import READERS, builtin_file, load_registry, read_file
+from soulkit.tasks.registry import builtin_file, load_registry, read_file
+from soulkit.tasks.spec import READERS
 
 TASK: dict[str, Any] = {
     "title": "Lights",

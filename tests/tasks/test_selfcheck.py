@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.registry import READERS
+from soulkit.tasks.spec import READERS
 from soulkit.types import Completion, Example, Feedback, Line, Score
 from tests.support.road import (
     CHOICES,

@@ -17,7 +17,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast
 from soulkit.tasks.dialogue import DialogueTask
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     Episode,
     Example,

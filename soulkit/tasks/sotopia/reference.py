@@ -18,7 +18,6 @@ from soulkit.judge.leaks import LeakView
 from soulkit.models.api.wire import estimated_tokens, to_messages
 from soulkit.models.base import Player
 from soulkit.tasks.budgets import first_words
-from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scene import SEATS, Scene
 from soulkit.tasks.sotopia.scores import (
@@ -28,6 +27,7 @@ from soulkit.tasks.sotopia.scores import (
     reference_reward,
 )
 from soulkit.tasks.sotopia.task import Sotopia
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Completion, Episode, Example, Line, Protocol, Score, Segment, Turn
 
 _THINKING = ("<think>", "<seed:think>")

@@ -33,7 +33,6 @@ from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.dialogue import Conversation, cut_note, others_words, play_out
 from soulkit.tasks.endings import actor_status
-from soulkit.tasks.registry import TaskSpec
 from soulkit.tasks.sotopia import coach as coaching
 from soulkit.tasks.sotopia import scripts
 from soulkit.tasks.sotopia.actions import (
@@ -54,6 +53,7 @@ from soulkit.tasks.sotopia.scores import (
     average,
     weighted,
 )
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,

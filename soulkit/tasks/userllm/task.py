@@ -37,7 +37,7 @@ from soulkit.tasks.budgets import keep_latest
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.endings import actor_status, reply_failure
 from soulkit.tasks.lessons import safest
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.spec import TaskSpec
 from soulkit.tasks.userllm.batch import paper_batch, with_novelty
 from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (

@@ -10,7 +10,7 @@ from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.prompting import PromptFolder
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Episode, Example, Feedback, Protocol, Score, Segment
 
 LETTERS = "ABC"

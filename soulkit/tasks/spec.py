@@ -1,0 +1,209 @@
+"""What one entry of `tasks.yaml` may say: the schema, key by key.
+
+It is strict: an unknown key is an error, and so is a seat or column that is used but not declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from soulkit.data.schema import Column
+from soulkit.errors import did_you_mean
+from soulkit.tasks.defaults import DefaultPlayers
+from soulkit.tasks.home import Home
+from soulkit.tasks.hooks import Hook, hook
+from soulkit.tasks.suites import Suite
+from soulkit.types import Role
+
+HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
+    name: {"type": "any", "required": False, "audience": [], "identity": False}
+    for name in ("index", "provenance", "licence")
+}
+"""Columns that any row may have: nobody sees them, and they are no part of what a row says."""
+
+READERS = ("judge", "coach", "gold")
+"""Who may see a column without sitting at the table."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Metric(Strict):
+    """The headline metric: its name, its scale, and whether single values are 0 or 1."""
+
+    name: str = "accuracy"
+    binary: bool = True
+    low: float = 0.0
+    high: float = 1.0
+    scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Other metric → its lowest and highest value, where it is more than yes or no."""
+    beside: tuple[str, ...] = ()
+    """Metrics that a report always shows beside the headline: what it must not be bought with."""
+    headline: str = ""
+    """The metric over the batch that is the headline; empty: the mean of the scores."""
+    watched: tuple[str, ...] = ()
+    """Metrics over the batch that training watches step by step: no reward may cost them."""
+
+
+class Files(Strict):
+    """Released file names of the task, and the `data_source` values that mark its rows."""
+
+    train: tuple[str, ...] = ()
+    eval: tuple[str, ...] = ()
+    data_source: tuple[str, ...] = ()
+
+
+class FeedbackSpec(Strict):
+    """Which coaches know the task, and the reference's gate (`--feedback-for task`)."""
+
+    coaches: tuple[Literal["symbolic", "model"], ...] = ()
+    below: float = 1.0
+    """Feedback is asked for drafts whose reward is below this."""
+    until_step: int | None = None
+    max_words: int = Field(default=120, gt=0)
+    """A model coach that writes more gives no feedback."""
+    gold_in_reference: bool = False
+    """Whether a model coach is told the right answer under `reference`."""
+    kind: Literal["coach", "worked_example"] = "coach"
+    """`worked_example` gives the answer away by design: used only where a run asks for it."""
+
+
+class TaskSpec(Strict):
+    """One entry of `tasks:`."""
+
+    title: str
+    summary: str
+    axis: str = ""
+    folder: str = ""
+    """Of a built-in benchmark: its folder in `soulkit/tasks/`; else where the tasks file lies."""
+    module: str = ""
+    """`module:Class`. Empty: *rows only*; rows can be read and checked, and not played."""
+    reference: str = ""
+    """`module:Class` in its place under `--protocol reference`; empty: the same class."""
+    binder: str = ""
+    """Rows only: `module:Class` that binds rows whose columns alone do not tell enough."""
+    synth: str = ""
+    """`module:function` that makes rows, for `soul data synth` and `synth:N`."""
+    importer: str = ""
+    """`module:function` that reads original files, for `soul data import`."""
+    builder: str = ""
+    """`module:function` that puts rows together from several files, for `soul data build`."""
+    audit: str = ""
+    """`module:function` that compares labels with rules, for `soul data audit`."""
+    scripted_partner: str = ""
+    """`module:function` that speaks for the partner by script, for `soul serve partner`."""
+    seats: dict[str, Role]
+    players: DefaultPlayers = DefaultPlayers()
+    """Who fills a role that no user fills."""
+    samples: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    """Purpose of a question → opinions of each judge on it; 1 where it is not named."""
+    columns: dict[str, Column]
+    unpack: tuple[str, ...] = ()
+    """Keys of a row that hold an object, or its JSON text, whose keys are columns themselves."""
+    cluster: tuple[str, ...] = ()
+    """Columns whose values together name the resampling unit (the story); empty: the row itself."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Break-down name → column."""
+    metric: Metric = Metric()
+    files: Files = Files()
+    formats: tuple[str, ...] = ()
+    """Original file formats that the importer reads."""
+    release_mark: str = ""
+    """A file whose folder as a whole is the original release."""
+    sampling: dict[str, float | int] = Field(default_factory=dict)
+    """Defaults of the actor's sampling (temperature, max_tokens)."""
+    feedback: FeedbackSpec = FeedbackSpec()
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Numbers of the task itself (turn limits)."""
+    published: str = ""
+    """The row of the published results, when there is one."""
+    citation: str = ""
+    licence: str = ""
+    url: str = ""
+    _home: Home = PrivateAttr(default=Home())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_written(cls, entry: Any) -> Any:
+        """Declarations from before `rows` was called `binder`, and `synth` named a function."""
+        if not isinstance(entry, Mapping):
+            return entry
+        current = {key: value for key, value in entry.items() if key != "rows"}
+        if "rows" in entry:
+            current.setdefault("binder", entry["rows"])
+        if isinstance(current.get("synth"), bool):
+            del current["synth"]
+        return current
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_bookkeeping(cls, entry: Any) -> Any:
+        columns = entry.get("columns") if isinstance(entry, Mapping) else None
+        if not isinstance(columns, Mapping):
+            return entry
+        return {**entry, "columns": {**columns, **{n: c for n, c in BOOKKEEPING.items()
+                                                   if n not in columns}}}  # fmt: skip
+
+    @property
+    def home(self) -> Home:
+        """The folder of the task."""
+        return self._home
+
+    def at(self, home: Home) -> Self:
+        """The same declaration, in its folder."""
+        housed = self.model_copy()
+        housed._home = home
+        return housed
+
+    def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
+        """The same declaration as a run plays it: with the word budgets of training, and with those
+        of the `options` that the task has and the run sets."""
+        budgets = {
+            name: column.model_copy(update={"max_words": column.train_words})
+            for name, column in self.columns.items() if training and column.train_words
+        }  # fmt: skip
+        own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
+        changes = {
+            "columns": {**self.columns, **budgets},
+            "options": {**self.options, **own_options},
+        }
+        return self.model_copy(update=changes)
+
+    def hook(self, name: str, key: HookKey) -> Hook | None:
+        """The function that is named under `key`, None where there is none."""
+        reference: str = getattr(self, key)
+        return hook(name, key, reference, self.home) if reference else None
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether this version can only read and check rows of the task."""
+        return not self.module
+
+    @model_validator(mode="after")
+    def _names_are_declared(self) -> Self:
+        if "actor" not in self.seats.values():
+            raise ValueError("no seat has the role 'actor'")
+        for name, column in self.columns.items():
+            _check_names(
+                column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
+            )
+        _check_names(self.cluster, self.columns, "'cluster'")
+        _check_names(self.tags.values(), self.columns, "'tags'")
+        return self
+
+
+def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> None:
+    names = list(declared)
+    for name in used:
+        if name not in names:
+            raise ValueError(f"{where} names '{name}'. {did_you_mean(name, names)}")
+
+
+class RegistryFile(Strict):
+    tasks: dict[str, TaskSpec] = Field(default_factory=dict)
+    suites: dict[str, Suite] = Field(default_factory=dict)
