@@ -40,7 +40,6 @@ from soulkit.eval.runner import (
     summary_of,
 )
 from soulkit.eval.summary import (
-    VALUE,
     Cell,
     Summary,
     headline_name,
@@ -461,7 +460,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
         seconds=before.seconds or 0.0, cost=before.cost,
-        headlines={task: headline_name(cells) or VALUE for task, cells in before.tasks.items()},
+        headlines={task: headline_name(cells) for task, cells in before.tasks.items()},
     )  # fmt: skip
     tasks = dict(made.tasks)
     for task, cells in before.tasks.items():

@@ -267,7 +267,7 @@ def summarise(
         for metric in set(together) & set(tasks.get(name, {})):
             tasks[name][metric] = replace(tasks[name][metric], beside=True)
     for name, cells in tasks.items():
-        _mark_headline(cells, (headlines or {}).get(name, VALUE), groups.get(name, []))
+        _mark_headline(cells, (headlines or {}).get(name) or VALUE, groups.get(name, []))
     return Summary(
         command=command,
         model=model,
