@@ -6,6 +6,7 @@ The subcommands are made from the methods and from TrainConfig; their bodies are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -164,7 +165,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         summary = train(config, out, step_shower(bar), _say, material)
     say_unsealed()
     if values["json"]:
-        print_json(summary.to_json())
+        print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
         _print(config, out, summary)
 
