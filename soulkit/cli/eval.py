@@ -87,7 +87,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     )
     say_unsealed()
     if as_json:
-        print_json(summary.to_json())
+        print_json(run.read_summary())
     else:
         _print_run(run, config)
     _say_failures(run, summary)

@@ -6,6 +6,7 @@ The subcommands are made from the methods and from TrainConfig; their bodies are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -167,7 +168,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
     if values["json"]:
-        print_json(summary.to_json())
+        print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
         _print(out, summary)
 

@@ -143,6 +143,11 @@ class Run:
         """Write `summary.json`, replacing an earlier one whole."""
         write_json(self.summary_path, summary)
 
+    def read_summary(self) -> dict[str, Any]:
+        """What `summary.json` says, as it was written last."""
+        loaded: dict[str, Any] = json.loads(self.summary_path.read_text(encoding="utf-8"))
+        return loaded
+
 
 def is_run(path: Path) -> bool:
     """Whether `path` is a folder that `Run.open` completed."""
