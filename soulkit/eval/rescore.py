@@ -419,10 +419,9 @@ def write_rescored(
     costs = [cost for cost in (before.cost, new) if cost is not None]
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
-        unpriced_calls=before.unpriced_calls + unpriced,
-        costs=before.costs,
+        unpriced_calls=before.unpriced_calls + unpriced, costs=before.costs,
         rescored_from=str(recorded.path),
-    )
+    )  # fmt: skip
     run.write_summary(with_origin(run.path, after.to_json()))
     done = Rescored(
         source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
