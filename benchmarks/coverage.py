@@ -17,7 +17,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ CLUSTERS = (2, 3, 5, 8, 10, 20, 50, 100)
 SIMULATIONS = 4000
 LEAST, LEAST_FEW_EVENTS, MOST, WIDTH, EXCLUSION = 0.93, 0.91, 0.995, 1.15, 0.07
 SOULKIT = "soulkit"
+BLOCK = 200
 UNHELD = ("five texts about equally often",)
 """A diversity near its maximum hardly changes when one text goes: the jackknife is too careful."""
 
@@ -224,8 +225,11 @@ def _diversities(simulations: int, clusters: int) -> list[Line]:
     drawn["words (1 − Jaccard)"] = (made.jaccard_truth(), made.word_sets)
     lines = []
     for number, (name, (truth, draw)) in enumerate(drawn.items()):
-        distances = draw(_stream(6, number, clusters), simulations, clusters)
-        ends = [_ends(jackknife(_diversity(d), clusters, scale=(0.0, 1.0))) for d in distances]
+        rng = _stream(6, number, clusters)
+        blocks = (draw(rng, size, clusters) for size in _blocks(simulations))
+        ends = [
+            _ends(jackknife(_diversity(d), clusters, scale=(0.0, 1.0))) for b in blocks for d in b
+        ]
         line = line_of("batch", f"diversity, {name}", SOULKIT, clusters, truth, ends)
         lines.append(replace(line, unheld=name in UNHELD))
     return lines
@@ -242,12 +246,18 @@ def _f1(table: made.Floats) -> Callable[[Sequence[int]], float | None]:
     return statistic
 
 
+def _blocks(simulations: int) -> Iterator[int]:
+    """Sizes of the parts in which square tables are drawn, so that they need no gigabytes."""
+    for start in range(0, simulations, BLOCK):
+        yield min(BLOCK, simulations - start)
+
+
 def _diversity(distances: made.Floats) -> Callable[[Sequence[int]], float | None]:
     """Mean distance of the pairs of chosen clusters."""
 
     def statistic(chosen: Sequence[int]) -> float | None:
-        part = distances[np.ix_(chosen, chosen)]
-        return float(part.sum()) / (len(part) * (len(part) - 1)) if len(part) > 1 else None
+        n, times = len(chosen), np.bincount(chosen, minlength=len(distances))
+        return float(times @ distances @ times) / (n * (n - 1)) if n > 1 else None
 
     return statistic
 
@@ -300,7 +310,7 @@ def tables(lines: Sequence[Line]) -> str:
         kinds = dict.fromkeys(line.kind for line in own)
         rows = [(k, [line for line in own if line.kind == k]) for k in kinds]
         parts.append(_table(part, [(k, {x.clusters: _cell(x) for x in ls}) for k, ls in rows]))
-    for part in ("means", "differences"):
+    for part in [p for p in ("means", "differences") if any(x.part == p for x in lines)]:
         tools = dict.fromkeys(line.tool for line in lines if line.part == part)
         rows_of_tools = [(tool, _lowest(lines, part, tool)) for tool in tools]
         parts.append(_table(f"{part}, lowest coverage of any kind", rows_of_tools))

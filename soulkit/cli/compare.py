@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Compare two runs, paired example by example.
 
-    Prints B minus A for each task, with its interval, its p-value, and Holm's beside it.
+    Prints B minus A for each task, with its interval and a p-value adjusted for their number.
     """
     from soulkit.cli.console import print_json
     from soulkit.eval.compare import compare_runs
