@@ -117,7 +117,8 @@ def test_a_mixture_is_told_as_one(
     assert soul("compare", *runs[:2]) == 2
     assert "tomi: training rows 24 against 12" in capsys.readouterr().err
     assert soul("compare", runs[0], runs[2], "--json") == 0
-    assert json.loads(capsys.readouterr().out)["remarks"] == list(cold.remarks)
+    *remarks, drafted = json.loads(capsys.readouterr().out)["remarks"]
+    assert remarks == list(cold.remarks) and "drafts while training" in drafted
 
 
 @pytest.mark.slow
@@ -132,8 +133,8 @@ def test_recorded_methods_with_other_judges_have_no_difference(
     for arm, name in (("grpo", "j"), ("grpo-kl_coef=0.01", "k")):
         file = out / arm / "seed_0" / "provenance.json"
         record = json.loads(file.read_text())
-        record["players"]["judge"] = [{"kind": "endpoint", "model": name, "address": NOBODY}]
-        record["tasks"]["tomi"]["roles"] = ["judge"]
+        seated = {"judge": [{"kind": "endpoint", "model": name, "address": NOBODY}]}
+        record["tasks"]["tomi"] |= {"roles": ["judge"], "players": seated}
         file.write_text(json.dumps(record))
     row = ablation.load_ablation(out).rows[1]
     assert row.final_difference is None
