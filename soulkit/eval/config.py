@@ -262,6 +262,7 @@ def load_work(config: EvalConfig) -> list[Work]:
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
     """The tasks that can be played, with their examples, and what is missing. A task whose rows
     are missing has no examples."""
+    from soulkit.data.folder import folder_note
     from soulkit.play.gaps import Gap, unplayable_gaps
     from soulkit.play.plan import Work
     from soulkit.tasks.loading import NoRows
@@ -278,7 +279,8 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
             work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
-            way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
+            pull = "soul data pull --task {} --split eval"
+            way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return work, gaps
 
