@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soulkit")
 
-# Who runs tests in several processes tells them a width: commands would print as into that terminal.
+# Who runs tests in several processes tells them a width, as of a terminal.
 os.environ.pop("COLUMNS", None)
 
 # --- without torch --------------------------------------------------------------------------------

@@ -53,9 +53,8 @@ def data_files(task: str, names: Sequence[str], source: str | None) -> list[Path
 def folder_note() -> str:
     """The folder where pulled rows lie, and who says so."""
     from_environment = bool(os.environ.get(DATA_FOLDER))
-    origin = (
-        f"from {DATA_FOLDER}" if from_environment else f"the default, as {DATA_FOLDER} is not set"
-    )
+    unset = f"the default, as {DATA_FOLDER} is not set"
+    origin = f"from {DATA_FOLDER}" if from_environment else unset
     return f"the folder '{data_folder()}' ({origin})"
 
 
