@@ -186,7 +186,7 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
         if run.progress is not None:
             parts.append(f"This run is unfinished: {run.progress.text()}.\n")
         if run.tasks:
-            parts.append(md_table(_HEAD, [_row(*item) for item in _cells(run, details)]))
+            parts.append(_md_cells([_row(*item) for item in _cells(run, details)]))
         if run.steps:
             parts.append(md_table(("training", "first step", "last step"), step_rows(run)))
     unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
@@ -274,6 +274,12 @@ def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
 _HEAD = ("task", "metric", "mean (scored)", "95% CI", "clusters", "worst to best", "unscored")
 _BOUNDS = _HEAD.index("worst to best")
 """From here on a column is about what is missing."""
+
+
+def _md_cells(rows: Sequence[tuple[str, ...]]) -> str:
+    """All columns; runs of earlier versions know no clusters."""
+    shown = [i for i, head in enumerate(_HEAD) if head != "clusters" or any(row[i] for row in rows)]
+    return md_table([_HEAD[i] for i in shown], [tuple(row[i] for i in shown) for row in rows])
 
 
 def metric_label(run: RunData, metric: str) -> str:

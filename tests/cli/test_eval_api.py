@@ -95,7 +95,7 @@ def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
     assert (cell["worst"], cell["best"]) == (pytest.approx(5 / 6), 1.0)
     shown = capsys.readouterr()
     assert "1.000" in shown.out
-    assert "(5/6," in shown.out
+    assert "(5/6)" in shown.out
     assert "provider_error (1): m: HTTP 503" in shown.err
     last = shown.err.splitlines()[-1]
     assert last.startswith("1 of 6 episodes are unscored, more than --max-unscored 0 allows")
