@@ -20,7 +20,7 @@ import numpy as np
 from soulkit.errors import DataError
 from soulkit.eval.graded import GradedEpisode, graded_episodes, headline_of
 from soulkit.judge.reliability import HEADLINE, Grade, OpinionKey, rater_agreement
-from soulkit.judge.sheets import PREFERENCE, RatingScale, scales_in
+from soulkit.judge.sheets import PREFERENCE, RatingScale, scales_in, text_print
 from soulkit.metrics.agreement import Level
 from soulkit.metrics.ppi import MIN_LABELLED, powered_mean
 from soulkit.runs.jsonl import read_jsonl
@@ -45,6 +45,8 @@ class PersonLabel:
     other: str = ""
     """The keys of both records of a pair."""
     shown: str = ""
+    prints: tuple[str, ...] = ()
+    """What was read, where the sheet says so (`text_print` of each record)."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class TaskLabels:
 
     labels: list[PersonLabel] = field(default_factory=list)
     strays: int = 0
+    of_others: int = 0
+    """Labels of other words than this run's: what another model said to the same row."""
 
 
 def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> dict[str, TaskLabels]:
@@ -68,21 +72,39 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
             "Write a sheet with soul judge sheet RUN, and read it with soul judge import.",
         )
     by_task: dict[str, TaskLabels] = {}
+    prints = {
+        task: {e.record.key: text_print(e.record) for e in episodes}
+        for task, episodes in graded.items()
+    }
+    judged = {task: {_episode_key(e) for e in episodes} for task, episodes in graded.items()}
     for number, line in enumerate(read_jsonl(path), start=1):
         task, label = _label_of(line, path, number)
-        known_keys = {_episode_key(episode) for episode in graded.get(task, ())}
         labels = by_task.setdefault(task, TaskLabels())
-        if label.key in known_keys:
-            labels.labels.append(label)
-        else:
+        if label.key not in judged.get(task, ()):
             labels.strays += 1
+        elif label.prints and label.prints != tuple(
+            prints[task].get(key) for key in (label.record, label.other) if key
+        ):
+            labels.of_others += 1
+        else:
+            labels.labels.append(label)
     if not any(labels.labels for labels in by_task.values()):
+        if any(labels.of_others for labels in by_task.values()):
+            raise _other_words(path)
         raise DataError(
             f"None of the labels in '{path}' is of a judged episode of this run.",
             "Their examples and rollouts are looked up in it.",
             "Name the run that the sheet was written for.",
         )
     return by_task
+
+
+def _other_words(path: Path) -> DataError:
+    return DataError(
+        f"The labels in '{path}' are of another run's words.",
+        "The same rows are in this run, but what raters read is not what was said in it.",
+        "Name the run that the sheet was written for, or write a sheet of this one.",
+    )
 
 
 def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, PersonLabel]:
@@ -101,6 +123,7 @@ def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, Pe
         record=str(line.get("key") or ""),
         other=str(line.get("other") or ""),
         shown=str(line.get("shown") or ""),
+        prints=tuple(map(str, line.get("prints") or ())),
     )
 
 
@@ -127,6 +150,9 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
     for task, task_labels in by_task.items():
         if task_labels.strays:
             remarks.append(f"{task}: {task_labels.strays} labels are of no judged episode here")
+        if task_labels.of_others:
+            others = task_labels.of_others
+            remarks.append(f"{task}: {others} labels are of other words than this run's")
         if task_labels.labels:
             scales = scales_in(key, task) if key else {}
             correction = Correction(graded[task], task_labels.labels, scales)

@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,6 @@ def test_what_models_write_is_no_markup_and_their_name_is_gone(tmp_path: Path) -
 
 
 def test_a_scale_that_nobody_knows_is_asked_for(run: Path, tmp_path: Path, capfd: Any) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("ledger.sqlite*"))
     assert soul("judge", "sheet", copy, "--out", tmp_path / "s") == 2
@@ -344,6 +343,28 @@ def test_labels_that_fit_nothing_are_refused(run: Path, tmp_path: Path, capfd: A
         assert words in three_lines(capfd.readouterr().err)[0]
     assert soul("judge", "correct", run, "--labels", tmp_path / "absent") == 2
     assert "no labels" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_labels_of_another_models_words_are_refused(
+    run: Path, sheet: Path, tmp_path: Path, capfd: Any
+) -> None:
+    """Rows and rollouts have the same names in the run of another model."""
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    text = (run / "episodes.jsonl").read_text()
+    (other / "episodes.jsonl").write_text(text.replace("ending", "closing"))
+    for pairs in ((), ("--pairs",)):
+        place = tmp_path / f"sheet{len(pairs)}"
+        assert soul("judge", "sheet", run, "--out", place, *pairs) == 0
+        imported(place, fill(place, 1, either))
+        capfd.readouterr()
+        assert soul("judge", "correct", other, "--labels", place / "labels.jsonl") == 2
+        assert "another run's words" in three_lines(capfd.readouterr().err)[0]
+        assert soul("judge", "correct", run, "--labels", place / "labels.jsonl") == 0
+
+
+def either(text: str, dimension: str) -> str:
+    return "A" if dimension == "preference" else people(text, dimension)
 
 
 def test_few_labels_stand_alone_and_it_says_so(run: Path, tmp_path: Path, capfd: Any) -> None:
