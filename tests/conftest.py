@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soulkit")
+
+# Who runs tests in several processes tells them a width, as of a terminal.
+os.environ.pop("COLUMNS", None)
 
 # --- without torch --------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def command(
         print_json(done.as_dict())
     else:
         _print(done, here)
-        _say_next(run, Path(done.path))
+        _say_next(_seen_from(here, run), _seen_from(here, Path(done.path)))
 
 
 def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
@@ -164,6 +164,10 @@ def _recorded(run: Path, trust: bool) -> Recorded:
     )
 
 
+def _seen_from(here: Path, path: Path) -> Path:
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def _print(done: Rescored, here: Path) -> None:
     from soulkit.cli.console import out, safe, table
 
@@ -172,8 +176,7 @@ def _print(done: Rescored, here: Path) -> None:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)
     misses = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
-    path = Path(done.path)
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    shown = _seen_from(here, Path(done.path))
     out.print(
         safe(f"{done.changed} of {done.episodes} episodes have another score now{misses}; "
              f"new scores in {shown}"),

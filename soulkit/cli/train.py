@@ -192,7 +192,7 @@ def step_shower(bar: Bar) -> Callable[[StepLine], None]:
 
 def warn(line: StepLine, who: str = "") -> None:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
-    from soulkit.report.table import alarm_text
+    from soulkit.report.training_facts import alarm_text
     from soulkit.train.rollouts.remarks import step_remarks
     from soulkit.train.rollouts.watched import FELL
 
@@ -221,7 +221,7 @@ def one_line_summary(line: StepLine) -> str:
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import truncation_text
-    from soulkit.report.table import canary_text, feedback_text
+    from soulkit.report.training_facts import canary_text, feedback_text
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")

@@ -50,17 +50,19 @@ def data_files(task: str, names: Sequence[str], source: str | None) -> list[Path
     return released_files(task, names, source)
 
 
+def folder_note() -> str:
+    """The folder where pulled rows lie, and who says so."""
+    from_environment = bool(os.environ.get(DATA_FOLDER))
+    unset = f"the default, as {DATA_FOLDER} is not set"
+    origin = f"from {DATA_FOLDER}" if from_environment else unset
+    return f"the folder '{data_folder()}' ({origin})"
+
+
 def search_note(names: Sequence[str], folder: str | None = None) -> str:
     """Where `released_files` looked for what, in words."""
     place = f"the folder '{folder}'"
     if folder is None:
-        from_environment = bool(os.environ.get(DATA_FOLDER))
-        origin = (
-            f"from {DATA_FOLDER}"
-            if from_environment
-            else f"the default, as {DATA_FOLDER} is not set"
-        )
-        place = f"no --data was given, and the folder '{data_folder()}' ({origin})"
+        place = f"no --data was given, and {folder_note()}"
     if not names:
         return f"{place} was not searched: the task has no released file to look for"
     return f"{place} does not hold {' or '.join(names)}"

@@ -262,6 +262,7 @@ def load_work(config: EvalConfig) -> list[Work]:
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
     """The tasks that can be played, with their examples, and what is missing. A task whose rows
     are missing has no examples."""
+    from soulkit.data.folder import folder_note
     from soulkit.play.gaps import Gap, unplayable_gaps
     from soulkit.play.plan import Work
     from soulkit.tasks.loading import NoRows
@@ -278,7 +279,8 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
             work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
-            way = "rows: soul data pull --task {} --split eval, or --data TASK=FILE"
+            pull = "soul data pull --task {} --split eval"
+            way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return work, gaps
 
@@ -325,6 +327,7 @@ def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | s
 
     DataError when rows that were named for this very task are of no use.
     """
+    from soulkit.play.gaps import key_gaps
     from soulkit.play.seating import seated
 
     if task.spec.rows_only:
@@ -335,8 +338,13 @@ def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | s
         if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(task.name))
-    return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
+    seats = seated(config, [work], registry)
+    if unfilled_roles := sorted(work.roles - seats.filled(task.name)):
+        return f"nobody plays the {' and the '.join(unfilled_roles)}"
+    # A key that the user's own players want is an error; one of the task's players leaves it out.
+    named = {gap.name for gap in key_gaps(config)}
+    keys = [gap.name for gap in key_gaps(seats) if gap.name not in named]
+    return f"no key in {', '.join(keys)}" if keys else work
 
 
 def load_rows(config: EvalConfig) -> list[Work]:

@@ -1,8 +1,8 @@
 """Gates: how much worse a run may be than another, tested by the interval of the difference.
 
-    sotopia/secret>=-0.2      B - A is at least -0.2: the lower end of its interval is
-    sotopia/hacked<=0.05      B - A is at most 0.05: the upper end of its interval is
-    soul-10>=-0.01            the same of the mean over a suite
+    TASK/METRIC>=-0.2         B - A is at least -0.2: the lower end of its interval is
+    TASK/METRIC<=0.05         B - A is at most 0.05: the upper end of its interval is
+    SUITE>=-0.01              the same of the mean over a suite
 
 A point on the right side proves nothing: a gate is open only where the whole interval is there,
 shut where the whole interval is on the other side, and undecided between them.
@@ -67,7 +67,7 @@ def parse_gate(text: str) -> ComparisonGate:
             f"'{text}' is no gate.",
             "A gate names a task or a suite, a metric unless the headline is meant, and how far "
             "the difference B - A may go.",
-            "Write --gate 'sotopia/secret>=-0.2', with the quotes: the shell reads > as well.",
+            "Write --gate 'TASK/METRIC>=-0.2', with the quotes: the shell reads > as well.",
         )
     return ComparisonGate(text.strip(), target.strip(), metric.strip(), match[2], margin)
 

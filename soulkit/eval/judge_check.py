@@ -129,8 +129,6 @@ class Check:
         unread = {"judge", "task_players"} if config.judge else ()
         source = source_of(folder, trust=trust, unread=unread)
         judges = _distinct_judges(config.judge) or _judges_of(source)
-        if not judges:
-            raise unfilled("judge")
         if len(judges) < len(config.judge):
             raise _twice()
         # First, because where rules score every task no judge would be of use.

@@ -67,13 +67,14 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
         raise error
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
     parts = [f"{WORDS[kind]} {', '.join(several)}" for kind, several in names.items() if several]
+    ways = [gap.way.replace("{}", ",".join(names[gap.kind])) for gap in gaps]
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
     raise NotReady(
         f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
         "Nothing is asked, loaded or written before all of it is there.",
-        f"{'; '.join(dict.fromkeys(gap.way.format(','.join(names[gap.kind])) for gap in gaps))}.",
+        f"{'; '.join(dict.fromkeys(ways))}.",
     )
 
 

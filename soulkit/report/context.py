@@ -36,7 +36,7 @@ def context_doubts(
 
 
 def doubts_text(doubts: Mapping[str, Sequence[str]], n_tasks: int) -> str:
-    """`temperature 1, here 0 (sotopia, coser); the source does not state rows`."""
+    """`temperature 1, here 0 (two tasks); the source does not state rows`."""
     unstated = [reason.removesuffix(UNSTATED) for reason in doubts if reason.endswith(UNSTATED)]
     parts = [
         reason if len(tasks) == n_tasks else f"{reason} ({_named(tasks)})"

@@ -49,7 +49,7 @@ def _head(result: Comparison) -> list[str]:
 
 
 def gate_text(result: GateResult) -> str:
-    """`gate sotopia/secret>=-0.2: pass, −0.050 [−0.120 to 0.020] (secret, 450 episodes)`."""
+    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120 to 0.020] (METRIC, 450 episodes)`."""
     interval = interval_text(result.low, result.high)
     where = f"{signed(result.difference)} [{interval}]" if interval != DASH else "no interval"
     why = f" ({result.why})" if result.why else ""

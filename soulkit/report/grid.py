@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
 from soulkit.eval.summary import Cell, headline_name
+from soulkit.report.fitting import Fitting
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
@@ -24,6 +26,7 @@ from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 CONTEXT = "*"
 """Behind the name of a published column that is no more than context."""
@@ -55,6 +58,8 @@ class Grid:
     head: tuple[str, ...]
     rows: tuple[GridRow, ...]
     notes: tuple[str, ...]
+    n_published: int = 0
+    """How many of the columns, the last ones, are published elsewhere."""
 
 
 def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
@@ -68,6 +73,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
         title=table_title(table), head=tuple(head), notes=_notes(table),
+        n_published=len(table.context),
         rows=tuple(_row(table, line, before, bounded)
                    for before, line in zip([None, *lines], lines, strict=False)),
     )  # fmt: skip
@@ -126,7 +132,7 @@ def _row(table: SuiteTable, line: TableLine, before: TableLine | None, bounded: 
 def _single(line: SuiteLine, bounded: bool) -> list[str]:
     cell = line.cell
     texts = [number(cell.mean), interval_text(cell.ci_low, cell.ci_high)]
-    texts += [f"{cell.n_scored}/{cell.n}" if cell.n else DASH, clusters_text(cell)]
+    texts += [f"{cell.n_scored}/{cell.n}" if cell.n else DASH, clusters_text(cell, headed=True)]
     return [*texts, bounds_text(cell)] if bounded else texts
 
 
@@ -167,19 +173,36 @@ def grid_parts(grid: Grid) -> list[RenderableType]:
     """The grid for a terminal: rich renderables, top to bottom."""
     from rich.text import Text
 
+    title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
+    notes = [Text(one_line(note, 1000), style="dim") for note in grid.notes]
+    return [*title, _terminal_table(grid), *notes]
+
+
+def _terminal_table(grid: Grid) -> RenderableType:
+    """What is published stands beside the runs, or below them where a terminal is too narrow."""
+    columns = list(range(len(grid.head)))
+    own = len(columns) - grid.n_published
+    parts = [columns[:own], [0, *columns[own:]]] if grid.n_published else [columns]
+    return Fitting(
+        _terminal_columns(grid, columns), [_terminal_columns(grid, part) for part in parts]
+    )
+
+
+def _terminal_columns(grid: Grid, columns: Sequence[int]) -> Table:
+    from rich.text import Text
+
     table = plain_table()
-    for i, name in enumerate(grid.head):
-        # Numbers must survive a narrow terminal whole; names may fold.
+    for i in columns:
+        # Numbers must survive a narrow terminal whole; names and remarks may fold.
         justify: Literal["left", "right"] = "left" if i == 0 else "right"
-        table.add_column(literal_text(name), justify=justify, overflow="fold",
-                         no_wrap=0 < i < len(_SINGLE))  # fmt: skip
+        table.add_column(literal_text(grid.head[i]), justify=justify, overflow="fold",
+                         no_wrap=i > 0 and grid.head[i] != "clusters")  # fmt: skip
     for row in grid.rows:
         if row.rule:
             table.add_section()
-        texts = [Text(cell.text, "bold" if cell.best else "") for cell in row.cells]
+        texts = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
         table.add_row(*texts, style=_STYLES.get(row.level))
-    title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
-    return [*title, table, *(Text(one_line(note, 1000), style="dim") for note in grid.notes)]
+    return table
 
 
 _STYLES = {"part": "dim", "suite": "bold"}

@@ -17,7 +17,7 @@ from soulkit.train.state.summary import TrainSummary
 
 def odd_cells(summary: Summary, run: Path) -> list[str]:
     """A line for every status other than `ok`, for hacked and for leaking ones, the commonest
-    first: `12 truncated (tomi 10, hitom 2): soul show runs/x --status truncated`."""
+    first: `12 truncated (TASK 10, OTHER 2): soul show runs/x --status truncated`."""
     counts = _statuses(summary)
     hacked = _hacked(summary)
     if hacked and HACKED not in counts:

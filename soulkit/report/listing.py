@@ -243,7 +243,7 @@ def started_text(run: ListedFolder) -> str:
 
 
 def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
-    """At most so many headlines, `tomi 0.724 ± 0.087 (98/100)`, and how many more there are."""
+    """At most so many headlines, `TASK 0.724 ± 0.087 (98/100)`, and how many more there are."""
     shown = [f"{one_line(one.label)} {_cell_text(one.cell)}" for one in run.headlines[:most]]
     more = len(run.headlines) - most
     return [*shown, f"and {more} more"] if more > 0 else shown

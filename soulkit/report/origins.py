@@ -45,7 +45,7 @@ def role_text(origin: Mapping[str, Any], role: str) -> str:
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:
-    """`sotopia 450 (3fa9c1d2)`: how many rows, and the beginning of their hash."""
+    """`TASK 450 (3fa9c1d2)`: how many rows, and the beginning of their hash."""
     rows = entry.get("rows")
     if not isinstance(rows, Mapping):
         return ""

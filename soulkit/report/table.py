@@ -17,12 +17,14 @@ from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_n
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.costs import cost_by_role, cost_table
+from soulkit.report.fitting import Fitting
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
+from soulkit.report.training_facts import canary_text, feedback_text
 from soulkit.text import one_line
-from soulkit.train.state.lines import Alarm, StepLine
-from soulkit.train.state.summary import CanaryTotals, FeedbackTotals, TrainSummary
+from soulkit.train.state.lines import StepLine
+from soulkit.train.state.summary import TrainSummary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,15 +42,22 @@ def number(value: object, digits: int = 3) -> str:
 
 def mean_text(cell: Cell) -> str:
     """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
+    clusters = clusters_text(cell)
+    return f"{scored_text(cell)[:-1]}, {clusters})" if clusters else scored_text(cell)
+
+
+def scored_text(cell: Cell) -> str:
+    """`mean ± half-width (n scored / n)`."""
     low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    beside = ", ".join(filter(None, (f"{cell.n_scored}/{cell.n}", clusters_text(cell))))
-    return f"{number(cell.mean)}{half} ({beside})"
+    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
 
 
-def clusters_text(cell: Cell) -> str:
-    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known."""
-    return interval_remark(cell.n_clusters, cell.method, cell.events)
+def clusters_text(cell: Cell, *, headed: bool = False) -> str:
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known.
+    `headed`: without the word, which stands at the head of the column."""
+    text = interval_remark(cell.n_clusters, cell.method, cell.events)
+    return text.replace(" clusters", "").replace(" cluster", "") if headed else text
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -140,50 +149,6 @@ def answers_text(summary: Summary) -> str:
             order = sorted(read, key=lambda status: (status != "ok", status))
             parts.append(f"{task} {', '.join(f'{read[s]} {s}' for s in order)}")
     return "; ".join(parts)
-
-
-def feedback_text(feedback: FeedbackTotals | None) -> str:
-    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
-    wanted none`, or empty."""
-    feedback = feedback or FeedbackTotals()
-    parts = []
-    for author, counts in feedback.coaches.items():
-        kinds = ", ".join(f"{n} {kind}" for kind, n in counts.leaks.items())
-        parts.append(f"{author} {counts.checked}, {counts.dropped} dropped")
-        parts[-1] += f" ({kinds})" if kinds else ""
-    failures = feedback.coach_failures
-    if failures:
-        parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
-    if feedback.gated:
-        parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
-    return "; ".join(parts)
-
-
-def canary_text(canaries: CanaryTotals | None) -> str:
-    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
-    without canaries."""
-    if canaries is None:
-        return ""
-    moved = [
-        f"{name} {canaries.first[name]:.2f} to {value:.2f}"
-        for name, value in canaries.last.items()
-        if name in canaries.first
-    ]
-    silent = f"; {canaries.unscored} got no verdict" if canaries.unscored else ""
-    total = canaries.alarms
-    if not total:
-        return f"{', '.join(moved) or 'not measured'}; no alarm{silent}"
-    newest = "; ".join(map(alarm_text, canaries.newest))
-    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{silent}"
-
-
-def alarm_text(alarm: Alarm) -> str:
-    """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
-    drafts = "" if alarm.drafts is None else f", drafts {alarm.drafts:.2f}"
-    return (
-        f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
-        f"({alarm.first:.2f} at first{drafts})"
-    )
 
 
 def _cost(summary: Summary) -> str:
@@ -306,7 +271,9 @@ def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
     return capture.get()
 
 
-_HEAD = ("task", "metric", "mean (scored)", "95% CI", "worst to best", "unscored")
+_HEAD = ("task", "metric", "mean (scored)", "95% CI", "clusters", "worst to best", "unscored")
+_BOUNDS = _HEAD.index("worst to best")
+"""From here on a column is about what is missing."""
 
 
 def metric_label(run: RunData, metric: str) -> str:
@@ -353,24 +320,33 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     return (
         one_line(task),
         one_line(metric, 60),
-        mean_text(cell),
+        scored_text(cell),
         interval_text(cell.ci_low, cell.ci_high),
+        clusters_text(cell, headed=True),
         bounds_text(cell),
         unscored_text(cell),
     )
 
 
 def _terminal_table(run: RunData, details: bool) -> RenderableType:
-    table = plain_table()
     rows = [_row(*item) for item in _cells(run, details)]
-    # Two columns that stay empty in a complete run would only take room from the others.
+    # Columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
+    gaps = [row for row in rows if any(row[_BOUNDS:])]
+    parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
+    if gaps:
+        parts.append(_columns(gaps, [0, 1, *(i for i in shown if i >= _BOUNDS)], details))
+    return Fitting(_columns(rows, shown, details), parts)
+
+
+def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:
+    table = plain_table()
     for i in shown:
         # Numbers must survive a narrow terminal whole; names may fold.
         table.add_column(
             _HEAD[i],
-            justify="left" if i in (0, 1, 5) else "right",
-            no_wrap=i in (2, 3, 4),
+            justify="left" if i in (0, 1, 6) else "right",
+            no_wrap=i in (2, 3, 5),
             overflow="fold",
         )
     before = None

@@ -3,11 +3,11 @@
 A plain list of names is a suite without any average: tasks to play together. A declared one may
 say more:
 
-    soul-23:
+    NAME:
       title: ...
       axes:                        # axis → its members, in the order of the published table
-        EVAL: [alignx, humanllm]
-      groups: {alignx: [alignx_demo, alignx_pair]}   # a member that is the mean of several tasks
+        EVAL: [GROUP, TASK]
+      groups: {GROUP: [TASK_A, TASK_B]}   # a member that is the mean of several tasks
       average: macro               # every member counts alike, in each axis and in the suite
       published: [ditto_8b_card]   # tables of others that stand beside it
 

@@ -94,14 +94,14 @@ def eval_run(metrics: dict[str, Cell]) -> RunData:
 
 def test_break_downs_stand_under_the_value_they_belong_to() -> None:
     run = eval_run({"value": cell(0.5), "turns": cell(0.1), "value/order=1": cell(0.4)})
-    body = terminal_text([run], 80)
+    body = terminal_text([run], 80, details=True)
     assert body.index("value ") < body.index(" order=1") < body.index("turns")
     assert "cost" not in body, "a local model costs no dollars"
 
 
 def test_the_longest_break_down_fits_eighty_columns() -> None:
     run = eval_run({"value": cell(0.5), "value/story=second_order_false_belief": cell(0.4)})
-    assert " story=second_order_false_belief " in terminal_text([run], 80)
+    assert " story=second_order_false_belief " in terminal_text([run], 80, details=True)
 
 
 def test_a_run_of_one_step_shows_one_column() -> None:

@@ -59,6 +59,23 @@ def test_with_every_player_more_is_played(
     assert list(summary(tmp_path / "run")["left_out"]) == ["coser"]
 
 
+def test_a_task_whose_players_want_a_key_that_is_not_here_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The players that a task declares are served elsewhere: without their key it cannot play."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        assert soul(
+            "eval", "api", "--model", "m", "--base-url", server.base_url, "--out", tmp_path / "run",
+            "--suite", "soul-10", "--playable", "--data", "synth:2", *FAST,
+        ) == 0  # fmt: skip
+    left_out = summary(tmp_path / "run")["left_out"]
+    assert "no key in OPENAI_API_KEY (partner gpt-5-nano, judge gpt-5-nano" in left_out["sotopia"]
+    assert {"sotopia", "userllm", "coser", "mirrorbench"} == set(left_out)
+    assert "fantom" in summary(tmp_path / "run")["tasks"]
+
+
 def test_without_the_option_the_suite_is_refused_and_the_option_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

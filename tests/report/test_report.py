@@ -206,7 +206,7 @@ def test_a_mean_never_stands_alone() -> None:
 
 def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path)], episodes=False)
-    expected = table.mean_text(runs[2].tasks["hitom"]["value"])
+    expected = table.scored_text(runs[2].tasks["hitom"]["value"])
     plain = table.terminal_text(runs)
     assert expected in plain
     assert expected in table.markdown(runs)
@@ -217,7 +217,7 @@ def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path) / "after"], episodes=False)
-    assert table.mean_text(runs[0].tasks["hitom"]["value"]) in table.terminal_text(runs, 80)
+    assert table.scored_text(runs[0].tasks["hitom"]["value"]) in table.terminal_text(runs, 80)
 
 
 def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_one_line_a_task_then_axes_then_the_suite(registry: Registry) -> None:
     assert list(rows) == [
         "tomi", "hitom", "paratomi", "X mean (2 of 2)", "Y mean (1 of 1)", "duo mean (3 of 3)",
     ]  # fmt: skip
-    assert rows["tomi"][:4] == ["0.500", "0.400\u20130.600", "20/20", "20 clusters"]
+    assert rows["tomi"][:4] == ["0.500", "0.400\u20130.600", "20/20", "20"]
     assert rows["X mean (2 of 2)"][0] == "0.600" and rows["duo mean (3 of 3)"][0] == "0.533"
     assert rows["duo mean (3 of 3)"][2] == "60/60"
     assert [row.rule for row in grid.rows] == [False, False, False, True, False, True]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.report.table import canary_text
+from soulkit.report.training_facts import canary_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.canaries import CANARY_NAMES, canary_texts

@@ -123,6 +123,7 @@ def episodes(run: Path) -> list[dict[str, Any]]:
 
 def summary(run: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    values["provenance"].pop("dates")
     return {k: v for k, v in values.items() if k not in ("seconds", "model")}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, Player
@@ -113,7 +114,8 @@ def rows_and_gaps(
         try:
             rows[name] = chosen_rows(training_rows(task, config), config, name)
         except NoRows as error:
-            way = "rows: soul data pull --task {} --split train, or --data TASK=FILE"
+            pull = "soul data pull --task {} --split train"
+            way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return rows, gaps
 

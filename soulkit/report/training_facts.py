@@ -1,0 +1,50 @@
+"""What a training run says of its feedback and its canaries, in one line each."""
+
+from __future__ import annotations
+
+from soulkit.train.state.lines import Alarm
+from soulkit.train.state.summary import CanaryTotals, FeedbackTotals
+
+
+def feedback_text(feedback: FeedbackTotals | None) -> str:
+    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
+    wanted none`, or empty."""
+    feedback = feedback or FeedbackTotals()
+    parts = []
+    for author, counts in feedback.coaches.items():
+        kinds = ", ".join(f"{n} {kind}" for kind, n in counts.leaks.items())
+        parts.append(f"{author} {counts.checked}, {counts.dropped} dropped")
+        parts[-1] += f" ({kinds})" if kinds else ""
+    failures = feedback.coach_failures
+    if failures:
+        parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
+    if feedback.gated:
+        parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
+    return "; ".join(parts)
+
+
+def canary_text(canaries: CanaryTotals | None) -> str:
+    """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
+    without canaries."""
+    if canaries is None:
+        return ""
+    moved = [
+        f"{name} {canaries.first[name]:.2f} to {value:.2f}"
+        for name, value in canaries.last.items()
+        if name in canaries.first
+    ]
+    silent = f"; {canaries.unscored} got no verdict" if canaries.unscored else ""
+    total = canaries.alarms
+    if not total:
+        return f"{', '.join(moved) or 'not measured'}; no alarm{silent}"
+    newest = "; ".join(map(alarm_text, canaries.newest))
+    return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{silent}"
+
+
+def alarm_text(alarm: Alarm) -> str:
+    """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
+    drafts = "" if alarm.drafts is None else f", drafts {alarm.drafts:.2f}"
+    return (
+        f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
+        f"({alarm.first:.2f} at first{drafts})"
+    )
