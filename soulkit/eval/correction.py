@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from soulkit.errors import DataError
-from soulkit.eval.graded import GradedEpisode, graded_episodes, headline_of
+from soulkit.eval.graded import GradedEpisode, graded_episodes, headline_of, known_scales
 from soulkit.judge.reliability import HEADLINE, Grade, OpinionKey, rater_agreement
 from soulkit.judge.sheets import PREFERENCE, RatingScale, scales_in, text_print
 from soulkit.metrics.agreement import Level
@@ -141,8 +141,8 @@ def _episode_key(episode: GradedEpisode) -> tuple[str, int]:
 def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The report on a run and the labels of a part of it, as plain JSON values.
 
-    `key`, of the sheet that the labels come from, tells the scales. UserError: no judged episode,
-    or no label of one.
+    `key`, of the sheet that the labels come from, tells the scales; without it the run's ledger
+    does, where it can. UserError: no judged episode, or no label of one.
     """
     graded = graded_episodes(run)
     by_task = read_labels(labels, graded)
@@ -154,10 +154,16 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
             others = task_labels.of_others
             remarks.append(f"{task}: {others} labels are of other words than this run's")
         if task_labels.labels:
-            scales = scales_in(key, task) if key else {}
+            scales = scales_in(key, task) if key else known_scales(run, graded[task])
             correction = Correction(graded[task], task_labels.labels, scales)
             tasks[task] = correction.report()
             remarks += [f"{task}: {remark}" for remark in correction.remarks]
+    if not any(report["dimensions"] or report.get("pairs") for report in tasks.values()):
+        raise DataError(
+            f"The labels in '{labels}' correct nothing.",
+            f"{'; '.join(remarks)}.",
+            "Give labels by the dimensions and scales of the judge: soul judge sheet RUN lists them.",
+        )
     return {
         "command": COMMAND, "run": str(run), "labels": str(labels), "tasks": tasks,
         "remarks": remarks,
@@ -175,7 +181,7 @@ class Correction:
 
     def report(self) -> dict[str, Any]:
         """`dimensions` by name, with the headline first where it follows from them; `pairs`."""
-        single = [label for label in self.labels if not label.other]
+        single = self._on_scale([label for label in self.labels if not label.other])
         by_dimension: dict[str, list[PersonLabel]] = {}
         for label in single:
             by_dimension.setdefault(label.dimension, []).append(label)
@@ -192,6 +198,24 @@ class Correction:
             **({"pairs": pairs} if pairs else {}),
             "raters": sorted({label.rater for label in self.labels}),
         }
+
+    def _on_scale(self, labels: Sequence[PersonLabel]) -> list[PersonLabel]:
+        """The labels without numbers that their dimension cannot have: a mean of such is none."""
+        fitting, off = [], dict[str, int]()
+        for label in labels:
+            scale, number = self.scales.get(label.dimension), _number(label.label)
+            low, high = scale.ends if scale and scale.numeric else (-math.inf, math.inf)
+            if number is None or low <= number <= high:
+                fitting.append(label)
+            else:
+                off[label.dimension] = off.get(label.dimension, 0) + 1
+        for name, count in off.items():
+            low, high = self.scales[name].ends
+            self.remarks.append(
+                f"{count} labels of '{name}' are off its scale ({low:g} to {high:g}), "
+                "and are left out"
+            )
+        return fitting
 
     # -- one dimension --
 
