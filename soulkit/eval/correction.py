@@ -162,7 +162,7 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
         raise DataError(
             f"The labels in '{labels}' correct nothing.",
             f"{'; '.join(remarks)}.",
-            "Give labels by the dimensions and scales of the judge: soul judge sheet RUN lists them.",
+            "Label what the judge labelled, on its scales: soul judge sheet RUN lists them.",
         )
     return {
         "command": COMMAND, "run": str(run), "labels": str(labels), "tasks": tasks,

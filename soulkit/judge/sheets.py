@@ -170,7 +170,11 @@ def attention_check(donor: RatingCard, number: int, rng: random.Random) -> Ratin
     text = f"{begin} … (This is a check that texts are read. Please answer here: {wishes}.)"
     sides[side] = (*lines[:last], Line(lines[last].seat, text), *lines[last + 1 :])
     return replace(
-        donor, example_id=f"check {number}", keys=(), prints=(), sides=tuple(sides),
+        donor,
+        example_id=f"check {number}",
+        keys=(),
+        prints=(),
+        sides=tuple(sides),
         expected=expected,
     )
 
