@@ -221,13 +221,16 @@ def correct(
 
 def _print(task: str, report: Mapping[str, Any]) -> None:
     if report["dimensions"]:
-        made = new_table(
-            "dimension", ">judge", ">people", "95 %", ">corrected", "95 %", ">lambda",
-            ">judge − people", "95 %", ">labelled", ">clusters", title=safe(task),
-        )  # fmt: skip
+        means = new_table("dimension", ">judge", ">people", "95 %", ">corrected", "95 %",
+                          title=safe(task))  # fmt: skip
+        errors = new_table("dimension", ">judge − people", "95 %", ">lambda", ">labelled",
+                           ">clusters")  # fmt: skip
         for name, cell in report["dimensions"].items():
-            made.add_row(safe(name), *_figures(cell))
-        out.print(made)
+            means.add_row(safe(name), *_means(cell))
+            errors.add_row(safe(name), *_errors(cell))
+        for made in (means, errors):  # in one, a line has no room for eleven numbers
+            made.columns[0].overflow = "fold"
+            out.print(made)
     agreement = new_table("dimension", "alpha of", ">n", ">alpha", "95 %", ">equal", "allows")
     for name, who, cell in _agreements(report):
         made_cells = (_number(cell["alpha"]), _interval(cell["alpha"]), _number(cell["exact"]))
@@ -240,14 +243,16 @@ def _print(task: str, report: Mapping[str, Any]) -> None:
         out.print(f"{pairs['n']} pairs; the first side shown was preferred in {share:.0f} %")
 
 
-def _figures(cell: Mapping[str, Any]) -> list[str]:
+def _means(cell: Mapping[str, Any]) -> list[str]:
+    people, corrected = cell["labelled"], cell["corrected"]
+    measured = [_number(people), _interval(people), _number(corrected), _interval(corrected)]
+    return [_number(cell["judged"]), *measured]
+
+
+def _errors(cell: Mapping[str, Any]) -> list[str]:
     counts = (str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}")
-    return [
-        _number(cell["judged"]),
-        _number(cell["labelled"]), _interval(cell["labelled"]),
-        _number(cell["corrected"]), _interval(cell["corrected"]), f"{cell['lambda']:.2f}",
-        _number(cell["bias"]), _interval(cell["bias"]), *counts,
-    ]  # fmt: skip
+    bias = cell["bias"]
+    return [_number(bias), _interval(bias), f"{cell['lambda']:.2f}", *counts]
 
 
 def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from soulkit.errors import DataError
-from soulkit.eval.graded import GradedEpisode, graded_episodes, headline_of
+from soulkit.eval.graded import GradedEpisode, graded_episodes, headline_of, known_scales
 from soulkit.judge.reliability import HEADLINE, Grade, OpinionKey, rater_agreement
-from soulkit.judge.sheets import PREFERENCE, RatingScale, scales_in
+from soulkit.judge.sheets import PREFERENCE, RatingScale, scales_in, text_print
 from soulkit.metrics.agreement import Level
 from soulkit.metrics.ppi import MIN_LABELLED, powered_mean
 from soulkit.runs.jsonl import read_jsonl
@@ -45,6 +45,8 @@ class PersonLabel:
     other: str = ""
     """The keys of both records of a pair."""
     shown: str = ""
+    prints: tuple[str, ...] = ()
+    """What was read, where the sheet says so (`text_print` of each record)."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class TaskLabels:
 
     labels: list[PersonLabel] = field(default_factory=list)
     strays: int = 0
+    of_others: int = 0
+    """Labels of other words than this run's: what another model said to the same row."""
 
 
 def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> dict[str, TaskLabels]:
@@ -68,21 +72,39 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
             "Write a sheet with soul judge sheet RUN, and read it with soul judge import.",
         )
     by_task: dict[str, TaskLabels] = {}
+    prints = {
+        task: {e.record.key: text_print(e.record) for e in episodes}
+        for task, episodes in graded.items()
+    }
+    judged = {task: {_episode_key(e) for e in episodes} for task, episodes in graded.items()}
     for number, line in enumerate(read_jsonl(path), start=1):
         task, label = _label_of(line, path, number)
-        known_keys = {_episode_key(episode) for episode in graded.get(task, ())}
         labels = by_task.setdefault(task, TaskLabels())
-        if label.key in known_keys:
-            labels.labels.append(label)
-        else:
+        if label.key not in judged.get(task, ()):
             labels.strays += 1
+        elif label.prints and label.prints != tuple(
+            prints[task].get(key) for key in (label.record, label.other) if key
+        ):
+            labels.of_others += 1
+        else:
+            labels.labels.append(label)
     if not any(labels.labels for labels in by_task.values()):
+        if any(labels.of_others for labels in by_task.values()):
+            raise _other_words(path)
         raise DataError(
             f"None of the labels in '{path}' is of a judged episode of this run.",
             "Their examples and rollouts are looked up in it.",
             "Name the run that the sheet was written for.",
         )
     return by_task
+
+
+def _other_words(path: Path) -> DataError:
+    return DataError(
+        f"The labels in '{path}' are of another run's words.",
+        "The same rows are in this run, but what raters read is not what was said in it.",
+        "Name the run that the sheet was written for, or write a sheet of this one.",
+    )
 
 
 def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, PersonLabel]:
@@ -101,6 +123,7 @@ def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, Pe
         record=str(line.get("key") or ""),
         other=str(line.get("other") or ""),
         shown=str(line.get("shown") or ""),
+        prints=tuple(map(str, line.get("prints") or ())),
     )
 
 
@@ -118,8 +141,8 @@ def _episode_key(episode: GradedEpisode) -> tuple[str, int]:
 def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The report on a run and the labels of a part of it, as plain JSON values.
 
-    `key`, of the sheet that the labels come from, tells the scales. UserError: no judged episode,
-    or no label of one.
+    `key`, of the sheet that the labels come from, tells the scales; without it the run's ledger
+    does, where it can. UserError: no judged episode, or no label of one.
     """
     graded = graded_episodes(run)
     by_task = read_labels(labels, graded)
@@ -127,11 +150,20 @@ def correct_run(run: Path, labels: Path, key: Mapping[str, Any] | None = None) -
     for task, task_labels in by_task.items():
         if task_labels.strays:
             remarks.append(f"{task}: {task_labels.strays} labels are of no judged episode here")
+        if task_labels.of_others:
+            others = task_labels.of_others
+            remarks.append(f"{task}: {others} labels are of other words than this run's")
         if task_labels.labels:
-            scales = scales_in(key, task) if key else {}
+            scales = scales_in(key, task) if key else known_scales(run, graded[task])
             correction = Correction(graded[task], task_labels.labels, scales)
             tasks[task] = correction.report()
             remarks += [f"{task}: {remark}" for remark in correction.remarks]
+    if not any(report["dimensions"] or report.get("pairs") for report in tasks.values()):
+        raise DataError(
+            f"The labels in '{labels}' correct nothing.",
+            f"{'; '.join(remarks)}.",
+            "Label what the judge labelled, on its scales: soul judge sheet RUN lists them.",
+        )
     return {
         "command": COMMAND, "run": str(run), "labels": str(labels), "tasks": tasks,
         "remarks": remarks,
@@ -149,7 +181,7 @@ class Correction:
 
     def report(self) -> dict[str, Any]:
         """`dimensions` by name, with the headline first where it follows from them; `pairs`."""
-        single = [label for label in self.labels if not label.other]
+        single = self._on_scale([label for label in self.labels if not label.other])
         by_dimension: dict[str, list[PersonLabel]] = {}
         for label in single:
             by_dimension.setdefault(label.dimension, []).append(label)
@@ -166,6 +198,24 @@ class Correction:
             **({"pairs": pairs} if pairs else {}),
             "raters": sorted({label.rater for label in self.labels}),
         }
+
+    def _on_scale(self, labels: Sequence[PersonLabel]) -> list[PersonLabel]:
+        """The labels without numbers that their dimension cannot have: a mean of such is none."""
+        fitting, off = [], dict[str, int]()
+        for label in labels:
+            scale, number = self.scales.get(label.dimension), _number(label.label)
+            low, high = scale.ends if scale and scale.numeric else (-math.inf, math.inf)
+            if number is None or low <= number <= high:
+                fitting.append(label)
+            else:
+                off[label.dimension] = off.get(label.dimension, 0) + 1
+        for name, count in off.items():
+            low, high = self.scales[name].ends
+            self.remarks.append(
+                f"{count} labels of '{name}' are off its scale ({low:g} to {high:g}), "
+                "and are left out"
+            )
+        return fitting
 
     # -- one dimension --
 

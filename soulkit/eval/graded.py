@@ -110,6 +110,18 @@ def rating_scales(
     return scales
 
 
+def known_scales(folder: Path, episodes: Sequence[GradedEpisode]) -> dict[str, RatingScale]:
+    """The scale of each dimension whose question to the judge stands in the run's ledger."""
+    asked_scales = _asked_scales(folder, [e.record.example_id for e in episodes[:_ASKED]])
+    names = dict.fromkeys(name for episode in episodes for name in episode.grades)
+    scales = {name: asked_scales.get(name.rpartition("/")[2]) for name in names}
+    return {
+        name: RatingScale(name, scale.labels, scale.numeric)
+        for name, scale in scales.items()
+        if scale is not None
+    }
+
+
 def _unknown_scale(name: str) -> ConfigError:
     return ConfigError(
         f"The scale of '{name}' is not known.",

@@ -176,7 +176,7 @@ def _key(
     written_cards = {
         card.blind: {
             "task": card.task, "example_id": card.example_id, "cluster": card.cluster,
-            "keys": list(card.keys), "pair": len(card.sides) > 1,
+            "keys": list(card.keys), "prints": list(card.prints), "pair": len(card.sides) > 1,
             "rollout": rollouts[card.keys[0]] if card.keys else None,
             "expected": dict(card.expected),
         }

@@ -429,7 +429,7 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
 
 
 class _Mean:
-    """The mean of the scores so far, in words."""
+    """The mean of the scores so far, in words: of episodes, which need not be the headline."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.total, self.count, self.failed = 0.0, 0, 0
@@ -444,7 +444,7 @@ class _Mean:
             self.total, self.count = self.total + record.score.value, self.count + 1
 
     def words(self) -> str:
-        mean = f"mean {self.total / self.count:.3f}" if self.count else "no score yet"
+        mean = f"mean over episodes {self.total / self.count:.3f}" if self.count else "no score yet"
         return f"{mean}, {self.failed} unscored" if self.failed else mean
 
 

@@ -390,12 +390,13 @@ def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record])
 def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str, Cell]:
     """What a task computes over its whole batch, each number with a jackknife interval."""
     batch = LeaveOneOut(summariser, records, cluster_of)
+    certain = _certain_metrics(batch)
     cells = {}
     for name, metric in batch.metrics().items():
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
         around = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
         missing = metric.n - metric.n_scored
-        worst, best = _batch_bounds(metric, scale) if scale and missing else (None, None)
+        worst, best = _batch_bounds(certain.get(name), scale) or (None, None)
         cells[name] = Cell(
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
@@ -405,13 +406,27 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
     return cells
 
 
-def _batch_bounds(metric: BatchMetric, scale: Interval) -> Interval:
+def _certain_metrics(batch: LeaveOneOut) -> Mapping[str, BatchMetric]:
+    """The same numbers without what truncated replies came to: nobody knows what they hid."""
+    cut = [record.score.status == TRUNCATED for record in batch.records]
+    if not any(cut):
+        return batch.metrics()
+    return batch.summarise([
+        replace(record, score=replace(record.score, value=None, status="unscored"))
+        if hidden else record
+        for record, hidden in zip(batch.records, cut, strict=True)
+    ])  # fmt: skip
+
+
+def _batch_bounds(certain: BatchMetric | None, scale: Interval | None) -> Interval | None:
     """Where a number could lie if what is missing were worst or best: a mean over units as any
-    mean, another anywhere on its scale."""
-    if not metric.is_mean or metric.value is None:
+    mean, another anywhere on its scale; None where nothing is missing, or without a scale."""
+    if scale is None or (certain is not None and certain.n == certain.n_scored):
+        return None
+    if certain is None or not certain.is_mean or certain.value is None:
         return scale
-    total, missing = metric.value * metric.n_scored, metric.n - metric.n_scored
-    return (total + missing * scale[0]) / metric.n, (total + missing * scale[1]) / metric.n
+    total, missing = certain.value * certain.n_scored, certain.n - certain.n_scored
+    return (total + missing * scale[0]) / certain.n, (total + missing * scale[1]) / certain.n
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

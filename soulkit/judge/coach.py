@@ -29,6 +29,8 @@ async def ask_coach(
         raise UnreadableVerdict(f"the coach answered nothing ({completion.stop_reason})")
     if completion.stop_reason == "length":
         raise UnreadableVerdict("the coach was cut off; raise its max_tokens")
+    if completion.stop_reason == "content_filter":
+        raise UnreadableVerdict("a content filter held back what the coach wrote")
     if len(text.split()) > max_words or len(text) > max_words * CHARS_A_WORD:
         raise UnreadableVerdict(f"the coach wrote more than {max_words} words")
     return Feedback(text=text, author=coach.model.name)

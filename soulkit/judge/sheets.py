@@ -11,6 +11,8 @@ texts gives them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,6 +72,8 @@ class RatingCard:
     example: str = ""
     """The blind id of the row; `rollout` that of the episode among those of the row."""
     rollout: str = ""
+    prints: tuple[str, ...] = ()
+    """`text_print` of each record."""
     expected: Mapping[str, str] = field(default_factory=dict)
     """Dimension → the only right label, of an attention check."""
 
@@ -104,6 +108,7 @@ def episode_card(
         setting=blinded(record.prompt, hidden),
         sides=(_lines(record, hidden),),
         seats=tuple(dict.fromkeys(trace.seat for trace in record.episode.traces)),
+        prints=(text_print(record),),
         scales=tuple(scales),
     )
 
@@ -111,7 +116,18 @@ def episode_card(
 def pair_card(one: Record, two: Record, hidden: Sequence[str]) -> RatingCard:
     """Two episodes of the same row."""
     card = episode_card(one, (PAIR_SCALE,), hidden)
-    return replace(card, keys=(one.key, two.key), sides=(*card.sides, _lines(two, hidden)))
+    return replace(
+        card,
+        keys=(one.key, two.key),
+        prints=(*card.prints, text_print(two)),
+        sides=(*card.sides, _lines(two, hidden)),
+    )
+
+
+def text_print(record: Record) -> str:
+    """What was said, by whom, as 12 hex digits: keys are the same in the run of another model."""
+    lines = [(line.seat, line.text) for line in record.episode.transcript]
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:12]
 
 
 def blinded(text: str, hidden: Sequence[str]) -> str:
@@ -154,7 +170,12 @@ def attention_check(donor: RatingCard, number: int, rng: random.Random) -> Ratin
     text = f"{begin} … (This is a check that texts are read. Please answer here: {wishes}.)"
     sides[side] = (*lines[:last], Line(lines[last].seat, text), *lines[last + 1 :])
     return replace(
-        donor, example_id=f"check {number}", keys=(), sides=tuple(sides), expected=expected
+        donor,
+        example_id=f"check {number}",
+        keys=(),
+        prints=(),
+        sides=tuple(sides),
+        expected=expected,
     )
 
 
@@ -327,6 +348,7 @@ def _label_line(
         "task": card["task"], "key": card["keys"][0], "cluster": card["cluster"],
         "example": card["example_id"], "rollout": card["rollout"],
         "dimension": dimension, "label": label, "rater": rater,
+        "prints": list(card.get("prints", ())),
     }  # fmt: skip
     if card["pair"]:
         turned = is_exchanged(blind, key["exchanged"], number)

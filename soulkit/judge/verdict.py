@@ -40,6 +40,9 @@ _LOOSE_LETTER = re.compile(
 )
 _NO_LETTERS = str.maketrans("\u212a\u017f", "\ufffd\ufffd")
 """The signs for kelvin and the long s would fold to letters, and are none of an option."""
+_LONGEST_ANSWER = 50_000
+"""Characters of an answer that are read. No question has a longer one, and readers of lists and
+names would take a second for what a broken model writes into its tag."""
 _AROUND = "*`\"' \u201c\u201d\u2018\u2019"
 
 
@@ -120,7 +123,7 @@ def tagged_text(text: str, protocol: Protocol) -> str | None:
         return answer[start.end() : end.start()].strip() if start and end else None
     parts = (_CLOSE_TAG.split(part, 1) for part in _OPEN_TAG.split(answer)[1:])
     closed = [part[0] for part in parts if len(part) > 1]
-    return closed[-1].strip() if closed else None
+    return closed[-1][:_LONGEST_ANSWER].strip() if closed else None
 
 
 def tagged_letter(text: str, protocol: Protocol) -> tuple[str, str]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,8 +159,6 @@ def test_what_models_write_is_no_markup_and_their_name_is_gone(tmp_path: Path) -
 
 
 def test_a_scale_that_nobody_knows_is_asked_for(run: Path, tmp_path: Path, capfd: Any) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("ledger.sqlite*"))
     assert soul("judge", "sheet", copy, "--out", tmp_path / "s") == 2
@@ -344,6 +346,63 @@ def test_labels_that_fit_nothing_are_refused(run: Path, tmp_path: Path, capfd: A
         assert words in three_lines(capfd.readouterr().err)[0]
     assert soul("judge", "correct", run, "--labels", tmp_path / "absent") == 2
     assert "no labels" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_labels_of_another_models_words_are_refused(
+    run: Path, sheet: Path, tmp_path: Path, capfd: Any
+) -> None:
+    """Rows and rollouts have the same names in the run of another model."""
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    text = (run / "episodes.jsonl").read_text()
+    (other / "episodes.jsonl").write_text(text.replace("ending", "closing"))
+    for pairs in ((), ("--pairs",)):
+        place = tmp_path / f"sheet{len(pairs)}"
+        assert soul("judge", "sheet", run, "--out", place, *pairs) == 0
+        imported(place, fill(place, 1, either))
+        capfd.readouterr()
+        assert soul("judge", "correct", other, "--labels", place / "labels.jsonl") == 2
+        assert "another run's words" in three_lines(capfd.readouterr().err)[0]
+        assert soul("judge", "correct", run, "--labels", place / "labels.jsonl") == 0
+
+
+def either(text: str, dimension: str) -> str:
+    return "A" if dimension == "preference" else people(text, dimension)
+
+
+def test_labels_off_the_scale_are_left_out(run: Path, tmp_path: Path, capfd: Any) -> None:
+    """Without a sheet, too: the question to the judge says how far its scale goes."""
+    records = [r for r in load_records(run / "episodes.jsonl") if r.rollout == 0][:12]
+    labels = tmp_path / "labels.jsonl"
+
+    def write(*values: int) -> None:
+        named = zip(records, values, strict=True)
+        lines = [{"task": "essay", "example": r.example_id, "dimension": "quality", "label": v}
+                 for r, v in named]  # fmt: skip
+        labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write(*[9] * 11, 90)
+    report = corrected(run, labels, capfd)
+    quality = report["tasks"]["essay"]["dimensions"]["quality"]
+    assert (quality["labelled"]["n"], quality["labelled"]["value"]) == (11, 9)
+    assert any("1 labels of 'quality' are off its scale (0 to 10)" in r for r in report["remarks"])
+    write(*[90] * 12)
+    assert soul("judge", "correct", run, "--labels", labels) == 2
+    assert "correct nothing" in three_lines(capfd.readouterr().err)[0]
+
+
+@pytest.mark.parametrize("width", ["80", "72"])
+def test_no_number_is_cut_on_a_narrow_terminal(
+    run: Path, sheet: Path, width: str, capfd: Any
+) -> None:
+    imported(sheet, fill(sheet, 1), fill(sheet, 2))
+    command = [sys.executable, "-m", "soulkit.cli.app", "judge", "correct", str(run), "--labels"]
+    shown = subprocess.run(
+        [*command, str(sheet / "labels.jsonl")], capture_output=True, text=True, check=True,
+        env={**os.environ, "COLUMNS": width},
+    ).stdout  # fmt: skip
+    assert not re.search(r"\w…", shown) and "style=lively" in shown
+    assert len(re.findall(r"\d\.\d{3} … \d\.\d{3}", shown)) >= 6
 
 
 def test_few_labels_stand_alone_and_it_says_so(run: Path, tmp_path: Path, capfd: Any) -> None:

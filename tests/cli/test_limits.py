@@ -78,6 +78,25 @@ def test_unscored_and_truncated_episodes_count_together(
     assert "same command" in last and "--max-tokens" in last
 
 
+def test_a_headline_over_rows_shows_what_cut_forms_hide(tmp_path: Path) -> None:
+    """Rows are asked in several forms: one that was cut might have been right."""
+    out = tmp_path / "run"
+    message = {"content": "<answer>A</answer> because"}
+    cut = Fault.reply({"choices": [{"message": message, "finish_reason": "length"}]})
+    with ScriptedServer(answer="<answer>A</answer>", script={0: cut}) as server:
+        options = ("--max-unscored", 1, "--concurrency", 1)
+        assert api(server.base_url, out, *options, task="tombench", n=4) == 0
+    cell = value_of(out, "row_accuracy")
+    assert summary(out)["statuses"]["tombench"]["truncated"] == 1
+    assert cell["headline"] and cell["n"] == 4
+    assert cell["worst"] <= cell["mean"] < cell["best"] <= cell["worst"] + 0.25
+
+
+def value_of(out: Path, metric: str) -> dict[str, Any]:
+    cell: dict[str, Any] = summary(out)["tasks"]["tombench"][metric]
+    return cell
+
+
 def test_complete_replies_have_no_bounds(tmp_path: Path) -> None:
     with ScriptedServer(answer=oracle("tomi", 6)) as server:
         assert api(server.base_url, tmp_path / "run", "--max-tokens", 12) == 0

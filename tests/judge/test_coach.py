@@ -55,6 +55,12 @@ def test_a_coach_that_was_cut_off_is_not_passed_on() -> None:
         coached("one two three four five", max_tokens=3)
 
 
+def test_what_a_filter_left_over_is_not_passed_on() -> None:
+    choice = {"message": {"content": "Mind that the"}, "finish_reason": "content_filter"}
+    with pytest.raises(UnreadableVerdict, match="filter"):
+        coached("fine", script={0: Fault.reply({"choices": [choice]})})
+
+
 @pytest.mark.parametrize("status", [400, 500, 503])
 def test_an_error_text_never_becomes_feedback(status: int) -> None:
     with pytest.raises(CallError) as caught:

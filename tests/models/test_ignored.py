@@ -91,6 +91,27 @@ def test_a_refusal_is_known_by_its_field() -> None:
     assert (both.text, both.stop_reason) == ("Well, fine.", "stop")
 
 
+def test_a_refusal_may_be_a_part_of_the_content() -> None:
+    parts = [{"type": "refusal", "refusal": "I will not."}]
+    reply = reply_to(Sampling(), body(parts))
+    assert (reply.text, reply.stop_reason) == ("I will not.", "refusal")
+    mixed = reply_to(Sampling(), body([{"type": "text", "text": "Well, fine."}, *parts]))
+    assert (mixed.text, mixed.stop_reason) == ("Well, fine.", "stop")
+
+
+@pytest.mark.parametrize("stop", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
+def test_servers_have_several_names_for_the_limit(stop: str) -> None:
+    assert reply_to(Sampling(), body("Well, I", stop)).stop_reason == "length"
+
+
+@pytest.mark.parametrize(("tokens", "stop"), [(12, "length"), (11, "unknown")])
+def test_who_says_nothing_of_the_end_and_used_up_the_limit_was_cut(tokens: int, stop: str) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens}
+    choice = {"finish_reason": None}
+    reply = reply_to(Sampling(max_tokens=12), body("Well, I", choice=choice, usage=usage))
+    assert reply.stop_reason == stop
+
+
 @pytest.mark.parametrize(
     ("role", "error"),
     [("partner", PartnerError), ("environment", PartnerError), ("coach", UnreadableVerdict)],

@@ -114,7 +114,7 @@ def test_plain_numbers_of_older_tasks_are_over_all_their_episodes() -> None:
     exact = mean_of([1.0, None], "stories", (0.0, 2.0))
     metrics = as_batch_metrics({"old": 0.5, "none": None, "new": exact}, records)
     assert metrics["old"] == BatchMetric(0.5, 2, 1) and metrics["none"] == BatchMetric(None, 2, 1)
-    assert metrics["new"] == BatchMetric(1.0, 2, 1, "stories", 0.0, 2.0)
+    assert metrics["new"] == BatchMetric(1.0, 2, 1, "stories", 0.0, 2.0, is_mean=True)
 
 
 @pytest.mark.parametrize("name", ["tombench", "alignx_demo"])

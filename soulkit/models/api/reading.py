@@ -42,12 +42,18 @@ def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     )
     return Completion(
         text=answer.text,
-        stop_reason=answer.stop_reason,
+        stop_reason=_ending(answer, entry.completion_tokens, sampling),
         reasoning=answer.reasoning,
         usage=usage,
         dropped=entry.dropped,
         ignored=ignored_fields(entry, answer, sampling),
     )
+
+
+def _ending(answer: WireReply, tokens: int, sampling: Sampling) -> str:
+    """How a reply ended; one that used up its limit was cut, where the server does not say."""
+    used_up = answer.stop_reason == "unknown" and tokens >= sampling.max_tokens
+    return "length" if used_up else answer.stop_reason
 
 
 def read_older_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:

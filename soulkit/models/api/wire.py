@@ -77,6 +77,12 @@ _CAP = re.compile(
     re.IGNORECASE,
 )
 
+_STOPS = {
+    "max_tokens": "length", "model_length": "length", "max_output_tokens": "length",
+    "safety": "content_filter",
+}  # fmt: skip
+"""What some servers and gateways call an end at the limit, and a reply that was held back."""
+
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
@@ -303,8 +309,10 @@ def parse_reply(raw: str) -> WireReply:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
-    text, declined = _text(message.get("content")), _text(message.get("refusal"))
+    content = message.get("content")
+    text, declined = _text(content), _text(message.get("refusal")) or _text(content, "refusal")
     stop = _text(choices[0].get("finish_reason"))
+    stop = _STOPS.get(stop.lower(), stop)
     return WireReply(
         # A refusal is what the model said to its user: words of the actor, not an error.
         text=text or declined,
@@ -330,10 +338,11 @@ def safe_reply(raw: str) -> tuple[str, WireReply]:
     return raw, answer
 
 
-def _text(content: object) -> str:
-    """A message's text; some servers send a list of typed parts, others null."""
+def _text(content: object, kind: str = "text") -> str:
+    """A message's text; some servers send a list of typed parts (read: those of `kind`), others
+    null."""
     if isinstance(content, list):
-        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+        return "".join(_text(part.get(kind)) for part in content if isinstance(part, dict))
     if not isinstance(content, str):
         return ""
     # A character cut at the length limit arrives as half a surrogate pair.
