@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
-from soulkit.eval.summary import Cell, headline_name
+from soulkit.eval.summary import VALUE, Cell, headline_name
+from soulkit.report.fitting import FittingTable
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
@@ -97,10 +98,10 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
             return f"{line.name} mean ({_coverage(line)})"
         case "suite":
             return f"{table.name} mean ({_coverage(line)})"
-    named = {headline_name(run.tasks.get(line.name, {})) for run in table.runs} - {"", "value"}
+    named = dict.fromkeys(headline_name(run.tasks.get(line.name, {})) for run in table.runs)
+    metrics = [metric for metric in named if metric]
     name = one_line(line.name)
-    shown = one_line(", ".join(sorted(named)))
-    return f"{name} ({shown})" if shown else name
+    return name if metrics in ([], [VALUE]) else f"{name} ({one_line(', '.join(metrics))})"
 
 
 def _coverage(line: TableLine) -> str:
@@ -169,17 +170,19 @@ def grid_parts(grid: Grid) -> list[RenderableType]:
 
     table = plain_table()
     for i, name in enumerate(grid.head):
-        # Numbers must survive a narrow terminal whole; names may fold.
         justify: Literal["left", "right"] = "left" if i == 0 else "right"
-        table.add_column(literal_text(name), justify=justify, overflow="fold",
-                         no_wrap=0 < i < len(_SINGLE))  # fmt: skip
+        table.add_column(literal_text(name), justify=justify)
     for row in grid.rows:
         if row.rule:
             table.add_section()
         texts = [Text(cell.text, "bold" if cell.best else "") for cell in row.cells]
         table.add_row(*texts, style=_STYLES.get(row.level))
     title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
-    return [*title, table, *(Text(one_line(note, 1000), style="dim") for note in grid.notes)]
+    return [
+        *title,
+        FittingTable(table),
+        *(Text(one_line(note, 1000), style="dim") for note in grid.notes),
+    ]
 
 
 _STYLES = {"part": "dim", "suite": "bold"}

@@ -148,6 +148,22 @@ def test_another_metric(tmp_path: Path) -> None:
     assert task.paired.difference == pytest.approx(0.3)
 
 
+def test_the_nearest_metric_is_looked_for_in_every_task(tmp_path: Path) -> None:
+    for side in "ab":
+        run(tmp_path / side, {"1": 0.5, "2": 1.0})
+        run(tmp_path / side, {"3": 0.5, "4": 1.0}, "sotopia", metrics={"secret": -1.0})
+    for name in ("secrets", "secret/"):
+        with pytest.raises(DataError, match="of any of sotopia, tomi") as error:
+            compare_runs(tmp_path / "a", tmp_path / "b", name)
+        assert "'secret'" in error.value.way_out
+
+
+def test_a_damaged_summary_is_no_reason_to_stop(tmp_path: Path) -> None:
+    a, b = (run(tmp_path / side, {"1": 0.5, "2": 1.0}) for side in "ab")
+    (a / "summary.json").write_text('{"tasks": {')
+    assert compare_runs(a, b).tasks[0].paired.difference == 0.0
+
+
 def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {str(i): 0.0 for i in range(8)})
     b = run(tmp_path / "b", {str(i): 1.0 for i in range(8)})

@@ -1,0 +1,75 @@
+"""Tables that stay whole on a narrow terminal.
+
+A table that is too wide loses its columns one by one: first the names of its rows, then the ends of
+its numbers. Here columns fold between words, and no word is cut. Where even that has no room, each
+row becomes a paragraph of its own: its name, then every column with its number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column, Table
+    from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class FittingTable:
+    """`table`, whose cells are texts and whose first column names the rows, at any width."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.table.columns:
+            column.no_wrap = False
+        least = self.table.__rich_measure__(console, options).minimum
+        if least <= options.max_width:
+            self._fold(options.max_width - (least - sum(map(_longest_word, self.table.columns))))
+            yield self.table
+        else:
+            yield from self._paragraphs()
+
+    def _fold(self, room: int) -> None:
+        """Give every column the width of its texts, or less where `room` signs are not enough."""
+        columns = self.table.columns
+        least = [_longest_word(column) for column in columns]
+        widths = [_longest_text(column) for column in columns]
+        while sum(widths) > room:
+            slack = [width - word for width, word in zip(widths, least, strict=True)]
+            widths[slack.index(max(slack))] -= 1
+        for column, width in zip(columns, widths, strict=True):
+            column.width = width
+
+    def _paragraphs(self) -> list[Text]:
+        from rich.text import Text
+
+        first, *others = self.table.columns
+        made = [Text()]
+        for i, name in enumerate(_texts(first)[1:]):
+            made.append(Text(name.strip(), style="bold"))
+            pairs = [(texts[0], texts[i + 1]) for texts in map(_texts, others)]
+            made.append(Text("  " + " · ".join(f"{head} {text}" for head, text in pairs if text)))
+        return [*made, Text()]
+
+
+def _texts(column: Column) -> list[str]:
+    """The head of a column and its cells."""
+    return [str(text) for text in (column.header, *column._cells)]
+
+
+def _longest_text(column: Column) -> int:
+    return max(map(_cells_of, _texts(column)))
+
+
+def _longest_word(column: Column) -> int:
+    return max((_cells_of(word) for text in _texts(column) for word in text.split()), default=0)
+
+
+def _cells_of(text: str) -> int:
+    """How many places of a terminal a text takes: some letters take two."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
