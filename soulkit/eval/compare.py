@@ -22,7 +22,7 @@ from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast, unknown_metric
 from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.eval.live_tasks import live_tasks, recorded_cells
+from soulkit.eval.live_tasks import live_tasks, recorded_cells, summary_steps
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
 from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
@@ -31,7 +31,7 @@ from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
 
-DRAFTS = "means over drafts while training; a training's own headline is its dev score"
+DRAFTS = "means over drafts while training, {steps}; a training's own headline is its dev score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +121,9 @@ def compare_runs(
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
     _check_gates(gates, shared, registry)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    last = _last_steps((a, b), records) if one.trained and other.trained else ()
+    if last:
+        runs_a, runs_b = (_in_steps(side, last) for side in (runs_a, runs_b))
     mixed = _lines(shared, lambda task: condition_differences(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
@@ -145,7 +148,7 @@ def compare_runs(
         remarks=(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(f"no metric '{metric}': {task}" for task in lacking),
-            *_training(one, other, compared.values()),
+            *_training(one, other, compared.values(), len(last)),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
@@ -158,9 +161,29 @@ def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
     return grouped((task, line) for task in tasks for line in lines_of(task))
 
 
-def _training(a: Conditions, b: Conditions, compared: Iterable[Contrast]) -> list[str]:
+def _training(
+    a: Conditions, b: Conditions, compared: Iterable[Contrast], last: int
+) -> list[str]:  # fmt: skip
     drafted = any(made.metric != DEV for made in compared)
-    return [DRAFTS] if a.trained and b.trained and drafted else []
+    steps = f"last steps: {last}" if last else "all steps that both did"
+    return [DRAFTS.format(steps=steps)] if a.trained and b.trained and drafted else []
+
+
+def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) -> tuple[int, ...]:
+    """The steps that the summaries of two trainings are about, so that a comparison says the
+    numbers of a report; none where they ended at different steps: what both did is compared."""
+    windows = [
+        tuple(sorted({record.step for record in side})[-summary_steps(folder):])
+        for folder, side in zip(folders, records, strict=True)
+        if summary_steps(folder)
+    ]  # fmt: skip
+    return windows[0] if len(windows) == 2 and windows[0] == windows[1] else ()
+
+
+def _in_steps(
+    tasks: Mapping[str, Sequence[Record]], steps: Sequence[int]
+) -> dict[str, list[Record]]:  # fmt: skip
+    return {task: [r for r in side if r.step in steps] for task, side in tasks.items()}
 
 
 def _alone(

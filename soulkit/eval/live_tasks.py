@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import DataError, UserError
 from soulkit.eval.provenance import working_folder
-from soulkit.eval.summary import Cells, recorded_summary
+from soulkit.eval.summary import Cells, recorded_summary, summary_line
 from soulkit.runs.folder import CONFIG
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.trust import inside_runs, run_settings
@@ -45,6 +45,15 @@ def recorded_cells(folder: Path) -> Cells:
         return recorded_summary(folder).tasks
     except DataError:
         return {}
+
+
+def summary_steps(folder: Path) -> int:
+    """Over how many of its last steps the summary of a training is; 0 where it does not say."""
+    try:
+        steps = summary_line(folder).get("summary_steps")
+    except DataError:
+        return 0
+    return steps if isinstance(steps, int) and steps > 0 else 0
 
 
 def _registry(

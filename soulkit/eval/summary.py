@@ -431,6 +431,11 @@ def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
 
 def recorded_summary(folder: Path) -> Summary:
     """The `summary.json` of a run; an empty one without it, DataError for a damaged one."""
+    return Summary.from_json(summary_line(folder))
+
+
+def summary_line(folder: Path) -> dict[str, Any]:
+    """What `summary.json` of a run says; nothing without it, DataError for a damaged one."""
     file = folder / "summary.json"
     try:
         line = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -438,7 +443,7 @@ def recorded_summary(folder: Path) -> Summary:
         raise _damaged(file, str(error)) from error
     if not isinstance(line, dict):
         raise _damaged(file, "it holds no object")
-    return Summary.from_json(line)
+    return line
 
 
 def _damaged(file: Path, detail: str) -> DataError:
