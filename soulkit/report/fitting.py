@@ -51,8 +51,14 @@ class FittingTable:
         for i, name in enumerate(_texts(first)[1:]):
             made.append(Text(name.strip(), style="bold"))
             pairs = [(texts[0], texts[i + 1]) for texts in map(_texts, others)]
-            made.append(Text("  " + " · ".join(f"{head} {text}" for head, text in pairs if text)))
+            made.append(
+                Text("  " + " · ".join(f"{head} {_line(text)}" for head, text in pairs if text))
+            )
         return [*made, Text()]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _texts(column: Column) -> list[str]:
@@ -61,7 +67,7 @@ def _texts(column: Column) -> list[str]:
 
 
 def _longest_text(column: Column) -> int:
-    return max(map(_cells_of, _texts(column)))
+    return max((_cells_of(line) for text in _texts(column) for line in text.split("\n")), default=0)
 
 
 def _longest_word(column: Column) -> int:
