@@ -339,8 +339,7 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
             copy_prompts(renewal.prompts, run.path)
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
             records = asyncio.run(_ask(renewal, run, ledger, advance))
-            paid = ledger.totals()
-        return write_rescored(recorded, run, regrouped(recorded, records), paid=paid)
+            return write_rescored(recorded, run, regrouped(recorded, records), paid=ledger)
 
 
 def _settings(renewal: Renewal) -> dict[str, Any]:

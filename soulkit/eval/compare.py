@@ -19,10 +19,10 @@ from typing import Any
 
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.conditions import Conditions, read_conditions
-from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast
+from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast, unknown_metric
 from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.eval.live_tasks import live_tasks
+from soulkit.eval.live_tasks import live_tasks, recorded_cells, summary_steps
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
 from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
@@ -31,7 +31,7 @@ from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.types import Record
 
-DRAFTS = "means over drafts while training; a training's own headline is its dev score"
+DRAFTS = "means over drafts while training, {steps}; a training's own headline is its dev score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +121,14 @@ def compare_runs(
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
     _check_gates(gates, shared, registry)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    last = _last_steps((a, b), records) if one.trained and other.trained else ()
+    if last:
+        runs_a, runs_b = (_in_steps(side, last) for side in (runs_a, runs_b))
     mixed = _lines(shared, lambda task: condition_differences(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
-    whole = _Pairs(_pairs((a, b), shared, runs_a, runs_b, trust=trust), registry)
+    metrics = {metric, *(gate.metric for gate in gates)}
+    whole = _Pairs(_pairs((a, b), shared, runs_a, runs_b, metrics, trust=trust), registry)
     compared, lacking = whole.contrasts(metric)
     if not any(t.paired.n_shared for t in compared.values()):
         raise _no_common_episode(a, b, metric)
@@ -144,7 +148,7 @@ def compare_runs(
         remarks=(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(f"no metric '{metric}': {task}" for task in lacking),
-            *_training(one, other, compared.values()),
+            *_training(one, other, compared.values(), len(last)),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
@@ -157,9 +161,29 @@ def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
     return grouped((task, line) for task in tasks for line in lines_of(task))
 
 
-def _training(a: Conditions, b: Conditions, compared: Iterable[Contrast]) -> list[str]:
+def _training(
+    a: Conditions, b: Conditions, compared: Iterable[Contrast], last: int
+) -> list[str]:  # fmt: skip
     drafted = any(made.metric != DEV for made in compared)
-    return [DRAFTS] if a.trained and b.trained and drafted else []
+    steps = f"last steps: {last}" if last else "all steps that both did"
+    return [DRAFTS.format(steps=steps)] if a.trained and b.trained and drafted else []
+
+
+def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) -> tuple[int, ...]:
+    """The steps that the summaries of two trainings are about, so that a comparison says the
+    numbers of a report; none where they ended at different steps: what both did is compared."""
+    windows = [
+        tuple(sorted({record.step for record in side})[-summary_steps(folder):])
+        for folder, side in zip(folders, records, strict=True)
+        if summary_steps(folder)
+    ]  # fmt: skip
+    return windows[0] if len(windows) == 2 and windows[0] == windows[1] else ()
+
+
+def _in_steps(
+    tasks: Mapping[str, Sequence[Record]], steps: Sequence[int]
+) -> dict[str, list[Record]]:  # fmt: skip
+    return {task: [r for r in side if r.step in steps] for task, side in tasks.items()}
 
 
 def _alone(
@@ -172,17 +196,25 @@ def _alone(
 
 def _pairs(
     folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
-    b: Mapping[str, Sequence[Record]], *, trust: bool,
+    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
-    live_a, live_b = (live_tasks(folder, shared, trust=trust) for folder in folders)
+    """What the runs recorded of each task, with its code where one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
-    return {
+    cells_a, cells_b = (recorded_cells(folder) for folder in folders)
+    pairs = {
         task: TaskPair(
-            task=task, a=a[task], b=b[task], live_a=live_a.get(task), live_b=live_b.get(task),
+            task=task, a=a[task], b=b[task],
+            recorded=(cells_a.get(task, {}), cells_b.get(task, {})),
             held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
         )
         for task in shared
     }  # fmt: skip
+    coded = [t for t, pair in pairs.items() if any(map(pair.needs_code, metrics))]
+    live_a, live_b = (live_tasks(folder, coded, trust=trust) for folder in folders)
+    return {
+        task: replace(pair, live_a=live_a.get(task), live_b=live_b.get(task))
+        for task, pair in pairs.items()
+    }
 
 
 def _held_out(folder: Path) -> dict[str, list[Record]]:
@@ -201,15 +233,15 @@ class _Pairs:
     def contrasts(self, metric: str) -> tuple[dict[str, Contrast], list[str]]:
         """(task → its difference, tasks that have no such metric); DataError when none has."""
         compared: dict[str, Contrast] = {}
-        errors: dict[str, DataError] = {}
+        lacking: list[str] = []
         for task, pair in self.pairs.items():
             try:
                 compared[task] = contrast(pair, metric)
-            except DataError as error:
-                errors[task] = error
+            except DataError:
+                lacking.append(task)
         if not compared:
-            raise next(iter(errors.values()))
-        return compared, list(errors)
+            raise unknown_metric(metric, list(self.pairs.values()))
+        return compared, lacking
 
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
         """Every mean over the members of a suite."""
@@ -239,6 +271,7 @@ class _Pairs:
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
         paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
+        why += " of one cluster" if paired.n_clusters == 1 else ""
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:
             span = self.span(gate.target, made.metric)

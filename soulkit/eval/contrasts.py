@@ -13,13 +13,13 @@ Everything is taken over what both runs scored, so that no run wins by what it l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
 from soulkit.eval.batch import LeaveOneOut
-from soulkit.eval.summary import DEV, cluster_of, metric_values
+from soulkit.eval.summary import DEV, Cell, cluster_of, headline_name, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
     jackknife_difference,
@@ -51,6 +51,8 @@ class TaskPair:
     live_a: Task | None = None
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
+    recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
+    """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
     """Of two trainings that held rows out: their newest episodes on those, the headline's."""
 
@@ -60,15 +62,31 @@ class TaskPair:
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
+    def needs_code(self, metric: str) -> bool:
+        """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
+        which the task's own code computes."""
+        if metric in ("", HEADLINE):
+            return {headline_name(cells) if _marked(cells) else "" for cells in self.recorded} != {
+                VALUE
+            }
+        return not _divided(metric, self)[0]
+
     def scale(self, metric: str) -> Interval | None:
         """The lowest and highest value of a metric; None where nobody can tell."""
         declared = self.live_a or self.live_b
         if declared is None:
-            return None
+            base = metric.partition("/")[0]
+            named = VALUE if base in ("", HEADLINE, VALUE, DEV) else metric
+            return next((c[named].scale for c in self.recorded if named in c), None)
         terms = declared.spec.metric
         if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
             return terms.low, terms.high
         return terms.scales.get(metric)
+
+
+def _marked(cells: Mapping[str, Cell]) -> bool:
+    """Whether a summary says which number is its headline; those of earlier versions do not."""
+    return any(cell.headline for cell in cells.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +112,7 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
         name = VALUE  # recorded before the task had this headline, or of no use for it
     base, label = _divided(name, pair)
     if not base:
-        names = metric_names(pair)
-        raise DataError(
-            f"Neither run has a metric '{name}' of the task '{pair.task}'.",
-            "Only what the episodes recorded can be compared, and what the task itself computes "
-            "over a batch of them.",
-            did_you_mean(name, names),
-        )
+        raise unknown_metric(name, [pair])
     return _of_episodes(pair, name, base, label)
 
 
@@ -110,6 +122,18 @@ def metric_names(pair: TaskPair) -> list[str]:
     tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
     kinds = {f"{VALUE}/kind={r.kind}" for r in records if r.kind != "draft"}
     return [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
+
+
+def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
+    """The error of a metric that none of the tasks has; it names the nearest of all of them."""
+    tasks = [pair.task for pair in pairs]
+    whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
+    return DataError(
+        f"Neither run has a metric '{name}' of {whose}.",
+        "Only what the episodes recorded can be compared, and what the task itself computes "
+        "over a batch of them.",
+        did_you_mean(name, sorted({known for pair in pairs for known in metric_names(pair)})),
+    )
 
 
 def _recorded_names(pair: TaskPair) -> list[str]:
@@ -135,7 +159,7 @@ def _divided(name: str, pair: TaskPair) -> tuple[str, str]:
         return name, ""
     for base in sorted(recorded, key=len, reverse=True):
         label = name.removeprefix(f"{base}/")
-        if label != name and any(_group((*pair.a, *pair.b), label)):
+        if label not in ("", name) and any(_group((*pair.a, *pair.b), label)):
             return base, label
     return "", ""
 

@@ -7,7 +7,7 @@ are of no task here (a ledger may be shared) are left out, and so is whoever sit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from soulkit.models.ledger.ledger import Ledger, RoleTotals
 
@@ -44,3 +44,22 @@ def _added(before: RoleCost | None, sums: RoleTotals) -> RoleCost:
         calls=before["calls"] + calls, tokens=before["tokens"] + tokens,
         cost=sum(prices) if prices else None,
     )  # fmt: skip
+
+
+def joined_costs(
+    before: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    new: Mapping[str, Mapping[str, RoleCost]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """What a run cost by task and role, with what was paid since."""
+    joined = {task: {role: dict(one) for role, one in roles.items()}
+              for task, roles in before.items()}  # fmt: skip
+    for task, roles in new.items():
+        for role, one in roles.items():
+            old = joined.setdefault(task, {}).get(role, {})
+            prices = [p for p in (old.get("cost"), one["cost"]) if p is not None]
+            joined[task][role] = {
+                "calls": old.get("calls", 0) + one["calls"],
+                "tokens": old.get("tokens", 0) + one["tokens"],
+                "cost": sum(prices) if prices else None,
+            }
+    return joined

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.errors import UserError
+from soulkit.errors import DataError, UserError
 from soulkit.eval.provenance import working_folder
+from soulkit.eval.summary import Cells, recorded_summary, summary_line
 from soulkit.runs.folder import CONFIG
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.trust import inside_runs, run_settings
@@ -35,6 +36,24 @@ def live_tasks(folder: Path, names: Iterable[str], *, trust: bool = False) -> di
         except UserError:  # of another version, or not to be imported: its episodes are still there
             continue
     return live
+
+
+def recorded_cells(folder: Path) -> Cells:
+    """Task → metric → its cell, as the summary of a run has them; none of an unfinished run, nor
+    of a damaged summary: the episodes say all that is needed."""
+    try:
+        return recorded_summary(folder).tasks
+    except DataError:
+        return {}
+
+
+def summary_steps(folder: Path) -> int:
+    """Over how many of its last steps the summary of a training is; 0 where it does not say."""
+    try:
+        steps = summary_line(folder).get("summary_steps")
+    except DataError:
+        return 0
+    return steps if isinstance(steps, int) and steps > 0 else 0
 
 
 def _registry(

@@ -31,6 +31,7 @@ from pydantic import ValidationError
 
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.costs import costs_by_task, joined_costs
 from soulkit.eval.provenance import keep_provenance, rescored
 from soulkit.eval.runner import (
     checkpoint_model,
@@ -44,13 +45,14 @@ from soulkit.eval.summary import (
     Summary,
     headline_name,
     metric_values,
+    recorded_summary,
     records_by_task,
     summarise,
 )
 from soulkit.eval.templates import PROMPTS, copy_prompts, put_prompts
 from soulkit.models.api.address import as_recorded
 from soulkit.models.base import Cast, ChatModel
-from soulkit.models.ledger.ledger import Ledger, ReplayMiss, Totals
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.play.plan import Work
@@ -409,17 +411,18 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
 
 def write_rescored(
     recorded: Recorded, run: Run, records: Sequence[Record], *, misses: int = 0,
-    paid: Totals | None = None, shown: Path | None = None,
+    paid: Ledger | None = None, shown: Path | None = None,
 ) -> Rescored:  # fmt: skip
     """Write episodes, summary and changes into `run`, in place of earlier ones, and return what
-    changed. `paid` is what judges were paid for it; `shown` is the folder that will be told."""
+    changed. `paid` holds what judges were paid for it; `shown` is the folder that will be told."""
     _write_episodes(run, records)
     before = _old_summary(recorded)
-    new, unpriced = (paid["cost"], paid["unpriced"]) if paid else (None, 0)
+    new, unpriced = (paid.totals()["cost"], paid.totals()["unpriced"]) if paid else (None, 0)
     costs = [cost for cost in (before.cost, new) if cost is not None]
+    asked = costs_by_task(paid, {r.example_id: r.task for r in records}) if paid else {}
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
-        unpriced_calls=before.unpriced_calls + unpriced, costs=before.costs,
+        unpriced_calls=before.unpriced_calls + unpriced, costs=joined_costs(before.costs, asked),
         rescored_from=str(recorded.path),
     )  # fmt: skip
     run.write_summary(with_origin(run.path, after.to_json()))
@@ -453,9 +456,7 @@ def _new_settings(recorded: Recorded) -> dict[str, Any]:
 
 def _old_summary(recorded: Recorded) -> Summary:
     """What the old scores come to; numbers over a whole batch are those that the run wrote."""
-    path = recorded.path / "summary.json"
-    line = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    before = Summary.from_json(line)
+    before = recorded_summary(recorded.path)
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
         seconds=before.seconds or 0.0, cost=before.cost,

@@ -72,8 +72,11 @@ def _mean(
 ) -> MeanDifference:
     there = {n: p for n, p in parts.items() if p is not None and p.difference is not None}
     missing = tuple(n for n in parts if n not in there)
-    outcome = suite_difference(list(there.values()))
     whole = not missing
+    reach = _mean_of([width(n) for n in parts]) if whole else None
+    outcome = suite_difference(
+        list(there.values()), scale=None if reach is None else (0.0, reach)
+    )  # fmt: skip
     paired = PairedDifference(
         mean_a=_mean_of([p.mean_a for p in there.values()]) if whole else None,
         mean_b=_mean_of([p.mean_b for p in there.values()]) if whole else None,

@@ -127,7 +127,9 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
     )  # fmt: skip
     if whole:
         counted = _with_mean(counted, cells)
-    incomplete = not whole or counted.n_scored < counted.n
+    # A truncated episode is scored, and its member has bounds all the same.
+    hidden = any(cell.worst is not None for cell in cells)
+    incomplete = not whole or hidden or counted.n_scored < counted.n
     return replace(counted, worst=bounds[0], best=bounds[1]) if bounds and incomplete else counted
 
 

@@ -13,10 +13,12 @@ One cell of a task is its headline: `value`, or the number over the batch that t
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from soulkit.errors import DataError
@@ -440,3 +442,28 @@ def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
         for name, digest in record.score.prompts.items():
             templates.setdefault(name, set()).add(digest)
     return {name: sorted(hashes) for name, hashes in sorted(templates.items())}
+
+
+def recorded_summary(folder: Path) -> Summary:
+    """The `summary.json` of a run; an empty one without it, DataError for a damaged one."""
+    return Summary.from_json(summary_line(folder))
+
+
+def summary_line(folder: Path) -> dict[str, Any]:
+    """What `summary.json` of a run says; nothing without it, DataError for a damaged one."""
+    file = folder / "summary.json"
+    try:
+        line = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, str(error)) from error
+    if not isinstance(line, dict):
+        raise _damaged(file, "it holds no object")
+    return line
+
+
+def _damaged(file: Path, detail: str) -> DataError:
+    return DataError(
+        f"The summary '{file}' cannot be read ({detail}).",
+        "It holds the numbers that the run came to.",
+        "Give the run's own command again: it resumes, and writes the summary anew.",
+    )

@@ -25,15 +25,16 @@ from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import auc
 from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.fitting import FittingTable
 from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.origins import origin_facts
-from soulkit.report.table import DASH, duration_text, number
+from soulkit.report.table import DASH, duration_text, number, plain_table
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.provenance import origin_of
 from soulkit.train.ablate import STATE, ListedRun
-from soulkit.train.ends import JUDGED_END
+from soulkit.train.ends import end_folder
 from soulkit.train.state.lines import StepLine
 from soulkit.version import __version__
 
@@ -178,21 +179,22 @@ def load_ablation(out: Path) -> Ablation:
     arms = [arm for arm in dict.fromkeys(one.arm for one in listed) if arm in runs]
     sizes = {one.arm: one.group_size for one in listed}
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
-    rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced) for arm in arms)
-    missing = tuple(one for one in listed if one.status != "finished")
     judge = str(plan.get("eval_judge", ""))
+    end = end_folder(judge)
+    rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced, end) for arm in arms)
+    missing = tuple(one for one in listed if one.status != "finished")
     return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge)
 
 
 def _row(
     arm: str, group_size: int, runs: Mapping[int, RunData], first: Mapping[int, RunData],
-    forced: bool,
+    forced: bool, end: str,
 ) -> MethodRow:  # fmt: skip
     mixed, beside = ((), ()) if runs is first else _differences(first, runs)
     scale = _scale([*runs.values(), *first.values()])
     # Ends are folders of their own: their judge may be one where those of the training differ.
-    alike = first if forced or not _differences(first, runs, JUDGED_END)[0] else {}
-    ends, others = ({s: judged_end(r.path) for s, r in side.items()} for side in (runs, alike))
+    alike = first if forced or not _differences(first, runs, end)[0] else {}
+    ends, others = ({s: judged_end(r.path, end) for s, r in side.items()} for side in (runs, alike))
     if mixed and not forced:
         first = {}
     measured = {name: {s: f(run) for s, run in runs.items()} for name, f in MEASURES.items()}
@@ -452,21 +454,19 @@ def missing_text(run: ListedRun) -> str:
 
 def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     hidden = [] if _has_dev(ablation) else ["dev"]
     hidden += [] if ablation.eval_judge else ["judged end", "difference "]
     shown = [i for i, head in enumerate(HEADS) if head not in hidden]
     for i in shown:
-        table.add_column(HEADS[i].strip(), justify="left" if i == 0 else "right", no_wrap=i < 9)
+        table.add_column(HEADS[i].strip(), justify="left" if i == 0 else "right")
     for row in ablation.rows:
         # The interval goes below its mean, so that ten columns fit.
         table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
     lines = [*method_notes(ablation), *map(missing_text, ablation.missing)]
-    return [table, *(Text(line, style="dim") for line in lines)]
+    return [FittingTable(table), *(Text(line, style="dim") for line in lines)]
 
 
 def _has_dev(ablation: Ablation) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import NOT_ALIKE
+from soulkit.report.fitting import FittingTable
 from soulkit.report.origins import origin_facts
 from soulkit.report.table import DASH, interval_text, literal_text, number, plain_table
 from soulkit.text import one_line
@@ -29,12 +30,12 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     table = plain_table()
     table.add_column("task")
     for name in _HEADS:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for task in result.tasks:
         table.add_row(*map(literal_text, _task_row(task)))
     for mean in result.means:
         table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
-    shown.append(table)
+    shown.append(FittingTable(table))
     shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
     return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
 
@@ -93,7 +94,7 @@ def _signs(mean: MeanDifference) -> str:
     counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
     if not mean.missing:
         return counted
-    bounds = "" if mean.worst is None else f", between {interval_text(mean.worst, mean.best)}"
+    bounds = "" if mean.worst is None else f", between {number(mean.worst)} and {number(mean.best)}"
     return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
-from soulkit.eval.summary import Cell, headline_name
-from soulkit.report.fitting import Fitting
+from soulkit.eval.summary import VALUE, Cell, headline_name
+from soulkit.report.fitting import InParts
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
@@ -103,10 +103,10 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
             return f"{line.name} mean ({_coverage(line)})"
         case "suite":
             return f"{table.name} mean ({_coverage(line)})"
-    named = {headline_name(run.tasks.get(line.name, {})) for run in table.runs} - {"", "value"}
+    named = dict.fromkeys(headline_name(run.tasks.get(line.name, {})) for run in table.runs)
+    metrics = [metric for metric in named if metric]
     name = one_line(line.name)
-    shown = one_line(", ".join(sorted(named)))
-    return f"{name} ({shown})" if shown else name
+    return name if metrics in ([], [VALUE]) else f"{name} ({one_line(', '.join(metrics))})"
 
 
 def _coverage(line: TableLine) -> str:
@@ -183,7 +183,7 @@ def _terminal_table(grid: Grid) -> RenderableType:
     columns = list(range(len(grid.head)))
     own = len(columns) - grid.n_published
     parts = [columns[:own], [0, *columns[own:]]] if grid.n_published else [columns]
-    return Fitting(
+    return InParts(
         _terminal_columns(grid, columns), [_terminal_columns(grid, part) for part in parts]
     )
 
@@ -193,10 +193,8 @@ def _terminal_columns(grid: Grid, columns: Sequence[int]) -> Table:
 
     table = plain_table()
     for i in columns:
-        # Numbers must survive a narrow terminal whole; names and remarks may fold.
         justify: Literal["left", "right"] = "left" if i == 0 else "right"
-        table.add_column(literal_text(grid.head[i]), justify=justify, overflow="fold",
-                         no_wrap=i > 0 and grid.head[i] != "clusters")  # fmt: skip
+        table.add_column(literal_text(grid.head[i]), justify=justify)
     for row in grid.rows:
         if row.rule:
             table.add_section()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.suites import Scales, SuiteLine, suite_lines
+from soulkit.eval.summary import VALUE, headline_name
 from soulkit.metrics.intervals import Interval
 from soulkit.report.alike import UnlikePair, unlike_pairs
 from soulkit.report.context import context_doubts, doubts_text
@@ -20,6 +21,7 @@ from soulkit.report.load import RunData
 from soulkit.report.published import Publication, publications
 from soulkit.tasks.registry import Registry
 from soulkit.tasks.suites import Suite
+from soulkit.train.state.summary import TrainSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,8 @@ def suite_table(
     absent = _absent(suite, runs, registry)
     return SuiteTable(
         name=name or "", suite=suite, runs=tuple(runs), context=context, lines=lines, absent=absent,
-        notes=(*_partial_notes(runs, sides), *_absent_notes(absent), *doubts,
+        notes=(*_partial_notes(runs, sides), *_draft_notes(suite, runs), *_absent_notes(absent),
+               *doubts,
                *(line for pair in unlike for line in pair.lines())),
     )  # fmt: skip
 
@@ -128,6 +131,13 @@ def scales_of(registry: Registry) -> Scales:
         return (spec.metric.low, spec.metric.high) if spec else None
 
     return scale
+
+
+def draft_steps(run: RunData, task: str) -> int:
+    """Over how many steps the headline of a task is a mean of drafts; 0: it is none of drafts."""
+    trained = run.summary if isinstance(run.summary, TrainSummary) else None
+    drafted = headline_name(run.tasks.get(task, {})) == VALUE
+    return trained.summary_steps if trained and drafted else 0
 
 
 # -- lines ---------------------------------------------------------------------------------------
@@ -230,6 +240,18 @@ def _absent_notes(absent: Mapping[str, str]) -> list[str]:
     for task, why in absent.items():
         reasons.setdefault(why, []).append(task)
     return [f"{why}: {', '.join(tasks)}" for why, tasks in reasons.items()]
+
+
+def _draft_notes(suite: Suite, runs: Sequence[RunData]) -> list[str]:
+    """Which runs are trainings without a score on held-out rows: theirs is that of their drafts."""
+    notes = []
+    for run in runs:
+        drafted = {task: n for task in suite.tasks if (n := draft_steps(run, task))}
+        if drafted:
+            steps = max(drafted.values())
+            notes.append(f"{run.name}: {', '.join(drafted)}: drafts of the last {steps} steps, "
+                         "no score on held-out rows")  # fmt: skip
+    return notes
 
 
 def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]) -> list[str]:

@@ -17,7 +17,7 @@ from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_n
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.costs import cost_by_role, cost_table
-from soulkit.report.fitting import Fitting
+from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
@@ -342,7 +342,7 @@ def _terminal_table(run: RunData, details: bool) -> RenderableType:
     parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
     if gaps:
         parts.append(_columns(gaps, [0, 1, *(i for i in shown if i >= _BOUNDS)], details))
-    return Fitting(_columns(rows, shown, details), parts)
+    return InParts(_columns(rows, shown, details), parts)
 
 
 def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:
@@ -378,7 +378,7 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
         for name, others in beside(runs, task):
             texts = [mean_text(c) if c else DASH for c in others]
             table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
-    return table
+    return FittingTable(table)
 
 
 def _terminal_steps(run: RunData) -> RenderableType:

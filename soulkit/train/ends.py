@@ -7,6 +7,7 @@ judged again by somebody who is the same for all. The result is a run folder ins
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,15 @@ from soulkit.train.state.recorded import recorded_training
 from soulkit.types import Record
 
 JUDGED_END = "judged_end"
-"""The run folder of a judged end, inside that of its training."""
+"""How the run folders of judged ends begin, inside that of their training."""
 END_STEPS = 10
 """Steps whose drafts are the end of a training that held no rows out."""
+
+
+def end_folder(judge: str) -> str:
+    """The run folder of the end that `judge` scored, as it is written: another judge has another
+    folder, so that nobody's numbers stand under somebody else's name."""
+    return f"{JUDGED_END}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}" if judge else ""
 
 
 def end_records(run: Path) -> list[Record]:
@@ -64,7 +71,7 @@ def judge_ends(
         recorded = recorded_training(run.path, trust=trust)
         recorded = replace(recorded, records=end_records(run.path))
         renewal = renewal_of(
-            recorded, (judge,), None, run.path / JUDGED_END, run.path, yes=True,
+            recorded, (judge,), None, run.path / end_folder(judge.written()), run.path, yes=True,
             max_cost=run.config.max_cost,
         )  # fmt: skip
         say(f"{len(recorded.records)} episodes of {run.arm.spelling} seed {run.config.seed} "

@@ -131,6 +131,20 @@ def test_two_runs_that_one_judge_scored_again_compare(
     assert "judge endpoint:j@" in three_lines(capfd.readouterr().err)[0]
 
 
+def test_what_new_verdicts_cost_stands_by_task_and_role(
+    server: ScriptedServer, played: Path, tmp_path: Path
+) -> None:
+    judge = ("--ask", "--judge", f"endpoint:k@{server.base_url}", "--out", tmp_path / "new")
+    for _ in range(2):  # what is taken up again is not counted twice
+        assert soul("rescore", played, *judge) == 0
+        old, new = (summary(run)["costs"]["sotopia"] for run in (played, tmp_path / "new"))
+        assert new["actor"] == old["actor"] and new["partner"] == old["partner"]
+        asked = {role: new[role]["calls"] - old.get(role, {"calls": 0})["calls"] for role in new}
+        assert sum(asked.values()) == 2 * EPISODES and asked["judge"] >= EPISODES
+    calls = sum(one["calls"] for one in new.values())
+    assert summary(tmp_path / "new")["unpriced_calls"] == calls
+
+
 def test_a_judge_that_was_silent_is_asked_again_and_nobody_else(
     server: ScriptedServer, played: Path, edited: Path, tmp_path: Path
 ) -> None:

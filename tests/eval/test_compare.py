@@ -131,6 +131,34 @@ def test_a_training_is_compared_with_no_evaluation(tmp_path: Path) -> None:
         compare_runs(a, b)
 
 
+def trained(path: Path, values: list[float]) -> Path:
+    """A training with one draft a step, of another row each."""
+    path.mkdir()
+    lines = [
+        Record(key=record_key(step, str(step % 3), 0, "draft"), task="tomi", rollout=0, step=step,
+               example_id=str(step % 3), kind="draft", score=Score(value=value, reward=value),
+               episode=Episode(example_id=str(step % 3), task="tomi"))
+        for step, value in enumerate(values)
+    ]  # fmt: skip
+    (path / "episodes.jsonl").write_text("".join(json.dumps(asdict(r)) + "\n" for r in lines))
+    (path / "config.yaml").write_text("{method: grpo, model: m, data: {tomi: rows.jsonl}}")
+    (path / "summary.json").write_text(json.dumps({"summary_steps": min(10, len(values))}))
+    return path
+
+
+def test_drafts_are_those_of_the_steps_that_a_report_shows(tmp_path: Path) -> None:
+    a = trained(tmp_path / "a", [1.0] * 2 + [0.25, 0.75] * 5)
+    b = trained(tmp_path / "b", [0.0] * 2 + [0.5, 1.0] * 5)
+    comparison = compare_runs(a, b)
+    (task,) = comparison.tasks
+    assert (task.paired.mean_a, task.paired.mean_b, task.paired.n_shared) == (0.5, 0.75, 10)
+    assert any("while training, last steps: 10" in line for line in comparison.remarks)
+    longer = trained(tmp_path / "c", [0.0] * 14)
+    comparison = compare_runs(a, longer)
+    assert comparison.tasks[0].paired.n_shared == 12
+    assert any("while training, all steps that both did" in line for line in comparison.remarks)
+
+
 def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {"1": 0.0})
     with pytest.raises(RunError, match="no task in common"):
@@ -146,6 +174,22 @@ def test_another_metric(tmp_path: Path) -> None:
     b = run(tmp_path / "b", {"1": 0.0, "2": 0.0}, metrics={"f1": 0.5})
     (task,) = compare_runs(a, b, "f1").tasks
     assert task.paired.difference == pytest.approx(0.3)
+
+
+def test_the_nearest_metric_is_looked_for_in_every_task(tmp_path: Path) -> None:
+    for side in "ab":
+        run(tmp_path / side, {"1": 0.5, "2": 1.0})
+        run(tmp_path / side, {"3": 0.5, "4": 1.0}, "sotopia", metrics={"secret": -1.0})
+    for name in ("secrets", "secret/"):
+        with pytest.raises(DataError, match="of any of sotopia, tomi") as error:
+            compare_runs(tmp_path / "a", tmp_path / "b", name)
+        assert "'secret'" in error.value.way_out
+
+
+def test_a_damaged_summary_is_no_reason_to_stop(tmp_path: Path) -> None:
+    a, b = (run(tmp_path / side, {"1": 0.5, "2": 1.0}) for side in "ab")
+    (a / "summary.json").write_text('{"tasks": {')
+    assert compare_runs(a, b).tasks[0].paired.difference == 0.0
 
 
 def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ def test_what_is_unscored_widens_the_bounds_and_leaves_the_mean() -> None:
     assert (nothing.worst, nothing.best) == pytest.approx((1.3 / 4, 2.3 / 4))
 
 
+def test_what_is_truncated_widens_the_bounds_though_it_is_scored() -> None:
+    whole = lines(played(d=cell(0.6, worst=0.6, best=0.9)))["all"].cell
+    assert whole.mean is not None and whole.n_scored == whole.n
+    assert (whole.worst, whole.best) == pytest.approx((whole.mean, whole.mean + 0.3 / 4))
+
+
 def test_the_scale_of_the_run_goes_before_the_declared_one() -> None:
     wide = Cell(mean=None, n=3, scale=(-5.0, 5.0), headline=True)
     bounds = lines(played(d=wide))["Y"].cell

@@ -357,3 +357,16 @@ def test_every_format_of_a_partial_suite(
     text = file.read_text()
     assert "soul-10" in text and "userllm" in text and "0.726" in text
     assert capsys.readouterr().out.strip() == str(file)
+
+
+def test_drafts_of_a_training_are_no_score_without_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded = Path(__file__).parents[1] / "recorded"
+    folders = [str(recorded / name) for name in ("before", "ditto")]
+    said = "ditto: kind: drafts of the last 4 steps, no score on held-out rows"
+    assert main(["report", *folders, "--format", "latex"]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["report", *folders, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["metric"] for row in rows] == ["value", "value (drafts, last 4 steps)"]

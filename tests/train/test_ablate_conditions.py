@@ -173,6 +173,14 @@ def test_ends_of_methods_with_other_judges_are_compared_by_one(
         assert models.count("q") == models.count("j") + models.count("k")
         assert soul(*command, "--json") == 0
         assert len(server.requests) == len(models)
+        # Another judge of all ends has folders of its own, and nothing is trained again. What that
+        # judge said of its own method while training is in the ledger.
+        others = ("k" if word == "q" else word for word in command)
+        assert soul(*others) == 0 and len(server.requests) - len(models) == models.count("j")
+        again = ablation.load_ablation(tmp_path / "out")
+        assert again.eval_judge == f"endpoint:k@{server.base_url}"
+        assert again.rows[0].judged.mean is not None
+        assert soul(*command) == 0
     comparison = ablation.load_ablation(tmp_path / "out")
     first, other = comparison.rows
     assert comparison.eval_judge == f"endpoint:q@{server.base_url}"

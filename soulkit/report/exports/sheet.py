@@ -10,7 +10,7 @@ from typing import Any
 from soulkit.eval.suites import SuiteLine
 from soulkit.eval.summary import headline_name
 from soulkit.report.load import RunData
-from soulkit.report.suites import ContextColumn, SuiteTable, TableLine
+from soulkit.report.suites import ContextColumn, SuiteTable, TableLine, draft_steps
 
 FIELDS = (
     "suite", "level", "name", "axis", "column", "source", "metric", "mean", "ci_low", "ci_high",
@@ -63,10 +63,16 @@ def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
     numbers = ("mean", "ci_low", "ci_high", "n_scored", "n", "n_clusters", "worst", "best")
     return {
         "column": run.name, "source": "run",
-        "metric": headline_name(run.tasks.get(line.name, {})) or cell.method,
+        "metric": _metric(run, line) or cell.method,
         **{name: getattr(cell, name) for name in numbers},
         "members": list(line.members), "missing": list(line.missing),
     }  # fmt: skip
+
+
+def _metric(run: RunData, line: SuiteLine) -> str:
+    steps = draft_steps(run, line.name)
+    name = headline_name(run.tasks.get(line.name, {}))
+    return f"{name} (drafts, last {steps} steps)" if steps else name
 
 
 def _published(column: ContextColumn, figure: float) -> dict[str, Any]:
