@@ -366,11 +366,11 @@ def _terminal_table(run: RunData, details: bool) -> RenderableType:
     # Two columns that stay empty in a complete run would only take room from the others.
     shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
     for i in shown:
-        # Numbers must survive a narrow terminal whole; names may fold.
+        # Numbers must survive a narrow terminal whole; names may fold, and what a mean rests on.
         table.add_column(
             _HEAD[i],
             justify="left" if i in (0, 1, 5) else "right",
-            no_wrap=i in (2, 3, 4),
+            no_wrap=i in (3, 4),
             overflow="fold",
         )
     before = None
