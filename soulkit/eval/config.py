@@ -335,7 +335,8 @@ def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | s
         if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    unfilled_roles = sorted(work.roles - seated(config, [work], registry).filled(task.name))
+    filled = seated(config, [work], registry, suite=config.suite).filled(task.name)
+    unfilled_roles = sorted(work.roles - filled)
     return f"nobody plays the {' and the '.join(unfilled_roles)}" if unfilled_roles else work
 
 
