@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 HEADLINES = 3
 """Of one run that are shown; --json has all of them."""
+NAME_WIDTH = 36
+"""Columns in which names of runs stay whole, however narrow the terminal is."""
+WIDE, WIDE_ONLY = 100, ("command", "started")
+"""Columns of a terminal from which on these are shown; --json has them always."""
 STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
 
 
@@ -50,11 +54,16 @@ def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
         out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
         say_next("soul demo")
         return
-    made = table("run", "command", "model", "status", "headline", ">cost", "started")
+    heads = ("run", "command", "model", "status", "headline", ">cost", "started")
+    shown = [i for i, head in enumerate(heads) if out.width >= WIDE or head not in WIDE_ONLY]
+    made = table(*(heads[i] for i in shown))
     for column in made.columns:
         column.overflow = "fold"
+    # A name in pieces cannot be copied into the next command.
+    made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
     for run in runs:
-        made.add_row(*_row(run))
+        cells = _row(run)
+        made.add_row(*(cells[i] for i in shown))
     out.print(made)
     newest = next((run for run in runs if run.state != "damaged"), runs[0])
     say_next(f"soul report {shell_path(newest.path)}", f"soul show {shell_path(newest.path)}")

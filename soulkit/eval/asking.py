@@ -408,7 +408,14 @@ def _seated_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 
 
 def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
-    """`--judge WHO` options as players; ConfigError for one that cannot be read."""
+    """`--judge WHO` options as players; ConfigError for one that cannot be read or is meant for one
+    task."""
+    if any(text.partition("=")[0].isidentifier() and "=" in text for text in texts):
+        raise ConfigError(
+            "A judge is named for one task, and episodes of all tasks are judged again.",
+            "Whoever is named takes the place of every judge of the run.",
+            "Write --judge WHO, or leave it out: each task keeps its own judges.",
+        )
     config = RolesConfig.load(flags={"judge": list(texts) or None, "endpoints": endpoints}, env={})
     return tuple(map(_placed, config.judge))
 

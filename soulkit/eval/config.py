@@ -338,7 +338,7 @@ def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | s
         if task.name in config.data:
             raise
         return error.what.rstrip(".")
-    seats = seated(config, [work], registry)
+    seats = seated(config, [work], registry, suite=config.suite)
     if unfilled_roles := sorted(work.roles - seats.filled(task.name)):
         return f"nobody plays the {' and the '.join(unfilled_roles)}"
     # A key that the user's own players want is an error; one of the task's players leaves it out.

@@ -55,7 +55,7 @@ def voice_of(
         name=settings.written(),
         limit=settings.sampling(role, None).max_tokens,
         prices=prices,
-        times=samples or 1,
+        times=samples,
         served=served,
         paid=paid,
     )

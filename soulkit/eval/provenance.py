@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
@@ -273,11 +274,25 @@ def rescored(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
     return record
 
 
+_LIMIT = "replies of at most"
+"""How a change of a limit begins."""
+
+
 def keep_provenance(run: Run, now: Print) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
     or scorers."""
     before = read_provenance(run.path)
-    for what in _changes(before, now) if before else ():
+    changes = _changes(before, now) if before else []
+    limits = [what for what in changes if what.startswith(_LIMIT)]
+    if limits:
+        raise RunError(
+            f"{run.path} was started with {'; '.join(limits)}.",
+            "An earlier version began it, and limits that nobody named are other ones now: "
+            "a mean would mix cut replies with whole ones.",
+            "Play all of it in another folder with --out, or go on with the soulkit that began it. "
+            f"What is there is shown by: soul report {shlex.quote(str(run.path))}",
+        )
+    for what in changes:
         raise RunError(
             f"{run.path} was started with {what}.",
             "What is already in the folder was made with the old one, and a mean would mix them.",
@@ -366,4 +381,4 @@ def _other_limit(who: str, old: Print, new: Print) -> list[str]:
     limits = old.get("max_tokens"), new.get("max_tokens")
     if None in limits or limits[0] == limits[1]:
         return []
-    return [f"replies of at most {limits[0]} tokens by {who} ({limits[1]} now)"]
+    return [f"{_LIMIT} {limits[0]} tokens by {who} ({limits[1]} now)"]

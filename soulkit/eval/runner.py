@@ -122,7 +122,7 @@ def prepare(
     """
     registry = eval_registry(config)
     work, gaps = work_and_gaps(config, registry)
-    config = seated(config, work, registry)
+    config = seated(config, work, registry, suite=config.suite)
     gaps += role_gaps(work, config)
     if asking and config.ledger != "replay":
         gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])

@@ -76,7 +76,7 @@ def confirm_cost(
             return
         raise CostUnconfirmed(
             "The cost was not confirmed.",
-            "Nobody was asked, and nothing was written.",
+            "No model was asked, and nothing was written.",
             "Give --yes, bound it with --max-cost, or look closer with soul plan.",
         )
     raise CostUnconfirmed(

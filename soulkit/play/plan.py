@@ -55,8 +55,8 @@ class PlayerTerms:
     """Tokens of one reply at most."""
     prices: tuple[float, float] | None = None
     """US dollars per million prompt and reply tokens."""
-    times: int = 1
-    """How often it is asked where another would be asked once (judge samples)."""
+    times: int | None = None
+    """Opinions on every question (`--judge-samples`); None: as many as the task's own `samples`."""
     each: int = 0
     """Calls of an episode where the task itself does not call the role: a coach's."""
     usual: int | None = None
@@ -265,7 +265,8 @@ def _player_load(
     calls = prompts = most = 0.0
     for example, words in zip(work.examples, lengths, strict=True):
         role_calls = work.task.calls(example)
-        times = (dict(role_calls).get(player.role) or player.each) * player.times  # type: ignore[call-overload]
+        own_calls = dict(role_calls).get(player.role) or player.each  # type: ignore[call-overload]
+        times = own_calls * _repeats(work.task, player)
         turns = int(role_calls.get("actor", 1))
         calls += times
         prompts += times * _prompt(words, turns, player, others, longest=False)
@@ -282,6 +283,15 @@ def _player_load(
         seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
         paid=player.paid,
     )  # fmt: skip
+
+
+def _repeats(task: Task, player: PlayerTerms) -> float:
+    """What a player's own number of opinions makes of the calls that the task counts, which are
+    those of its `samples`: exact where it puts all its questions equally often."""
+    if player.role not in PANELS or player.times is None:
+        return 1.0
+    samples = task.spec.samples.values()
+    return player.times * len(samples) / sum(samples) if samples else float(player.times)
 
 
 def _prompt(

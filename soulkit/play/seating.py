@@ -30,15 +30,17 @@ ALONE: tuple[Role, ...] = ("judge", "auditor", "partner", "environment")
 
 
 def seated(
-    config: Config, work: Sequence[Work], registry: Registry, *, coached: bool = False
-) -> Config:
+    config: Config, work: Sequence[Work], registry: Registry, *, coached: bool = False,
+    suite: str | None = None,
+) -> Config:  # fmt: skip
     """`config` with somebody in every role that its tasks ask for, as far as anybody is named.
 
     `coached` says whether feedback is asked for. ConfigError for players of a task that nobody
-    plays here. Seating twice changes nothing.
+    plays here; of `suite` some may be left out. Seating twice changes nothing.
     """
     file = players_in_tasks(config.endpoints)
-    _check_names(config, [part.task.name for part in work], file, registry)
+    members = registry.suite(suite) if suite is not None else ()
+    _check_names(config, [*(part.task.name for part in work), *members], file, registry)
     seats = {part.task.name: _seats(config, part, file, coached=coached) for part in work}
     update: dict[str, Any] = {
         "task_players": {task: own for task, own in seats.items() if any(dict(own).values())}

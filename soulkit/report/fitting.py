@@ -1,7 +1,8 @@
 """Tables that stay whole on a narrow terminal.
 
-What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table that is too wide loses its columns one by one: first the names of its rows, then the ends of
-its numbers. Here columns fold between words, and no word is cut. Where even that has no room, each
+What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table
+that is too wide still would lose its columns one by one: first the names of its rows, then the ends
+of its numbers. So columns fold between words, and no word is cut. Where even that has no room, each
 row becomes a paragraph of its own: its name, then every column with its number.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -26,14 +27,14 @@ class InParts:
     """A table, or the parts that stand in its place where it does not fit without folding."""
 
     whole: Table
-    parts: Sequence[Table]
+    parts: Sequence[RenderableType]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.measure import Measurement
 
         room = console.options.update(width=_UNBOUNDED)
         fits = Measurement.get(console, room, self.whole).maximum <= options.max_width
-        yield from [self.whole] if fits else map(FittingTable, self.parts)
+        yield from [self.whole] if fits else self.parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
 from soulkit.eval.summary import VALUE, Cell, headline_name
-from soulkit.report.fitting import InParts
+from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
@@ -184,7 +184,8 @@ def _terminal_table(grid: Grid) -> RenderableType:
     own = len(columns) - grid.n_published
     parts = [columns[:own], [0, *columns[own:]]] if grid.n_published else [columns]
     return InParts(
-        _terminal_columns(grid, columns), [_terminal_columns(grid, part) for part in parts]
+        _terminal_columns(grid, columns),
+        [FittingTable(_terminal_columns(grid, part)) for part in parts],
     )
 
 

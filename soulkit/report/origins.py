@@ -34,14 +34,20 @@ def origin_text(origin: Mapping[str, Any]) -> str:
 
 def role_text(origin: Mapping[str, Any], role: str) -> str:
     """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
-    own, those with its name."""
-    usual = _names(_members(origin, "players").get(role, ()))
-    special = []
-    for name, entry in _members(origin, "tasks").items():
-        players = _names(_members(entry, "players").get(role, ())) if entry else ""
-        if players and players != usual:
-            special.append(f"{players} for {name}")
-    return ", ".join([usual, *special] if usual else special)
+    own, those with its name, and everybody only where some task has them all."""
+    everybody = _names(_members(origin, "players").get(role, ()))
+    by_task = {
+        name: _names(_members(entry, "players").get(role, ()))
+        for name, entry in _members(origin, "tasks").items()
+        if isinstance(entry, Mapping) and _plays({name: entry}, role)
+    }
+    special = [
+        f"{players} for {name}"
+        for name, players in by_task.items()
+        if players not in ("", everybody)
+    ]
+    alone = all(by_task.values()) and everybody not in by_task.values()
+    return ", ".join([everybody, *special] if everybody and not (special and alone) else special)
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:

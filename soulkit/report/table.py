@@ -348,12 +348,13 @@ def _terminal_table(run: RunData, details: bool) -> RenderableType:
 def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:
     table = plain_table()
     for i in shown:
-        # Numbers must survive a narrow terminal whole; names may fold.
+        # Numbers must survive a narrow terminal whole; names may fold, and what a mean rests on.
         table.add_column(
             _HEAD[i],
             justify="left" if i in (0, 1, 6) else "right",
             no_wrap=i in (2, 3, 5),
             overflow="fold",
+            min_width={1: 12, 4: 8}.get(i),
         )
     before = None
     for row in rows:

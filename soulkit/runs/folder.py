@@ -282,6 +282,10 @@ def _yaml_text(config: Mapping[str, Any]) -> str:
 # --- whose folder is it? --------------------------------------------------------------------------
 
 
+CHANGES = 8
+"""Settings that a refusal to resume names; a reader of thirty finds none."""
+
+
 def same_settings(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> bool:
@@ -303,7 +307,10 @@ def _same_run(
     new = _flat(_completed(config, defaults))
     keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
     if keys:
-        changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys]
+        # A player more or less is a dozen settings: what both sides name tells most, then models.
+        keys.sort(key=lambda k: (k not in old or k not in new, not k.endswith(".model")))
+        changes = [f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in keys[:CHANGES]]
+        changes += [f"and {len(keys) - CHANGES} more"] if len(keys) > CHANGES else []
         raise RunError(
             f"{path} was started with another configuration: {'; '.join(changes)}.",
             "What is already in the folder was made with the old values and cannot be mixed.",

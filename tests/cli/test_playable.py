@@ -27,6 +27,22 @@ def evaluate(out: Path, *arguments: object, suite: str = "mixed") -> int:
         )  # fmt: skip
 
 
+def test_players_may_be_named_for_every_member(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For one that is played and for one that is left out; for a stranger to the suite never."""
+    with visitor() as url:
+        who = f"endpoint:scripted-visitor@{url}"
+        named = ("--partner", f"secret_keeper={who}", "--judge", f"coser={who}")
+        out = tmp_path / "run"
+        assert evaluate(out, "--playable", "--data", "synth:2", *named) == 0
+        assert set(summary(out)["tasks"]) == {"tomi", "secret_keeper"}
+        capsys.readouterr()
+        stray = ("--judge", f"sotopia={who}")
+        assert evaluate(tmp_path / "b", "--playable", "--data", "synth:2", *stray) == 2
+    assert "'sotopia', which is not played here" in capsys.readouterr().err
+
+
 def test_a_partial_suite_is_named_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

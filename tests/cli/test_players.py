@@ -60,6 +60,20 @@ def test_players_by_task_on_the_command_line(server: ScriptedServer, tmp_path: P
     assert len(server.requests) == before
 
 
+def test_a_run_with_other_players_is_refused_in_a_few_words(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A player more is a dozen settings: the refusal names who it is."""
+    out, at = tmp_path / "run", f"@{server.base_url}"
+    assert judged(server, out, "--judge", f"endpoint:j{at}") == 0
+    capsys.readouterr()
+    more = ("--judge", f"sotopia=endpoint:k{at}", "--auditor", f"sotopia=endpoint:w{at}")
+    assert judged(server, out, "--judge", f"endpoint:j{at}", *more) == 2
+    what = three_lines(capsys.readouterr().err)[0]
+    assert '.model: (unset) -> "k"' in what and '.model: (unset) -> "w"' in what
+    assert what.count("->") == 8 and "more" in what
+
+
 def test_an_endpoints_file_names_players_of_tasks(server: ScriptedServer, tmp_path: Path) -> None:
     book = tmp_path / "endpoints.yaml"
     entry = {"model": "j", "base_url": server.base_url}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +262,23 @@ def test_unfinished_runs_with_a_broken_line_are_damaged(
     (out / "summary.json").unlink()
     (out / "episodes.jsonl").write_text("no record\n" + (out / "episodes.jsonl").read_text())
     assert "episodes.jsonl:1" in listed(tmp_path, capfd)[0]["problem"]
+
+
+def test_names_stay_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
+    """They are what the next command is given."""
+    name = "20261122-152102-eval-local-tomi"
+    shutil.copytree(RECORDED / "before", tmp_path / name)
+    soul_runs = (sys.executable, "-m", "soulkit.cli.app", "runs", str(tmp_path))
+    shown = {
+        width: subprocess.run(
+            soul_runs, env={**os.environ, "COLUMNS": str(width)}, capture_output=True, text=True,
+            check=True,
+        ).stdout
+        for width in (80, 160)
+    }  # fmt: skip
+    assert all(name in text and "0.500 ±" in text and "finished" in text for text in shown.values())
+    assert max(map(len, shown[80].splitlines())) <= 80
+    assert "eval local" in shown[160] and "started" in shown[160]
 
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

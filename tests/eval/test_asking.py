@@ -198,3 +198,11 @@ def test_what_a_summary_says_of_its_origin(played: Path, server: ScriptedServer)
     assert (
         origin["versions"]["soulkit"] and origin["dates"]["finished"] >= origin["dates"]["started"]
     )
+
+
+def test_a_judge_of_one_task_is_refused_in_words(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    who = "essay=endpoint:j@http://127.0.0.1:9/v1"
+    assert soul("rescore", played, "--ask", "--judge", who) == 2
+    assert "named for one task" in three_lines(capsys.readouterr().err)[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.local.footprint import Speed, device_speed, footprint
 from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan_work, scaled
 from soulkit.tasks.registry import load_registry
@@ -66,6 +67,21 @@ def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
     coach = PlayerTerms(role="coach", name="c", limit=4000, each=1)
     coaching = plan_work(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
     assert (coaching.calls, coaching.reply_tokens) == (4, 4 * USUAL["coach"])
+
+
+def test_other_opinions_than_the_questions_own() -> None:
+    """A task counts its calls with its own samples: another number takes their place."""
+    task = load_registry().task("sotopia")
+    task.spec = task.spec.model_copy(update={"samples": {"score": 3, "audit": 3}})
+    task.calls = lambda example: {"actor": 10, "judge": 3, "auditor": 3}
+    work = Work(task, examples("sotopia", 4))
+
+    def counted(times: int | None) -> float:
+        judge = PlayerTerms(role="judge", name="j", limit=4000, times=times)
+        load = plan_work([work], 1, {"sotopia": [ACTOR, judge]}).tasks[0].asked[1]
+        return load.calls / QUESTION_ATTEMPTS
+
+    assert [counted(times) for times in (None, 1, 2, 3)] == [12, 4, 8, 12]
 
 
 def test_a_scaled_plan() -> None:

@@ -35,6 +35,22 @@ def test_the_head_of_a_run_names_its_judges_rows_and_revision() -> None:
     assert origin_facts({}) == [] and revision_text({"revision": "abc"}) == "abc"
 
 
+def test_judges_of_single_tasks_are_not_named_for_all() -> None:
+    """Two judges that each score one task are no panel of two."""
+    one, two = ({"model": name, "address": URL} for name in "jk")
+    split = {
+        "players": {"judge": [one, two]},
+        "tasks": {
+            "sotopia": {"roles": ["judge"], "players": {"judge": [one]}},
+            "coser": {"roles": ["judge"], "players": {"judge": [two]}},
+            "tomi": {"roles": []},
+        },
+    }
+    assert role_text(split, "judge") == f"j@{URL} for sotopia, k@{URL} for coser"
+    split["tasks"]["coser"] = {"roles": ["judge"], "players": {"judge": [one, two]}}
+    assert role_text(split, "judge") == f"j@{URL} and k@{URL}, j@{URL} for sotopia"
+
+
 def test_a_judge_that_no_task_asks_is_not_named() -> None:
     rules = {**ORIGIN, "tasks": {"tomi": ORIGIN["tasks"]["tomi"]}}
     assert "judge" not in dict(origin_facts(rules))

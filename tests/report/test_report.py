@@ -220,6 +220,20 @@ def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
     assert table.scored_text(runs[0].tasks["hitom"]["value"]) in table.terminal_text(runs, 80)
 
 
+def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
+    """What a mean rests on may be longer than everything else: it folds, names stay."""
+    (run,) = load_runs([story(tmp_path) / "after"], episodes=False)
+    assert run.summary is not None
+    cell = Cell(mean=-6.5, ci_low=-8.169, ci_high=-4.359, n=100, n_scored=100, n_clusters=5,
+                method="wilson", events=1, worst=-7.0, best=-6.0, beside=True)  # fmt: skip
+    names = ("financial_and_material_benefits", "social_rules")
+    tasks = {"sotopia": {"value": cell, **dict.fromkeys(names, cell)}}
+    wide = replace(run, summary=replace(run.summary, tasks=tasks))
+    shown = table.terminal_text([wide], 80)
+    assert "social_rules" in shown and "sotopia" in shown and "events" in shown
+    assert "\u22126.500 ± 1.905" in shown and "\u22128.169 to \u22124.359" in shown
+
+
 def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
     path = story(tmp_path) / "train"
     (path / "summary.json").unlink()
