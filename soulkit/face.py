@@ -101,16 +101,11 @@ def load_task(name: str, *, tasks: str | Path | None = None, protocol: Protocol 
 
     ConfigError when nobody declares it, or for another protocol.
     """
-    from soulkit.errors import ConfigError
     from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.spec import protocol_named
 
-    if protocol not in ("paper", "reference"):
-        raise ConfigError(
-            f"'{protocol}' is no protocol.",
-            "A task is scored as its paper does, or as the published code does.",
-            "Give protocol='paper' or protocol='reference'.",
-        )
-    return load_registry(*([Path(tasks)] if tasks is not None else [])).task(name, protocol)
+    registry = load_registry(*([Path(tasks)] if tasks is not None else []))
+    return registry.task(name, protocol_named(protocol))
 
 
 def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:

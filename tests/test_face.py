@@ -87,5 +87,5 @@ def test_what_the_command_refuses_is_refused_here(tmp_path: Path) -> None:
 
 
 def test_a_task_has_two_protocols() -> None:
-    with pytest.raises(ConfigError, match="'refrence' is no protocol"):
+    with pytest.raises(ConfigError, match="There is no protocol 'refrence'"):
         sk.load_task("tomi", protocol="refrence")  # type: ignore[arg-type]

@@ -13,13 +13,11 @@ from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.types import Protocol
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
     from soulkit.tasks.selfcheck import Finding, SelfCheck
 
-PROTOCOLS: tuple[Protocol, ...] = ("paper", "reference")
 
 MADE_ROWS = "synth:100"
 """What is checked where no rows are given and they can be made."""
@@ -63,13 +61,14 @@ def check_tasks(
     """
     from soulkit.tasks.loading import examples_from
     from soulkit.tasks.selfcheck import check_task, with_unused
+    from soulkit.tasks.spec import protocol_named
 
     registry = registry_of(tasks, trust=trust)
     sources = _data(data or (), names or (), suite, registry)
     checks: list[SelfCheck] = []
     for name, where in sources.items():
         if where is not None:
-            live = registry.task(name, _protocol(protocol))
+            live = registry.task(name, protocol_named(protocol))
             checks.append(check_task(live, examples_from(live, where, seed), where))
     unchecked = [name for name, where in sources.items() if where is None]
     checks = with_unused(checks, registry)
@@ -160,17 +159,6 @@ def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
             "They would be ignored.",
             did_you_mean(name, chosen),
         )
-
-
-def _protocol(text: str) -> Protocol:
-    protocol = next((name for name in PROTOCOLS if name == text), None)
-    if protocol is None:
-        raise ConfigError(
-            f"There is no protocol '{text}'.",
-            "A task scores as its paper says, or as the reference implementation does.",
-            f"Give --protocol {' or --protocol '.join(PROTOCOLS)}.",
-        )
-    return protocol
 
 
 # -- printing ------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def compare_runs(
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
-    _check_gates(gates, shared, registry)
+    _check_gates(gates, shared, registry, suite)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
     last = _last_steps((a, b), records) if one.trained and other.trained else ()
     if last:
@@ -285,9 +285,16 @@ class _Pairs:
 
 
 def _check_gates(
-    gates: Sequence[ComparisonGate], shared: Sequence[str], registry: Registry
+    gates: Sequence[ComparisonGate], shared: Sequence[str], registry: Registry, suite: str
 ) -> None:
     for gate in gates:
+        if suite and gate.target in registry.suites and gate.target != suite:
+            raise ConfigError(
+                f"The gate '{gate.text}' is about the suite '{gate.target}', and only '{suite}' is "
+                "compared.",
+                "Members that the compared suite does not have would count as missing.",
+                f"Name the gate of '{suite}', or leave --suite out.",
+            )
         if gate.target not in shared and gate.target not in registry.suites:
             raise ConfigError(
                 f"The gate '{gate.text}' is about '{gate.target}', which the runs do not share.",

@@ -8,14 +8,13 @@ many episodes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.errors import DataError, RunError
-from soulkit.eval.summary import Cells, Summary
+from soulkit.errors import RunError
+from soulkit.eval.summary import Cells, Summary, summary_line
 from soulkit.report.progress import (
     JUDGEMENTS,
     RunProgress,
@@ -152,23 +151,7 @@ def _read(path: Path, name: str, episodes: bool) -> RunData:
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """What the `summary.json` at `path` says, None without one; DataError for a damaged one."""
-    if not path.is_file():
-        return None
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _bad_summary(path, str(error)) from error
-    if not isinstance(loaded, dict):
-        raise _bad_summary(path, "it holds no object")
-    return loaded
-
-
-def _bad_summary(path: Path, detail: str) -> DataError:
-    return DataError(
-        f"The summary '{path}' cannot be read ({detail}).",
-        "A report prints the numbers that the run recorded there.",
-        "Run the same command again: it resumes, and writes the summary anew.",
-    )
+    return summary_line(path.parent) if path.is_file() else None
 
 
 def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:

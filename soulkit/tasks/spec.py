@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from soulkit.data.schema import Column
-from soulkit.errors import did_you_mean
+from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.defaults import DefaultPlayers
 from soulkit.tasks.home import Home
 from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.suites import Suite
-from soulkit.types import Role
+from soulkit.types import Protocol, Role
 
 HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
@@ -27,6 +27,21 @@ BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
 
 READERS = ("judge", "coach", "gold")
 """Who may see a column without sitting at the table."""
+
+
+PROTOCOLS: tuple[Protocol, ...] = ("paper", "reference")
+
+
+def protocol_named(text: str) -> Protocol:
+    """The protocol of this name; ConfigError where there is none."""
+    protocol = next((name for name in PROTOCOLS if name == text), None)
+    if protocol is None:
+        raise ConfigError(
+            f"There is no protocol '{text}'.",
+            "A task scores as its paper says, or as the reference implementation does.",
+            f"Known: {', '.join(PROTOCOLS)}. {did_you_mean(text, PROTOCOLS)}",
+        )
+    return protocol
 
 
 class Strict(BaseModel):

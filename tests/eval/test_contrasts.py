@@ -278,3 +278,13 @@ def test_values_that_are_compared_are_those_that_the_summary_counts(tmp_path: Pa
     pair = TaskPair(task="tomi", a=rows, b=rows)
     assert contrast(pair, "value").n_a == len(metric_values(rows, "value")) == 4
     assert contrast(pair, "value").paired.n_shared == 3
+
+
+def test_a_gate_on_another_suite_than_the_compared_one_is_refused(
+    tmp_path: Path, capfd: Any
+) -> None:
+    a, b, file = suite_runs(tmp_path, "tomi", "hitom", "alignx_demo", "alignx_pair")
+    gate = ("--suite", "mine", "--tasks", file, "--gate", "soul-10>=-1")
+    assert soul("compare", a, b, *gate) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "'soul-10', and only 'mine' is compared" in lines[0] and "leave --suite out" in lines[2]
