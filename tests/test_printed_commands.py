@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -300,8 +301,13 @@ def run(one: Printed, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return soul(*words[1:])
 
 
+def measured(one: Printed) -> Any:
+    """A command that takes long on every row of every task is no quick test."""
+    return pytest.param(one, marks=pytest.mark.slow) if one.line == "soul tasks check" else one
+
+
 @pytest.mark.parametrize(
-    "one", [one for one in RUN_HERE if not one.with_torch], ids=lambda one: one.line
+    "one", [measured(one) for one in RUN_HERE if not one.with_torch], ids=lambda one: one.line
 )
 def test_a_printed_command_runs(
     one: Printed, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

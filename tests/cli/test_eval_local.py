@@ -147,6 +147,7 @@ def test_prompts_that_do_not_fit_stop_the_run_or_stay_unscored(
     assert "context_overflow" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_way_out_names_a_limit_that_fits(tiny: Path, tmp_path: Path, capsys) -> None:
     assert local(tiny, tmp_path / "run", "--max-tokens", 500) == 2
     fix = three_lines(capsys.readouterr().err)[2]

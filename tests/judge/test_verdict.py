@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.judge.verdict import has_word, named_options, plain, spoken, tagged_letter, tagged_text
-from soulkit.tasks.choice import ChoiceTask
 from soulkit.types import Protocol
-from tests.support.road import synth_examples, task_of
 
 
 @pytest.mark.parametrize(
@@ -90,15 +88,11 @@ def test_a_megabyte_of_opened_thoughts_is_read_at_once(protocol: Protocol, end: 
     assert time.process_time() - started < 10, "the time grows with the square of the length"
 
 
-@pytest.mark.parametrize("task", ["humanllm", "fantom", "lifechoices"])
 @pytest.mark.parametrize("filling", ["a b ", "A, ", "\u200b", "```json\n"])
-def test_a_megabyte_in_the_answer_tag_is_read_at_once(task: str, filling: str) -> None:
-    live, (example, *_) = task_of(task), synth_examples(task, 1)
-    assert isinstance(live, ChoiceTask)
+def test_of_an_answer_tag_no_more_is_read_than_an_answer_can_be(filling: str) -> None:
     text = f"<answer>{filling * (1_000_000 // len(filling))}</answer>"
-    started = time.process_time()
-    live.read(example, text)
-    assert time.process_time() - started < 0.4, "it took over a second"
+    answer = tagged_text(text, "paper")
+    assert answer is not None and len(answer) <= 50_000
 
 
 def test_a_longer_option_is_not_its_part() -> None:

@@ -379,6 +379,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again(
     assert lines_of(out) == lines_of(untouched)
 
 
+@pytest.mark.slow
 def test_training_draws_nothing_from_the_global_generator(
     tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_no_original_profile_or_goal_reaches_the_other_side(originals: list[Exam
             assert goal == example.fields[f"{seat}_goal"] or goal not in text
 
 
+@pytest.mark.slow
 def test_what_rules_say_gives_nothing_away(originals: list[Example]) -> None:
     task = task_of("sotopia")
     for example in originals:
@@ -201,7 +202,8 @@ def test_all_pairs_are_played_to_the_end_over_http(originals: list[Example]) -> 
         )
 
 
-@pytest.mark.parametrize("pairs", [7, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pairs", [7, 70])
 def test_pairs_are_played_to_the_end_by_a_local_model(
     pairs: int, originals: list[Example], tmp_path: Path
 ) -> None:

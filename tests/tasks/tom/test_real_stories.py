@@ -66,6 +66,7 @@ def test_percept_tomi() -> None:
     assert total == agreed == 600
 
 
+@pytest.mark.slow
 def test_hitom_halves(tmp_path: Path) -> None:
     report = audit_hitom(data("hitom", "Hi-ToM_data.json"))
     assert numbers(report) == (1053, 1200)
@@ -94,6 +95,7 @@ def explained(task: str, items: Iterable[StoryItem]) -> Counter[bool]:
     return counts
 
 
+@pytest.mark.slow
 def test_real_rows_are_explained() -> None:
     fixed = explained("tomi", read_fixed_tomi(data("tomi", "fixedtomi_test_balanced.jsonl")))
     percept = explained("paratomi", read_percept_tomi(data("tomi", "Percept-ToMi.csv")))
