@@ -91,7 +91,7 @@ def test_a_megabyte_of_opened_thoughts_is_read_at_once(protocol: Protocol, end: 
 
 
 @pytest.mark.parametrize("task", ["humanllm", "fantom", "lifechoices"])
-@pytest.mark.parametrize("filling", ["a b ", "A, ", "\u200b", "```json\n"])
+@pytest.mark.parametrize("filling", ["a b ", "A, ", "\u200b", "```json\n", "é", "😀", "ﷺ"])
 def test_a_megabyte_in_the_answer_tag_is_read_at_once(task: str, filling: str) -> None:
     live, (example, *_) = task_of(task), synth_examples(task, 1)
     assert isinstance(live, ChoiceTask)
