@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import cache
 from urllib.parse import SplitResult, urlsplit
 
@@ -39,20 +40,80 @@ _MARKS_IN_A_ROW = 30
 """Of a longer run the rest is nobody's writing; sorting a run costs the square of its length."""
 
 
+_SIGNS_KEPT = 1 << 18
+
+
+class SignTable(dict[int, str]):
+    """A table for `str.translate` that works out what becomes of a sign when it first meets it.
+
+    Translating costs the same for every sign of every script, where a regular expression slows
+    down with each sign it replaces and with each range of signs that it looks for.
+    """
+
+    def __init__(self, spell: Callable[[str], str]) -> None:
+        """`spell` gives what stands for one sign; it may depend on nothing else."""
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _SIGNS_KEPT:
+            self.clear()
+        self[code] = spelling = self._spell(chr(code))
+        return spelling
+
+
+def is_mark(sign: str) -> bool:
+    """Whether a sign joins the letter before it, in whatever form."""
+    return bool(unicodedata.combining(unicodedata.normalize("NFKD", sign)[0]))
+
+
 @cache
-def combining_marks(least: int) -> re.Pattern[str]:
-    """Runs of at least `least` marks that join the letter before them, in whatever form."""
-    every = map(chr, range(0x300, 0x1F000))
-    marks = "".join(c for c in every if unicodedata.combining(unicodedata.normalize("NFKD", c)[0]))
-    return re.compile(f"[{re.escape(marks)}]{{{least},}}")
+def _mark_runs() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """(runs that may be too many marks in a row, such marks in such a run).
+
+    A class of signs that knows only those of two bytes is looked up at once, one with others is
+    searched from end to end for each sign. So the first takes every other sign for a mark.
+    """
+    low = [chr(c) for c in range(0x300, 0x10000) if is_mark(chr(c))]
+    high = [chr(c) for c in range(0x10000, 0x1F000) if is_mark(chr(c))]
+    marks = re.escape("".join(low))
+    gaps = _complement(sorted(map(ord, low)))
+    more = _MARKS_IN_A_ROW
+    loose = rf"[^{gaps}][^{gaps}]{{{more}}}[^{gaps}]*+"
+    strict = rf"[{marks}{re.escape(''.join(high))}]{{{more + 1},}}"
+    return re.compile(loose), re.compile(strict)
+
+
+def _complement(codes: list[int]) -> str:
+    """Every sign of two bytes but `codes`, as ranges for a class of a regular expression."""
+    pairs = zip([-1, *codes], [*codes, 0x10000], strict=True)
+    ranges = ((before + 1, after - 1) for before, after in pairs if after - before > 1)
+    return "".join(rf"\u{first:04x}-\u{last:04x}" for first, last in ranges)
+
+
+def _without_heaps(text: str) -> str:
+    """Of every run of too many marks, the first."""
+    loose, strict = _mark_runs()
+
+    def shortened(run: re.Match[str]) -> str:
+        if not any(map(is_mark, run[0][:: _MARKS_IN_A_ROW + 1])):
+            return run[0]  # too many marks in a row would not all stand between these signs
+        return strict.sub(lambda marks: marks[0][:_MARKS_IN_A_ROW], run[0])
+
+    return loose.sub(shortened, text)
 
 
 def normalised(text: str) -> str:
     """NFKC in time that grows with the length: of a long run of combining marks the first stay."""
-    if not text.isascii():
-        runs = combining_marks(_MARKS_IN_A_ROW + 1)
-        text = runs.sub(lambda run: run[0][:_MARKS_IN_A_ROW], text)
-    return unicodedata.normalize("NFKC", text)
+    return text if text.isascii() else unicodedata.normalize("NFKC", _without_heaps(text))
+
+
+_WORD_SIGNS = SignTable(lambda sign: sign if sign.isalnum() else " ")
+
+
+def words_only(text: str) -> str:
+    """The letters and digits of `text`, with one blank for whatever else stands between them."""
+    return " ".join(text.translate(_WORD_SIGNS).split())
 
 
 def web_address(text: str) -> SplitResult | None:

@@ -39,7 +39,7 @@ REFERENCE_SHARE = 0.2
 content are said."""
 
 _TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
-_GROUPED = re.compile(r"(?<=\d)[,.'\u2019\u00a0\u202f](?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"[,.'\u2019\u00a0\u202f](?<=\d.)(?=\d{3}(?!\d))")
 _SENTENCE = re.compile(r"(?<=[.!?;\u3002\uff01\uff1f])\s*|\n+")
 _ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|es|s|e)$")
 _FUNCTION = """

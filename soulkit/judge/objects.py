@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from soulkit.text import combining_marks
+from soulkit.text import SignTable, is_mark
 
 _QUOTES = (
     "\"'`\u00ab\u00bb\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2039\u203a"
@@ -121,7 +121,7 @@ def whole_object(text: str, decoder: json.JSONDecoder = STRICT) -> dict[str, Any
 
 _FENCED = re.compile(r"<([A-Za-z][\w-]*) ([0-9a-f]{12})>\n(.*?)\n</\1 \2>", re.DOTALL)
 _ESCAPE = re.compile(
-    r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbf])|%([2-7][0-9a-fA-F])"
+    r"\\(?<!\\\\)\\*+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbf])|%([2-7][0-9a-fA-F])"
 )
 _TAG = re.compile(r"[<\u2039]/?[A-Za-z][^<>\u2039{}:]{0,80}>|/\*[^*]{0,80}\*/")
 _BOTTOMLESS = re.compile(r"&#[0-9]{8,};?")
@@ -129,10 +129,11 @@ _BOTTOMLESS = re.compile(r"&#[0-9]{8,};?")
 _ENTITIES = 3
 """So often may a reference stand in a reference."""
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
-_DROPPED = re.compile(r"[^\w:{./-]|_")
-_MINOR = re.compile(r"(?<!:)-|-(?!\d)|(?<!\d)/|/(?!\d)")
+_DROPPED = re.compile(r"[^\w:{./=>-]|_")
+_MINOR = re.compile(r"-(?:(?<!:-)|(?!\d))|/(?:(?<!\d/)|(?!\d))")
 """What counts in a number alone: a sign before it, a stroke between two."""
-_ASSIGNS = re.compile(r"=>?|->|[\u2192\u2236\ua789]")
+_COLONS = re.compile("[\u2192\u2236\ua789]")
+_ASSIGNS = ("=>", "->", "=")
 _ALIKE = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0455\u0458\u043a\u0501\u051b"
     "\u03b1\u03b5\u03bf\u03c1\u03b9\u03ba\u03bd\u03c7\u0131",
@@ -244,11 +245,21 @@ def _squeeze(text: str) -> str:
     """Letters, digits, colons, points, hyphens and opening braces of `text` in one case."""
     for _ in range(_ENTITIES if "&" in text else 0):
         text = html.unescape(_BOTTOMLESS.sub("", text))
-    plain = _TAG.sub("", _ESCAPE.sub(_unescape, text))
-    if not plain.isascii():
-        bare = combining_marks(1).sub("", _DASHES.sub("-", plain))
-        plain = unicodedata.normalize("NFKD", bare).casefold().translate(_ALIKE)
-    return _MINOR.sub("", _DROPPED.sub("", _ASSIGNS.sub(":", plain.casefold())))
+    plain = _TAG.sub("", _ESCAPE.sub(_unescape, text)).translate(_SIGNS)
+    for assignment in _ASSIGNS:
+        plain = plain.replace(assignment, ":")
+    return _MINOR.sub("", plain.replace(" ", "").replace(">", ""))
+
+
+def _squeezed_sign(sign: str) -> str:
+    """What stands for a sign, a blank for nothing: an arrow is one only where its halves touch."""
+    if is_mark(sign):
+        return ""
+    bare = unicodedata.normalize("NFKD", _DASHES.sub("-", sign)).casefold().translate(_ALIKE)
+    return _DROPPED.sub(" ", _COLONS.sub(":", bare.casefold()))
+
+
+_SIGNS = SignTable(_squeezed_sign)
 
 
 def _unescape(escape: re.Match[str]) -> str:

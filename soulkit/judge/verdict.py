@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.text import normalised
+from soulkit.text import normalised, words_only
 from soulkit.types import Protocol
 
 _KINDS: tuple[str, ...] = ("think", "seed:think")
@@ -155,7 +155,7 @@ def has_word(text: str, word: str) -> bool:
 
 def plain(text: str) -> str:
     """Words only, in one case: `Red_Box.`, `red  box` and `**red-box**` are all `red box`."""
-    return " ".join(re.findall(r"[^\W_]+", normalised(text).casefold()))
+    return words_only(normalised(text).casefold())
 
 
 def named_options(text: str, options: Iterable[str]) -> frozenset[str]:

@@ -9,7 +9,8 @@ import re
 import string
 from collections import Counter
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+# As \b(a|an|the)\b, but a letter is looked for first: that is many times quicker.
+_ARTICLES = re.compile(r"(?:a(?<!\w\w)n?|t(?<!\w\w)he)\b")
 _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 

@@ -88,7 +88,7 @@ def test_a_megabyte_of_opened_thoughts_is_read_at_once(protocol: Protocol, end: 
     assert time.process_time() - started < 10, "the time grows with the square of the length"
 
 
-@pytest.mark.parametrize("filling", ["a b ", "A, ", "\u200b", "```json\n"])
+@pytest.mark.parametrize("filling", ["a b ", "A, ", "\u200b", "```json\n", "é", "😀", "ﷺ"])
 def test_of_an_answer_tag_no_more_is_read_than_an_answer_can_be(filling: str) -> None:
     text = f"<answer>{filling * (1_000_000 // len(filling))}</answer>"
     answer = tagged_text(text, "paper")

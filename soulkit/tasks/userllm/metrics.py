@@ -19,11 +19,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
 
 from soulkit.judge.verdict import named_options, plain
 from soulkit.metrics.diversity import mean_jaccard
 from soulkit.tasks.userllm.fields import UserMessage
+from soulkit.text import SignTable
 from soulkit.types import Protocol
 
 NOVELTY = "novelty"
@@ -48,13 +48,7 @@ _NOT_ALNUM = re.compile(r"[^a-z0-9]+")
 
 def tokenize(text: str | None) -> list[str]:
     """Lower-case words; every mark or symbol outside a word stands alone."""
-    tokens: list[str] = []
-    for word, signs in groupby((text or "").lower(), _is_word):
-        if word:
-            tokens.append("".join(signs))
-        else:
-            tokens += [sign for sign in signs if unicodedata.category(sign)[0] in "PS"]
-    return tokens
+    return (text or "").lower().translate(_SIGNS).split()
 
 
 def _is_word(sign: str) -> bool:
@@ -68,9 +62,19 @@ def _within(sign: str, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(low <= ord(sign) <= high for low, high in ranges)
 
 
+def _spaced(sign: str) -> str:
+    """A sign as it stands in the row of words: within one, between blanks, or not at all."""
+    if _is_word(sign):
+        return sign
+    return f" {sign} " if unicodedata.category(sign)[0] in "PS" else " "
+
+
+_SIGNS = SignTable(_spaced)
+
+
 def content_words(text: str | None, words: Tokenizer = tokenize) -> set[str]:
     """The words that are no stop words and no marks."""
-    return {word for word in words(text) if word not in STOP_WORDS and word.isalnum()}
+    return {word for word in set(words(text)) if word not in STOP_WORDS and word.isalnum()}
 
 
 # -- one reply -----------------------------------------------------------------------------------
