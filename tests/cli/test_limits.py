@@ -267,3 +267,6 @@ def test_cut_replies_that_count_are_told_of(
     assert soul("report", out, "--format", "json") == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"].values()
     assert run["limits"] == {"tomi": {"at_limit": 2, "replies": 6}}
+    page = tmp_path / "page.html"
+    assert soul("report", out, "--format", "html", "--out", page) == 0
+    assert "whatever was read of them: tomi 2 of 6 (33 %)" in page.read_text()
