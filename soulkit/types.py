@@ -239,7 +239,8 @@ class Score:
     `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
     actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: a verdict
     of its own making left none of the judge's; scored at the task's minimum), or `unscored` with a
-    `reason`. A dialogue in which turns were cut is `truncated` and scored as it stands.
+    `reason`. A dialogue in which turns were cut is `truncated`, one with a turn in which the actor
+    said nothing `empty`; both are scored as they stand.
     """
 
     value: float | None

@@ -146,7 +146,7 @@ def _say_next(run: Run) -> None:
 def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, replies that ran into their limit, and the first failure of each kind
     in its own words."""
-    from soulkit.eval.remarks import truncation_text
+    from soulkit.eval.remarks import limits_text, truncation_text
     from soulkit.eval.runner import failures
     from soulkit.report.hints import odd_cells
     from soulkit.runs.records import load_records
@@ -157,6 +157,8 @@ def _say_failures(run: Run, summary: Summary) -> None:
             _say(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
         _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
+    if text := limits_text(summary.limits, summary.statuses):
+        _say(f"replies that ended at their limit, whatever was read of them: {text}")
     for line in odd_cells(summary, run.path):
         _say(line)
     if summary.n_scored < summary.n:

@@ -119,9 +119,13 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
     kind = "each example 0 or 1" if metric.binary else "graded"
     return [
         ("players", spec.players.words()),
+        ("samples", ", ".join(f"{question} {n}" for question, n in spec.samples.items())),
         ("rows only", "they can be read and checked, not yet played" if spec.rows_only else ""),
         ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
         ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),
+        ("headline", metric.headline and f"{metric.headline}, over the whole batch"),
+        ("shown beside it", ", ".join(metric.beside)),
+        ("watched in training", ", ".join(metric.watched)),
         ("groups", ", ".join(spec.tags)),
         ("clusters", ", ".join(spec.cluster) or "each row"),
         ("coaches", ", ".join(coaches)),

@@ -220,7 +220,7 @@ def one_line_summary(line: StepLine) -> str:
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
-    from soulkit.eval.remarks import truncation_text
+    from soulkit.eval.remarks import limits_text, truncation_text
     from soulkit.report.training_facts import canary_text, feedback_text
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
@@ -241,6 +241,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(
             f"  truncated          {text} in the last {summary.summary_steps} steps", markup=False
         )
+    if text := limits_text(summary.limits, summary.statuses):
+        print_line(f"  at their limit     {text}", markup=False)
     _say(f"run folder {out}; weights {out / 'model'}")
     _say_next(out, summary)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
+from soulkit.eval.judging import no_judge_asked
 from soulkit.eval.keeping import alone
 from soulkit.eval.planning import voice_of
 from soulkit.eval.provenance import actor_print, keep_provenance, players_of, rescored
@@ -150,6 +151,7 @@ def renewal_of(
     Without `out` the folder is one in `root` whose name follows from what is asked, so that the
     same command takes up the same folder. `max_cost` (US dollars) and `yes` agree to the cost.
     """
+    _refuse_rules(recorded)
     config = with_judges(recorded.config, judges)
     config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
     if not judging_players(config):
@@ -164,6 +166,17 @@ def renewal_of(
     )  # fmt: skip
     _check_folder(renewal)
     return renewal
+
+
+def _refuse_rules(recorded: Recorded) -> None:
+    """ConfigError where nobody judges or audits any episode: nothing would be asked."""
+    played = {r.example_id for r in recorded.records}
+    rows = [row for example_id, row in recorded.rows.items() if example_id in played]
+    asked = {role for task, row in rows for role, count in task.calls(row).items() if count}
+    if rows and asked.isdisjoint(PANELS):
+        names = {task.name for task, _ in rows}
+        again = " Without --ask, soul rescore RUN reads the recorded replies again by the rules."
+        raise no_judge_asked(names, "so nobody would be asked, whoever is named", again)
 
 
 def judging_players(config: RolesConfig) -> list[tuple[str, RoleSettings]]:

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
-from soulkit.eval.judging import Seen, judgement, match, pair_key, pairs_of
+from soulkit.eval.judging import Seen, judgement, match, no_judge_asked, pair_key, pairs_of
 from soulkit.eval.keeping import alone
 from soulkit.eval.planning import judging_plan
 from soulkit.eval.rescore import command_of
@@ -275,12 +275,7 @@ def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Exampl
         for example in part.examples
     }
     if not any(task.calls(example).get("judge") for task, example in rows.values()):
-        names = ", ".join(sorted({task for task, _ in rows})) or "none"
-        raise ConfigError(
-            "No task of this evaluation asks a judge.",
-            f"Its tasks ({names}) are scored by rules, which always agree with themselves.",
-            "Name the run of a judged task; soul tasks list says which ask for a judge.",
-        )
+        raise no_judge_asked({task for task, _ in rows}, "which always agree with themselves")
     return rows
 
 

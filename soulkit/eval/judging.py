@@ -8,12 +8,12 @@ cannot be read is a finding here, not a failure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from soulkit.data.rows import HUMAN
-from soulkit.errors import CallError, ContextOverflow, ProviderError, SoulError
+from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError, SoulError
 from soulkit.judge.fence import fence
 from soulkit.judge.pairwise import judge_pair
 from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
@@ -22,6 +22,17 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.base import Task, utterances
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
+
+
+def no_judge_asked(tasks: Collection[str], remark: str, way_out: str = "") -> ConfigError:
+    """The error of judging a run in which rules score every task; `remark` says what follows, and
+    `way_out` what else may be done."""
+    return ConfigError(
+        "No task of this run asks a judge.",
+        f"Its tasks ({', '.join(sorted(tasks)) or 'none'}) are scored by rules, {remark}.",
+        "Name the run of a judged task; soul tasks show TASK says whether it has a judge."
+        f"{way_out}",
+    )
 
 
 class NobodyActs(SoulError):

@@ -1,5 +1,5 @@
 """What a summary says beside its numbers: words that budgets cut, replies that ran into their
-limit, parameters that a server took and did not follow."""
+limit (whatever their episodes came to), parameters that a server took and did not follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soulkit.types import Record
 
 TRUNCATED = "truncated"
 TELLING = 0.01
-"""A larger share of truncated episodes is said aloud."""
+"""A larger share of truncated episodes, or of replies at their limit, is said aloud."""
 
 Counts = Mapping[str, Mapping[str, int]]
 """Task → what → how many."""
@@ -24,6 +24,19 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
     lost = [sum(words.values()) for words in notes]
     episodes = sum(words > 0 for words in lost)
     return {"episodes": episodes, "words": sum(lost)} if episodes else {}
+
+
+def limit_counts(records: Sequence[Record]) -> dict[str, int]:
+    """How many `replies` the actor gave and how many of them ended `at_limit`, whatever could be
+    read of them; empty where none did."""
+    replies = [
+        turn.completion
+        for record in drafts(records)
+        for trace in record.episode.traces
+        for turn in trace.turns
+    ]
+    at_limit = sum(reply.stop_reason == "length" for reply in replies)
+    return {"at_limit": at_limit, "replies": len(replies)} if at_limit else {}
 
 
 def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
@@ -56,10 +69,29 @@ def truncated_total(statuses: Counts) -> int:
 
 def truncation_text(statuses: Counts) -> str:
     """`TASK 30 of 60 (50 %)` for the tasks in which more than TELLING are; else empty."""
+    return _shares_text(truncated_counts(statuses))
+
+
+def limits_text(limits: Counts, statuses: Counts) -> str:
+    """`TASK 30 of 60 (50 %)` for the tasks in which more than TELLING of the replies ended at their
+    limit, except where just as many episodes are truncated: the statuses tell of those already."""
+    truncated = truncated_counts(statuses)
+    counts = {
+        task: (one["at_limit"], one["replies"])
+        for task, one in limits.items()
+        if {"at_limit", "replies"} <= one.keys()
+    }
+    return _shares_text({
+        task: pair for task, pair in counts.items() if pair != truncated.get(task)
+    })  # fmt: skip
+
+
+def _shares_text(counts: Mapping[str, tuple[int, int]]) -> str:
+    """`TASK 30 of 60 (50 %)` for every share above TELLING."""
     return ", ".join(
-        f"{task} {cut} of {total} ({cut / total:.0%})".replace("%", " %")
-        for task, (cut, total) in truncated_counts(statuses).items()
-        if cut / total > TELLING
+        f"{task} {part} of {total} ({part / total:.0%})".replace("%", " %")
+        for task, (part, total) in counts.items()
+        if part / total > TELLING
     )
 
 

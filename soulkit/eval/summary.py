@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.eval.batch import LeaveOneOut, Summariser
-from soulkit.eval.remarks import TRUNCATED, ignored_parameters, word_cuts
+from soulkit.eval.remarks import TRUNCATED, ignored_parameters, limit_counts, word_cuts
 from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
 from soulkit.types import BatchMetric, Record
@@ -141,6 +141,8 @@ class Summary:
     """Task → template → its hashes: more than one if it changed under way."""
     cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → the actor's `replies`, and how many of them ended `at_limit`, whatever they scored."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
     unpriced_calls: int = 0
@@ -161,7 +163,8 @@ class Summary:
             for task, cells in self.tasks.items()
         }
         sparse = (
-            "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "ignored", "costs",
+            "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
+            "costs",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -185,6 +188,7 @@ class Summary:
             statuses=_members(line.get("statuses")),
             prompts=_members(line.get("prompts")),
             cuts=_counts(line.get("cuts")),
+            limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
@@ -283,6 +287,7 @@ def summarise(
         statuses={name: _statuses(rows) for name, rows in groups.items()},
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
+        limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
     )
 

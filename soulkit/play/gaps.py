@@ -43,7 +43,7 @@ class Gap:
     way: str
     """How to get it; `{}` stands for the names of all gaps of this kind."""
     error: UserError
-    """What is said where nothing else is missing."""
+    """What is said where nothing else is missing; several gaps may share one."""
     fatal: bool = True
     """Whether the run cannot go on; else it is only told beside what is fatal."""
 
@@ -59,7 +59,7 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
         return
     whole = plan()
     cost = cost_words(whole) if whole is not None and whole.paid else ""
-    if len(gaps) == 1:
+    if len({id(gap.error) for gap in gaps}) == 1:
         error = fatal[0].error
         if cost:
             error.what = f"Cost {cost}. {error.what}"
@@ -134,7 +134,6 @@ def unplayable_gaps(registry: Registry, names: Sequence[str], suite: str | None)
     try:
         registry.refuse_rows_only(names, suite)
     except ConfigError as error:
-        only_rows = [name for name in names if registry.spec(name).rows_only]
         way = "leave out what cannot be played" + (": --playable" if suite is not None else "")
-        return [Gap("tasks", ", ".join(only_rows), way, error)]
+        return [Gap("tasks", name, way, error) for name in names if registry.spec(name).rows_only]
     return []

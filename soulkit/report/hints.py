@@ -10,20 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from soulkit.eval.summary import Summary
-from soulkit.report.lookup import HACKED, LEAKED
+from soulkit.report.lookup import CUT, HACKED, LEAKED
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
 
 
 def odd_cells(summary: Summary, run: Path) -> list[str]:
-    """A line for every status other than `ok`, for hacked and for leaking ones, the commonest
-    first: `12 truncated (TASK 10, OTHER 2): soul show runs/x --status truncated`."""
+    """A line for every status other than `ok` and for hacked ones, the commonest first:
+    `12 truncated (TASK 10, OTHER 2): soul show runs/x --status truncated`. Then one for texts that
+    budgets cut, and one for feedback that leaked."""
     counts = _statuses(summary)
     hacked = _hacked(summary)
     if hacked and HACKED not in counts:
         counts[HACKED] = hacked
     lines = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     shown = [_line(status, tasks, run) for status, tasks in lines]
+    cuts = {task: one["episodes"] for task, one in summary.cuts.items() if one.get("episodes")}
+    shown += [_line(CUT, cuts, run, "with words cut by budgets")] if cuts else []
     if isinstance(summary, TrainSummary) and summary.feedback is not None:
         dropped = {author: c.dropped for author, c in summary.feedback.coaches.items() if c.dropped}
         shown += [_line(LEAKED, dropped, run, "feedback leaked")] if dropped else []

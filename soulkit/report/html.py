@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.remarks import limits_text
 from soulkit.eval.summary import VALUE, Cell
 from soulkit.metrics.intervals import Interval
 from soulkit.report import table
@@ -188,7 +189,8 @@ def _strip_ends(cell: Cell) -> Interval | None:
 
 
 def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
-    """What became of the episodes: a row a run and task, a column a status or unscored reason."""
+    """What became of the episodes: a row a run and task, a column a status or unscored reason; and
+    run → replies at their limit of which the columns do not tell."""
     rows = []
     for run in runs:
         for task, counts in (run.summary.statuses if run.summary else {}).items():
@@ -197,7 +199,12 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
             reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
             rows.append((run.name, task, scored | reasons))
     columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)
-    return {"columns": columns, "rows": rows}
+    limits = {run.name: limits_text(s.limits, s.statuses) for run in runs if (s := run.summary)}
+    return {
+        "columns": columns,
+        "rows": rows,
+        "limits": {n: text for n, text in limits.items() if text},
+    }
 
 
 def _status_order(name: str) -> tuple[bool, bool, str]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.remarks import cuts_text, ignored_text, truncation_text
+from soulkit.eval.remarks import cuts_text, ignored_text, limits_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import interval_remark
 from soulkit.report.alike import unlike_pairs
@@ -128,6 +128,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("answers", answers_text(summary)),
         *origin_facts(run.provenance),
         ("truncated", truncation_text(summary.statuses)),
+        ("at their limit", limits_text(summary.limits, summary.statuses)),
         ("words cut", cuts_text(summary.cuts)),
         ("ignored by servers", ignored_text(summary.ignored)),
     ]
@@ -421,7 +422,8 @@ def run_head(run: RunData) -> RenderableType:
 
 def _facts_line(run: RunData) -> str:
     labelled = (
-        "steps", "cost", "truncated", "words cut", "ignored by servers", *ROLES, "rows", "revision",
+        "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
+        "rows", "revision",
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

@@ -3,7 +3,9 @@
 A reply that ran into its limit is no answer, whatever stands in it: where a task asks for one
 reply, it scores the minimum and its status is `truncated`. A dialogue is scored as it stands,
 but its status is `truncated` as well, since nobody knows what the cut turns would have become;
-`turns/cut` is their share. A refusal is the actor's own failure anywhere.
+`turns/cut` is their share. With a turn in which nothing was said it is `empty`, and scored as it
+stands too. A refusal is the actor's own failure anywhere: a reply that names itself one, and a
+reply held back by a filter of which nothing is left.
 
 Under `reference` what can be read of a cut reply counts, as the published code has it, and so it
 does in a task that says so (`grades_cut_replies`).
@@ -11,8 +13,10 @@ does in a task that says so (`grades_cut_replies`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from soulkit.judge.verdict import spoken
 from soulkit.types import Completion, Episode, Score
 
 READABLE = ("ok", "salvaged")
@@ -24,9 +28,10 @@ CUT_TURNS = "turns/cut"
 def reply_failure(completion: Completion, strict: bool) -> str:
     """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty.
 
-    Not `strict`: only what names itself a refusal is one.
+    Not `strict`: what a filter held back is a refusal only where nothing of it is left.
     """
-    if completion.stop_reason == "refusal":
+    held_back = completion.stop_reason == "content_filter" and not completion.text.strip()
+    if completion.stop_reason == "refusal" or held_back:
         return "refusal"
     if not strict:
         return ""
@@ -57,11 +62,19 @@ def with_endings(
         cut = sum(reply.stop_reason == "length" for reply in replies)
         score = replace(score, metrics={**score.metrics, CUT_TURNS: cut / len(replies)})
         if "refusal" not in failures:
-            return replace(score, status="truncated") if cut and _readable(score) else score
+            status = _dialogue_status(replies)
+            return replace(score, status=status) if status and _readable(score) else score
     failure = next((name for name in ("refusal", "truncated") if name in failures), "")
     if not failure or not _readable(score):
         return score
     return replace(score, value=low, reward=low, status=failure)
+
+
+def _dialogue_status(replies: Sequence[Completion]) -> str:
+    """What cut and silent turns make of a dialogue: `truncated`, `empty`, or nothing."""
+    if any(reply.stop_reason == "length" for reply in replies):
+        return "truncated"
+    return "" if all(spoken(reply.text, "paper") for reply in replies) else "empty"
 
 
 def _readable(score: Score) -> bool:

@@ -291,9 +291,9 @@ def test_what_cannot_be_checked_is_said_in_three_lines(
         soul("judge", "check", tmp_path / "tomi", "--judge", "endpoint:j@http://127.0.0.1:9") == 2
     )
     what, why, _ = three_lines(capfd.readouterr().err)
-    assert "No task of this evaluation asks a judge" in what and "(tomi)" in why
+    assert "No task of this run asks a judge" in what and "(tomi)" in why
     assert soul("judge", "check", tmp_path / "tomi") == 2  # that no judge is named matters less
-    assert "No task of this evaluation asks a judge" in three_lines(capfd.readouterr().err)[0]
+    assert "No task of this run asks a judge" in three_lines(capfd.readouterr().err)[0]
     twice = ("--judge", "endpoint:j@http://127.0.0.1:9") * 2
     assert soul("judge", "check", run, *twice, "--out", tmp_path / "c") == 2
     assert "same judge is named twice" in three_lines(capfd.readouterr().err)[0]

@@ -165,6 +165,35 @@ def test_a_refused_turn_is_the_minimum_of_a_dialogue(tmp_path: Path) -> None:
     assert (record.score.value, record.score.status) == (0.0, "refusal")
 
 
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+@pytest.mark.parametrize("end", ["content_filter", "refusal"])
+@pytest.mark.parametrize("task", ["tomi", "secret_keeper"])
+def test_no_content_and_an_end_that_says_why_is_a_refusal(
+    tmp_path: Path, protocol: str, end: str, task: str
+) -> None:
+    assert silent_once(tmp_path / "run", end, protocol, task) == ("refusal", 0.0)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_no_content_and_an_ordinary_end_is_empty(tmp_path: Path, protocol: str) -> None:
+    """A choice has the minimum; of a dialogue the silent turn is told, and what was said counts."""
+    assert silent_once(tmp_path / "tomi", "stop", protocol, "tomi") == ("empty", 0.0)
+    status, score = silent_once(tmp_path / "talk", "stop", protocol, "secret_keeper")
+    assert status == "empty" and score and score > 0.5
+
+
+def silent_once(out: Path, end: str, protocol: str, task: str) -> tuple[str, float | None]:
+    """Status and score of an episode whose first reply has no content."""
+    good = keeper if task == "secret_keeper" else oracle(task, 1)
+    message = {"role": "assistant", "content": None}
+    silence = Fault.reply({"choices": [{"message": message, "finish_reason": end}]})
+    with ScriptedServer(answer=good, script={0: silence}) as server, visiting() as partner:
+        who = ("--partner", f"endpoint:v@{partner}") if task == "secret_keeper" else ()
+        assert api(server.base_url, out, "--protocol", protocol, *who, task=task, n=1) == 0
+    (record,) = records(out)
+    return record.score.status, record.score.value
+
+
 def test_words_cut_stand_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "run"
     lines = synth("tomi", 4, 0)
@@ -174,7 +203,12 @@ def test_words_cut_stand_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFi
         model = ("--model", "m", "--base-url", server.base_url)
         assert soul("eval", "api", *model, "--task", "tomi", "--data", rows, "--out", out) == 0
     assert summary(out)["cuts"] == {"tomi": {"episodes": 1, "words": 30}}
-    assert "words cut tomi 1 episode, 30 words" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr()
+    assert "words cut tomi 1 episode, 30 words" in " ".join(shown.out.split())
+    command = f"soul show {out} --status cut"
+    assert f"1 with words cut by budgets: {command}" in shown.err.splitlines()
+    assert soul("show", out, "--status", "cut", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
 
 
 def test_a_form_that_the_judges_server_ignored_is_said(
@@ -209,3 +243,30 @@ def test_a_run_of_another_default_limit_is_not_taken_up(
     assert "replies of at most 1024 tokens by the actor in hitom (8192 now)" in error
     # No option of today brings the old limits back: the way out is not to try.
     assert "another folder with --out" in error and f"soul report {out}" in error
+
+
+def test_cut_replies_that_count_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under `reference` what can be read of a cut reply counts: no status says that it was cut."""
+    out, right = tmp_path / "run", oracle("tomi", 6)
+    asked: list[str] = []
+
+    def rambling(body: Body) -> str:
+        asked.append(last_message(body))
+        return f"{right(body)} {LONG}" if len(asked) < 3 else right(body)
+
+    with ScriptedServer(answer=rambling) as server:
+        options = ("--max-tokens", 8, "--protocol", "reference", "--max-unscored", 0)
+        assert api(server.base_url, out, *options) == 0, "statuses decide how a command ends"
+    assert summary(out)["statuses"] == {"tomi": {"ok": 6}}
+    assert summary(out)["limits"] == {"tomi": {"at_limit": 2, "replies": 6}}
+    shown = capsys.readouterr()
+    assert "at their limit tomi 2 of 6 (33 %)" in " ".join(shown.out.split())
+    assert "whatever was read of them: tomi 2 of 6 (33 %)" in " ".join(shown.err.split())
+    assert soul("report", out, "--format", "json") == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"].values()
+    assert run["limits"] == {"tomi": {"at_limit": 2, "replies": 6}}
+    page = tmp_path / "page.html"
+    assert soul("report", out, "--format", "html", "--out", page) == 0
+    assert "whatever was read of them: tomi 2 of 6 (33 %)" in page.read_text()

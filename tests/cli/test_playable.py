@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ TASKS = """
 suites:
   mixed: {axes: {A: [tomi, coser], B: [secret_keeper]}, average: macro}
   never: [coser]
+  two: [coser, mirrorbench, tomi, secret_keeper]
 """
 
 
@@ -98,6 +100,21 @@ def test_without_the_option_the_suite_is_refused_and_the_option_is_named(
     assert evaluate(tmp_path / "run", "--data", "synth:4") == 2
     what, _, fix = three_lines(capsys.readouterr().err)
     assert "coser" in what and "--playable" in fix and not (tmp_path / "run").exists()
+
+
+def test_every_task_that_cannot_be_played_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path / "none"))
+    assert evaluate(tmp_path / "run", suite="two") == 2
+    what, _, fix = three_lines(capsys.readouterr().err)
+    found = re.search(r"(\d+) things are missing: (.*)\.$", what)
+    assert found is not None, what
+    count, listed = found.groups()
+    kinds = [part.split(", ") for part in listed.split("; ")]
+    names = [name for kind in kinds for name in kind]
+    assert kinds[0] == ["no class that plays coser", "mirrorbench"]
+    assert int(count) == len(names) and fix.count("--playable") == 1
 
 
 def test_nothing_to_play_is_an_error_that_says_why(

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.runs.records import load_records
 from soulkit.tasks.secret_keeper.visitor import visitor_line
-from tests.support.evaluation import api, keeper, soul, visitor
+from tests.support.evaluation import api, keeper, oracle, soul, summary, visitor
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
 from tests.support.training import random_model
@@ -135,13 +135,31 @@ def test_a_cost_that_leaves_calls_out_says_so(
 
 
 def test_a_limit_without_a_price_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ScriptedServer(answer=keeper) as server:
+    monkeypatch.setenv("OPENAI_API_KEY", "anything")
+    with ScriptedServer(answer=keeper, host="0.0.0.0") as server:  # no address of this machine
+        assert "//0.0.0.0:" in server.base_url
         assert api(server.base_url, tmp_path / "run", "--max-cost", 1) == 2
         assert server.requests == []
     assert "price" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_on_this_machine_needs_no_price_under_a_limit(tmp_path: Path) -> None:
+    """A partner that nobody named a price of costs nothing; the actor's named price counts."""
+    out, prices = tmp_path / "run", ("--price-in", 1000, "--price-out", 1000)
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        options = ("--partner", f"endpoint:p@{url}", *prices, "--concurrency", 1)
+        for limit, code, episodes in ((0.1, 2, 0), (500, 0, 1)):
+            words = (*options, "--max-cost", limit)
+            assert api(server.base_url, out, *words, task="secret_keeper", n=1) == code
+            assert len(load_records(out / "episodes.jsonl")) == episodes
+    free = tmp_path / "free"
+    with ScriptedServer(answer=oracle("tomi", 2)) as server:
+        assert api(server.base_url, free, "--max-cost", 0.001, n=2) == 0
+    assert len(load_records(free / "episodes.jsonl")) == 2
+    assert summary(free)["cost"] is None, "what nobody named is still not known"
 
 
 # --- replies of no use ----------------------------------------------------------------------------

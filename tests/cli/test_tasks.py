@@ -62,6 +62,21 @@ def test_show_prints_columns_audiences_and_licence(soul):
     assert code == 2 and "'hitom'" in err
 
 
+def test_show_prints_what_is_the_headline_who_plays_and_how_often_judges_are_asked(soul):
+    out = soul("show", "userllm")[1]
+    assert "headline: macro_source, over the whole batch" in out
+    assert "watched in training: first_turn_diversity" in out
+    assert "gpt-5.4-nano" in out.partition("players: ")[2].partition("seats: ")[0]
+    registry = load_registry()
+    asked = {n: s.samples for n, s in registry.specs.items() if set(s.samples.values()) - {1}}
+    for name, samples in asked.items():
+        line = ", ".join(f"{question} {count}" for question, count in samples.items())
+        assert f"samples: {line}" in soul("show", name)[1].splitlines()
+    assert "samples: score 1, audit 1" in soul("show", "sotopia")[1]
+    plain = soul("show", "hitom")[1]
+    assert not any(f"{label}:" in plain for label in ("headline", "watched in training", "samples"))
+
+
 def test_own_tasks_are_listed_beside_the_built_in_ones(soul, tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(OWN)

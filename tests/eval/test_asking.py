@@ -185,6 +185,22 @@ def test_asking_that_would_change_nothing_or_is_not_meant_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("words", [(), ("--judge", "endpoint:j@http://127.0.0.1:9/v1")])
+def test_asking_about_tasks_that_rules_score_is_refused(
+    words: tuple[str, ...], tmp_path: Path, capfd: Any
+) -> None:
+    with ScriptedServer(answer="<answer>box</answer>") as server:
+        model = ("--model", "m", "--base-url", server.base_url, "--task", "tomi")
+        assert soul("eval", "api", *model, "--data", "synth:2", "--out", tmp_path / "run") == 0
+    capfd.readouterr()
+    new = tmp_path / "new"
+    assert soul("rescore", tmp_path / "run", "--ask", *words, "--out", new) == 2
+    what, why, fix = three_lines(capfd.readouterr().err)
+    assert "No task of this run asks a judge" in what and "(tomi)" in why
+    assert "Without --ask" in fix and not new.exists()
+    assert soul("rescore", tmp_path / "run", "--out", new) == 0, "as the way out says"
+
+
 def test_what_a_summary_says_of_its_origin(played: Path, server: ScriptedServer) -> None:
     origin = summary(played)["provenance"]
     rows = origin["tasks"]["sotopia"]["rows"]

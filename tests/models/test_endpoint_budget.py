@@ -75,12 +75,21 @@ def test_cached_tokens_cost_what_the_table_says(tmp_path: Path) -> None:
     assert got[0].usage.cost == pytest.approx((400 * 2 + 600 * 1 + 10 * 20) / 1e6)
 
 
-def test_a_budget_needs_prices() -> None:
-    with ScriptedServer() as server:
+def test_a_budget_needs_prices_of_servers_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedServer(host="0.0.0.0") as server:  # no address of this machine
+        monkeypatch.setenv("OPENAI_API_KEY", "anything")
         with pytest.raises(ConfigError) as caught:
             endpoint(server, price_in=None, price_out=None, budget=Budget(1.0))
         endpoint(server, price_in=0.0, price_out=0.0, budget=Budget(1.0))
     assert "price of 'm'" in caught.value.what
+
+
+def test_a_server_on_this_machine_without_a_price_spends_nothing() -> None:
+    budget = Budget(0.5 * COST)
+    with ScriptedServer() as server:
+        model = endpoint(server, price_in=None, price_out=None, budget=budget)
+        one_after_the_other(model, 3)
+    assert len(server.requests) == 3 and budget.spent == 0.0
 
 
 def test_the_run_stops_when_it_is_spent() -> None:

@@ -197,7 +197,7 @@ class Endpoint:
             prices.of(model, self.base_url) if prices is not None else None
         )
         self._budget, self._ledger = budget, ledger
-        if budget is not None and self.price is None:
+        if budget is not None and self.price is None and not is_loopback(self.base_url):
             raise unpriced_model(model, self.base_url)
         optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
         self._key = read_key(api_key_env, optional=optional)
@@ -370,8 +370,10 @@ class Endpoint:
         return _Reply(request.keep(entry, beside), answer)
 
     def _cost_limit(self, request: _Request) -> float:
-        """What a reply without token counts is taken to have cost, for the budget alone."""
-        assert self.price is not None
+        """What a reply is taken to have cost, for the budget alone: a server on this machine that
+        nobody named a price of costs nothing, a reply without token counts all it may have."""
+        if self.price is None:
+            return 0.0
         prompt = int(estimated_tokens(request.messages, 0))
         return self.price.cost(prompt, int(request.settings["max_tokens"]))
 
