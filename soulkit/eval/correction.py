@@ -374,13 +374,12 @@ class Correction:
         for label in fitting:
             opinion = units.setdefault((f"{label.record}+{label.other}", 0), [None] * len(raters))
             opinion[raters.index(label.rater)] = label.label
-        clusters = {
-            f"{x.record}+{x.other}": e.cluster
-            for x in fitting for e in self.episodes if e.record.key == x.record
-        }  # fmt: skip
+        sides = {f"{x.record}+{x.other}": (x.record, x.other) for x in fitting}
+        cluster_of = {e.record.key: e.cluster for e in self.episodes}
+        clusters = {pair: cluster_of[record] for pair, (record, _) in sides.items()}
         both: dict[OpinionKey, list[Grade | None]] = {
-            unit: [_order(*(values[key] for key in unit[0].split("+"))), _commonest(o, "nominal")]
-            for unit, o in units.items()
+            (pair, i): [_order(*(values[key] for key in sides[pair])), _commonest(o, "nominal")]
+            for (pair, i), o in units.items()
         }
         first = [label.shown == "A" for label in fitting if label.shown in ("A", "B")]
         return {

@@ -14,6 +14,7 @@ One cell of a task is its headline: `value`, or the number over the batch that t
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -309,17 +310,22 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
     """The records that `metric` applies to, with its value (None: unscored or undefined).
 
     `value` applies to all. Another metric applies to the records that carry it, and to unscored
-    ones too if every scored record carries it: then it is what they would have carried.
+    ones too if every scored record carries it: then it is what they would have carried. What is
+    not finite (a task's own code divided by nothing) is undefined.
     """
     if metric == "value":
-        return [(r, r.score.value) for r in records]
+        return [(r, _finite(r.score.value)) for r in records]
     scored = [r for r in records if r.score.scored]
     everywhere = bool(scored) and all(metric in r.score.metrics for r in scored)
     return [
-        (r, r.score.metrics.get(metric))
+        (r, _finite(r.score.metrics.get(metric)))
         for r in records
         if metric in r.score.metrics or (everywhere and not r.score.scored)
     ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:

@@ -28,6 +28,8 @@ from soulkit.metrics.student import CONFIDENCE, significance, t_p_value, t_quant
 N_FLIPS = 10_000
 _EXACT_CLUSTERS = 13
 """Up to 2**13 = 8192 sign patterns are enumerated; beyond that they are drawn."""
+_SPECK = 1e-12
+"""A difference below this share of the larger value is rounding."""
 _CHUNK = 4_000_000
 """Random numbers held at a time, so that large runs do not need gigabytes."""
 
@@ -94,6 +96,13 @@ class RewardGroup:
 # -- differences ---------------------------------------------------------------------------------
 
 
+def difference_of(a: float, b: float, size: float = 0.0) -> float:
+    """b - a, and 0 where it is rounding beside a, b or `size`: grades that were added up in another
+    order are equal, and specks of one sign would make a significant difference."""
+    difference = b - a
+    return difference if abs(difference) > _SPECK * max(abs(a), abs(b), size) else 0.0
+
+
 def paired_difference(
     a: Mapping[Hashable, float | None],
     b: Mapping[Hashable, float | None],
@@ -113,7 +122,8 @@ def paired_difference(
     """
     in_a, in_b = _scored_values(a), _scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
-    d = [in_b[k] - in_a[k] for k in shared]
+    size = max((abs(v) for v in (*in_a.values(), *in_b.values(), *(scale or ()))), default=0.0)
+    d = [difference_of(in_a[k], in_b[k], size) for k in shared]
     groups = [clusters[k] for k in shared]
     outcome = estimate(d, groups, confidence=confidence)
     flips = outcome.method == "no-spread"
@@ -151,7 +161,7 @@ def jackknife_difference(
 
     def difference(clusters: Sequence[int]) -> float | None:
         of_a, of_b = a(clusters), b(clusters)
-        return None if of_a is None or of_b is None else of_b - of_a
+        return None if of_a is None or of_b is None else difference_of(of_a, of_b)
 
     outcome = jackknife(difference, n_clusters, confidence=confidence)
     everything = range(n_clusters)
@@ -202,9 +212,9 @@ def suite_difference(
         ci_low=low,
         ci_high=high,
         p=_p_value(outcome, confidence),
-        better=sum(d > 0 for d in differences),
-        worse=sum(d < 0 for d in differences),
-        equal=sum(d == 0 for d in differences),
+        better=sum(d > _SPECK for d in differences),
+        worse=sum(d < -_SPECK for d in differences),
+        equal=sum(abs(d) <= _SPECK for d in differences),
         n_clusters=sum(p.n_clusters for p in parts),
         variance=variance,
         df=df,
@@ -228,6 +238,8 @@ def _cut(outcome: Estimate, scale: Interval | None) -> tuple[float | None, float
     if scale is None or low is None or high is None:
         return low, high
     width = scale[1] - scale[0]
+    if abs(outcome.mean or 0.0) > width:  # values off the scale: it says nothing of them
+        return low, high
     return max(low, -width), min(high, width)
 
 
@@ -246,6 +258,8 @@ def sign_flip_p(
     sums = _cluster_sums(differences, clusters)
     observed = abs(float(sums.sum()))
     limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))  # rounding is no difference
+    if limit <= 0:
+        return 1.0
     if sums.size <= _EXACT_CLUSTERS:
         patterns = np.arange(2**sums.size)[:, None] >> np.arange(sums.size)
         return float(np.mean(np.abs(((patterns & 1) * 2.0 - 1) @ sums) >= limit))
@@ -298,7 +312,7 @@ def leave_one_out_gap(groups: Sequence[RewardGroup]) -> Estimate:
 
     def gap(group: RewardGroup, i: int, refined: float) -> float | None:
         others = [r for j, r in enumerate(group.drafts) if j != i and r is not None]
-        return refined - math.fsum(others) / len(others) if others else None
+        return difference_of(math.fsum(others) / len(others), refined) if others else None
 
     return _gap(groups, gap)
 
@@ -312,7 +326,7 @@ def pair_gap(groups: Sequence[RewardGroup]) -> Estimate:
 
     def gap(group: RewardGroup, i: int, refined: float) -> float | None:
         draft = group.drafts[i]
-        return None if draft is None else refined - draft
+        return None if draft is None else difference_of(draft, refined)
 
     return _gap(groups, gap)
 
@@ -347,7 +361,7 @@ def auc(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
 
 
 def _scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
-    return {k: float(v) for k, v in values.items() if v is not None}
+    return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
 
 
 def _mean(values: Sequence[float]) -> float | None:

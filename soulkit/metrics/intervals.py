@@ -35,6 +35,8 @@ RESAMPLES = 1000
 MIN_CLUSTERS = 5
 """Fewer clusters give no bootstrap interval: it would be a line, or a guess."""
 _MOST_UNDEFINED = 0.1
+_SAME = 1e-9
+"""Draws that differ by less are equal."""
 _SPECK = 1e-12
 """Spread below this share of the largest value is rounding."""
 
@@ -95,7 +97,7 @@ def estimate(
     scale: Interval | None = None,
     confidence: float = CONFIDENCE,
 ) -> Estimate:
-    """The mean of the scored values (None: unscored) with the interval that suits them.
+    """The mean of the scored values (None, NaN, infinite: unscored) with an interval that suits.
 
     V is the CR2 variance Σ (S_c − n_c μ)² / (1 − h_c) / N², its degrees of freedom are those of
     Bell & McCaffrey (2002), as recommended by Imbens & Kolesár (2016). With a known `scale`
@@ -107,13 +109,14 @@ def estimate(
     """
     if len(values) != len(clusters):
         raise ValueError("one cluster per value is needed")
-    pairs = [(float(v), c) for v, c in zip(values, clusters, strict=True) if v is not None]
+    finite = (None if v is None or not math.isfinite(v) else float(v) for v in values)
+    pairs = [(v, c) for v, c in zip(finite, clusters, strict=True) if v is not None]
     if not pairs:
         return Estimate(n=len(values), scale=scale, method="nothing-scored")
     x = [v for v, _ in pairs]
     limits = _scale_of(x, (0.0, 1.0) if binary and scale is None else scale)
     ends = limits is not None and all(v in limits for v in x)
-    moments = _moments(pairs)
+    moments = _moments(pairs, limits)
     shape = _Shape(
         moments.mean, moments.variance, moments.df, moments.n_clusters, limits,
         most=len(x) if ends else None,
@@ -135,7 +138,7 @@ class _Moments:
     n_clusters: int
 
 
-def _moments(pairs: Sequence[tuple[float, Hashable]]) -> _Moments:
+def _moments(pairs: Sequence[tuple[float, Hashable]], scale: Interval | None = None) -> _Moments:
     """Mean, CR2 variance (0 where it is rounding) and Bell–McCaffrey degrees of freedom.
 
     df = tr(M)² / tr(M²) with M_cd = a_c a_d (n_c δ_cd − n_c n_d / N), a_c = (1 − h_c)^−½. The trace
@@ -151,7 +154,7 @@ def _moments(pairs: Sequence[tuple[float, Hashable]]) -> _Moments:
     parts = [(math.fsum(members), len(members)) for members in by_cluster.values()]
     squares = [(s - n * mean) ** 2 / (1 - n / total) for s, n in parts]
     variance = math.fsum(squares) / total**2
-    if math.sqrt(variance) <= _SPECK * max(abs(v) for v, _ in pairs):
+    if math.sqrt(variance) <= _SPECK * max(map(abs, (*(v for v, _ in pairs), *(scale or ())))):
         variance = 0.0
     pulls = [n * n / (1 - n / total) for _, n in parts]
     cross = (math.fsum(pulls) ** 2 - math.fsum(g * g for g in pulls)) / total**2
@@ -184,6 +187,8 @@ class _Shape:
     scale: Interval | None
     most: int | None = None
     """Upper limit of the effective number of trials."""
+    least: float = 0.0
+    """Lower limit of it, and what it is where there is no spread; 0: no limit, and clusters."""
 
 
 def _interval(
@@ -209,9 +214,9 @@ def _on_scale(shape: _Shape, scale: Interval, t: float) -> Interval:
     bottom, width = scale[0], scale[1] - scale[0]
     share = min(1.0, max(0.0, (shape.mean - bottom) / width))
     variance = shape.variance / width**2
-    trials = float(shape.n_clusters)
+    trials = shape.least or float(shape.n_clusters)
     if variance > 0 and 0 < share < 1:
-        trials = share * (1 - share) / variance
+        trials = max(shape.least, share * (1 - share) / variance)
         trials = trials if shape.most is None else min(trials, shape.most)
     low, high = wilson(share, trials, t)
     return (
@@ -269,8 +274,9 @@ def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> E
     """The plain mean of the parts' means (tasks as strata, every task the same weight).
 
     V = Σ V_k / K²; df after Welch & Satterthwaite, (Σ V_k)² / Σ (V_k² / df_k). The scale is the
-    mean of the parts' scales; on it the interval is Wilson's with t, as for one task. No mean where
-    a part has none, no interval where a part has no variance.
+    mean of the parts' scales; on it the interval is Wilson's with t, as for one task, with no fewer
+    trials than `_least_trials`. No mean where a part has none, no interval where a part has no
+    variance.
     """
     counted = Estimate(
         n_scored=sum(p.n_scored for p in parts), n=sum(p.n for p in parts),
@@ -283,12 +289,43 @@ def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> E
     added = added_variance([(p.variance, p.df) for p in parts])
     if added is None:
         return replace(counted, mean=mean, scale=scale, method="undefined")
-    shape = _Shape(mean, *added, counted.n_clusters, scale)
+    least = _least_trials(parts, confidence) if scale is not None else 0.0
+    shape = _Shape(mean, *added, counted.n_clusters, scale, least=least)
     low, high, variance, method = _interval(shape, confidence, "strata-t")
     return replace(
         counted, mean=mean, ci_low=low, ci_high=high, variance=variance, df=added[1], scale=scale,
         method=method,
     )  # fmt: skip
+
+
+def _least_trials(parts: Sequence[Stratum], confidence: float) -> float:
+    """So many trials the mean of parts on known scales is worth at least.
+
+    Part k is worth n_k = μ_k(1 − μ_k)/V_k trials, at an end of its scale those that its interval
+    was made with; with its share w_k of the scales' widths min n_k / w_k bounds the mean's, since
+    Σ w_k² μ_k(1 − μ_k)/n_k <= max (w_k/n_k) · μ(1 − μ). Where all parts are at their ends it is
+    the exact number: what is missing could all be in the part that is known least. Without it a
+    part at its end, whose variance stands for an interval, made μ(1 − μ)/V nearly 0 near an end
+    and the interval as wide as the scale, and at the end many rows of one part hid few of another.
+    """
+    widths = [scale[1] - scale[0] for scale in (p.scale for p in parts) if scale is not None]
+    trials = [_part_trials(part, confidence) for part in parts]
+    whole = math.fsum(widths)
+    return min(n * whole / width for n, width in zip(trials, widths, strict=True))
+
+
+def _part_trials(part: Stratum, confidence: float) -> float:
+    """What a part with mean, variance and scale is worth; 0 where it cannot be told."""
+    if part.mean is None or not part.variance or part.df is None or part.scale is None:
+        return 0.0
+    low, width = part.scale[0], part.scale[1] - part.scale[0]
+    share, variance = (part.mean - low) / width, part.variance / width**2
+    if 0 < share < 1:
+        return share * (1 - share) / variance
+    # Wilson's interval of n trials at an end is t²/(n + t²) wide, and 2t√V of it is the variance.
+    t = t_quantile(max(1.0, part.df), confidence)
+    reach = 2 * t * math.sqrt(variance)
+    return t**2 * (1 - reach) / reach if reach < 1 else 0.0
 
 
 def added_variance(
@@ -373,16 +410,16 @@ def cluster_bootstrap(
 
     Too narrow in small samples: of means it covers .80 to .93 instead of .95 at 5 to 20 clusters
     (`benchmarks/coverage.py`), so means never come here. None for fewer than MIN_CLUSTERS clusters,
-    where more than a tenth of the draws have no value, or all give the same: five rows without a
-    disagreement do not prove that there is none. The random stream is fixed by `seed`.
+    where more than a tenth of the draws have no value, or nearly all give the same: five rows
+    without a disagreement do not prove that there is none. The random stream is fixed by `seed`.
     """
     if n_clusters < MIN_CLUSTERS:
         return None
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, n_clusters, size=(resamples, n_clusters))
-    values = [v for v in (statistic(row.tolist()) for row in drawn) if v is not None]
-    if len(values) < (1 - _MOST_UNDEFINED) * resamples or np.ptp(values) < 1e-9:
+    values = [v for v in (_defined(statistic(row.tolist())) for row in drawn) if v is not None]
+    if len(values) < (1 - _MOST_UNDEFINED) * resamples or np.ptp(values) < _SAME:
         return None
     outside = significance(confidence) / 2
     low, high = np.quantile(values, [outside, 1 - outside])
-    return float(low), float(high)
+    return (float(low), float(high)) if high - low >= _SAME else None

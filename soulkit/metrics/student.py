@@ -51,9 +51,9 @@ def t_tail(t: float, df: float) -> float:
     I is the regularised incomplete beta function; relative error about 1e-12.
     """
     _check_df(df)
-    if t == 0:
-        return 1.0
     df, square = min(df, _MOST), min(t * t, _VAST)
+    if square == 0:  # also what is too small to be squared
+        return 1.0
     a, b, x, y = df / 2, 0.5, df / (df + square), square / (df + square)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(scale + a * math.log(x) + b * math.log(y))

@@ -22,7 +22,7 @@ from soulkit.errors import RunError
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.summary import Cell
-from soulkit.metrics.comparisons import auc
+from soulkit.metrics.comparisons import auc, difference_of
 from soulkit.metrics.intervals import Interval, estimate
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.fitting import FittingTable
@@ -283,7 +283,7 @@ def _paired(
 ) -> OverSeeds:
     """a − b over the seeds that both have, within what differences of scores can be."""
     pairs = [(value, b.get(seed)) for seed, value in a.items()]
-    stat = over_seeds([x - y for x, y in pairs if x is not None and y is not None])
+    stat = over_seeds([difference_of(y, x) for x, y in pairs if x is not None and y is not None])
     if scale is None or stat.low is None or stat.high is None:
         return stat
     width = scale[1] - scale[0]

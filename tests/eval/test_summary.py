@@ -116,6 +116,17 @@ def test_the_shape_of_the_summary() -> None:
     json.dumps(totals, allow_nan=False)
 
 
+def test_a_score_that_is_no_number_is_undefined() -> None:
+    rows = [record("a", 1.0), record("b", float("nan")), record("c", 0.0)]
+    totals = summarise(
+        rows, command="eval", model="m", protocol="paper", seconds=2.5, cost=0.1
+    ).to_json()
+    cell = totals["tasks"]["tomi"]["value"]
+    assert (cell["mean"], cell["n_scored"], cell["n"]) == (0.5, 2, 3)
+    assert cell["unscored"] == {"undefined": 1} and cell["best"] == pytest.approx(2 / 3)
+    json.dumps(totals, allow_nan=False)
+
+
 def test_bounds_use_the_scale_of_the_task() -> None:
     rows = [record("a", 0.5), record("b", None)]
     assert "worst" not in summary_of(rows)["tomi"]["value"]

@@ -231,3 +231,22 @@ def test_useless_feedback_gives_a_zero_leave_one_out_gap_but_not_a_zero_pair_gap
 def test_reward_groups_must_be_aligned() -> None:
     with pytest.raises(ValueError):
         co.RewardGroup([0.0], [0.0, 1.0])
+
+
+def test_grades_that_were_added_up_in_another_order_are_equal() -> None:
+    a = {i: (0.1 + 0.2 + 0.3) / 3 if i % 4 else 0.5 for i in range(20)}
+    b = {i: (0.3 + 0.2 + 0.1) / 3 if i % 4 else 0.5 for i in range(20)}
+    assert a != b
+    paired = co.paired_difference(a, b, {i: i for i in range(20)})
+    assert (paired.difference, paired.p, paired.method) == (0.0, 1.0, "no-spread")
+    whole = co.suite_difference([paired])
+    assert (whole.better, whole.worse, whole.equal) == (0, 0, 1)
+
+
+def test_values_off_the_scale_keep_the_interval_that_they_have() -> None:
+    a, b = ({i: side + 0.1 * side * i for i in range(9)} for side in (0.0, 1.0))
+    paired = co.paired_difference(a, {i: 3 * v for i, v in b.items()}, {i: i for i in range(9)},
+                                  scale=(0.0, 1.0))  # fmt: skip
+    assert paired.ci_low is not None and paired.ci_high is not None
+    assert paired.difference is not None
+    assert 1 < paired.ci_low < paired.difference < paired.ci_high

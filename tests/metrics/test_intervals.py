@@ -286,6 +286,52 @@ def test_perfect_tasks_leave_a_suite_uncertain() -> None:
     assert suite.ci_low is not None and 0.5 < suite.ci_low < 1.0
 
 
+@pytest.mark.parametrize("hits", [0, 1])
+def test_many_rows_of_one_task_do_not_hide_the_few_of_another(hits: int) -> None:
+    few = iv.estimate([0.0] * 6, range(6), True)
+    many = iv.estimate([1.0] * hits + [0.0] * (1000 - hits), range(1000), True)
+    suite = iv.suite_mean([few, many])
+    assert few.ci_high is not None and suite.ci_high is not None
+    # Half of what the few rows allow, and not the whole scale as soon as one of the many is right.
+    assert 0.5 * few.ci_high < suite.ci_high < 0.4
+
+
+def test_equal_perfect_tasks_are_worth_all_their_rows() -> None:
+    suite = iv.suite_mean([iv.estimate([1.0] * 50, range(50), True)] * 4)
+    assert suite.df == pytest.approx(4 * 49)
+    low, _ = iv.wilson(1.0, 200, t_quantile(4 * 49))
+    assert suite.ci_low == pytest.approx(low)
+
+
+def test_the_scale_of_a_part_weighs_what_it_may_hide() -> None:
+    wide = iv.estimate([10.0] * 20, range(20), scale=(0.0, 10.0))
+    narrow = iv.estimate([1.0] * 5, range(5), scale=(0.0, 1.0))
+    suite = iv.suite_mean([wide, narrow])
+    assert suite.ci_low is not None and suite.df is not None
+    # 20 trials over ten of eleven parts of the width, 5 over one: 22 are the fewer.
+    low, _ = iv.wilson(1.0, 22, t_quantile(suite.df))
+    assert suite.ci_low == pytest.approx(5.5 * low)
+
+
+def test_what_is_not_finite_is_unscored() -> None:
+    mean = iv.estimate([math.nan, 1.0, 0.0, math.inf, 1.0], range(5), True)
+    assert mean == iv.estimate([None, 1.0, 0.0, None, 1.0], range(5), True)
+    assert (mean.n_scored, mean.n, mean.scale) == (3, 5, (0.0, 1.0))
+
+
+def test_rounding_is_no_spread_beside_a_scale() -> None:
+    mean = iv.estimate([0.0, 5.5e-17, 0.0, 1.1e-16], range(4), scale=(-5.0, 10.0))
+    assert mean.ci_low is not None and mean.ci_high is not None
+    assert mean.ci_high - mean.ci_low > 1
+
+
+def test_a_bootstrap_whose_draws_are_nearly_all_equal_has_no_interval() -> None:
+    def rarely(clusters: Sequence[int]) -> float:
+        return 0.0 if len(set(clusters)) < 12 else 1.0
+
+    assert iv.cluster_bootstrap(rarely, 30) is None
+
+
 def test_a_suite_with_a_hole_has_no_mean_and_one_without_a_variance_no_interval() -> None:
     whole, unscored = part(0.5, 0.01, 3), iv.Estimate(n=4, method="nothing-scored")
     assert iv.suite_mean([whole, unscored]).mean is None
