@@ -21,10 +21,10 @@ from soulkit.eval.provenance import read_provenance
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.records import stream_records
+from soulkit.runs.records import stream_records, without_tokens
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
-from soulkit.types import Completion, Protocol, Record, Trace
+from soulkit.types import Protocol, Record
 
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
 _KEY = re.compile(rb'\{"key": "((?:[^"\\]|\\.)*)"')
@@ -136,7 +136,7 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     """
     if not (path / EPISODES).is_file():
         return None
-    newest = {record.key: _lean(record) for record in stream_records(path / EPISODES)}
+    newest = {record.key: without_tokens(record) for record in stream_records(path / EPISODES)}
     if not newest:
         return None
     records, settings = list(newest.values()), read_config(path) if is_run(path) else {}
@@ -153,21 +153,6 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         **summary_terms(tasks.values()),
     )
     return replace(summary, unpriced_calls=unpriced)
-
-
-def _lean(record: Record) -> Record:
-    """`record` without prompts, ids and log-probs, which are most of it and no part of a mean."""
-    traces = tuple(
-        Trace(trace.seat, tuple(
-            replace(turn, context=(), completion=_bare(turn.completion)) for turn in trace.turns
-        ))
-        for trace in record.episode.traces
-    )  # fmt: skip
-    return replace(record, prompt="", episode=replace(record.episode, traces=traces))
-
-
-def _bare(completion: Completion) -> Completion:
-    return replace(completion, prompt_ids=(), token_ids=(), logprobs=())
 
 
 def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, Task]:

@@ -6,6 +6,7 @@ Later lines with the same key replace earlier ones: an unscored episode that was
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
 from soulkit.runs.jsonl import JsonlWriter, placed_objects
-from soulkit.types import Record
+from soulkit.types import Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
@@ -103,6 +104,19 @@ def measured_records(folder: Path) -> list[Record]:
     """The episodes that a run's headline is over: of a training that held rows out, the newest on
     those; else all that it played. DataError when they cannot be read."""
     return newest_dev(folder) or load_records(folder / "episodes.jsonl")
+
+
+def without_tokens(record: Record) -> Record:
+    """What a summary reads of a record; what its turns saw, ids and log-probs are nearly all of its
+    memory."""
+    traces = tuple(
+        Trace(trace.seat, tuple(
+            Turn((), replace(turn.completion, prompt_ids=(), token_ids=(), logprobs=()))
+            for turn in trace.turns
+        ))
+        for trace in record.episode.traces
+    )  # fmt: skip
+    return replace(record, prompt="", episode=replace(record.episode, traces=traces))
 
 
 def drafts(records: Sequence[Record]) -> list[Record]:

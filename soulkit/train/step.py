@@ -6,8 +6,7 @@
     update      mini-batches of whole prompts, an optimizer step each
 
 A name's last letter is its axis: R rollouts of the step, S token sequences, M updates. What is
-sampled is in `rollouts/`, what becomes of it in `objectives/`, the arithmetic in `maths/`, and what
-runs the model in `forward/`.
+sampled is in `rollouts/`, use in `objectives/`, arithmetic in `maths/`, the model in `forward/`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from statistics import fmean
 import torch
 
 from soulkit.errors import ProviderError
+from soulkit.runs.records import without_tokens
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import prepare_step
@@ -33,7 +33,7 @@ from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
-from soulkit.train.rollouts.play import Rollouts, feedback_slots, without_tokens
+from soulkit.train.rollouts.play import Rollouts, feedback_slots
 from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.state.lines import CanaryScores, Learned, StepLine
 from soulkit.train.state.loop import Loop

@@ -14,9 +14,10 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Job
 from soulkit.runs.folder import Run
+from soulkit.runs.records import without_tokens
 from soulkit.train.material.assemble import make_cast, make_players
 from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.rollouts.play import Rollouts, without_tokens
+from soulkit.train.rollouts.play import Rollouts
 from soulkit.types import Call, Completion, Record, Sampling, Segment
 from tests.support.training import config, random_model, rows
 
@@ -94,7 +95,10 @@ def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None
     records, _ = sample(sampler, 1)
     assert records[0].episode.traces
     slim = without_tokens(records[0])
-    assert not slim.episode.traces and slim.score == records[0].score
+    replies = [turn.completion for trace in slim.episode.traces for turn in trace.turns]
+    assert replies and not any(reply.token_ids or reply.logprobs for reply in replies)
+    assert not any(turn.context for trace in slim.episode.traces for turn in trace.turns)
+    assert slim.score == records[0].score
 
 
 def actor_coach(seed: int, sampler: LocalModel, run: Run) -> Player | None:

@@ -92,7 +92,9 @@ class Rollouts:
     def _keep_dev(self, records: Sequence[Record]) -> None:
         if self.dev_log is not None:
             writer = RecordWriter(self.dev_log)
-            writer.write(*(without_tokens(record) for record in records))
+            writer.write(
+                *(replace(record, episode=replace(record.episode, traces=())) for record in records)
+            )
             writer.close()
 
     def _playing(self, task: Task) -> Engine:
@@ -171,11 +173,6 @@ def feedback_slots(jobs: Sequence[Job]) -> Slot:
         return task.slot(example, seat, feedback)
 
     return slot
-
-
-def without_tokens(record: Record) -> Record:
-    """What a summary reads of a record; ids and log-probs are nearly all of its memory."""
-    return replace(record, episode=replace(record.episode, traces=()))
 
 
 def _ignore(record: Record) -> None:
