@@ -59,13 +59,13 @@ def test_a_run_pays_first_messages_for_being_unlike_and_rescoring_knows_it(tmp_p
 
     warm, out = tmp_path / "warm", tmp_path / "run"
     rows = ("--task", "userllm", "--data", "userllm=synth:30")
-    assert soul("train", "sft", "--full", "--model", "tiny", *rows, "--steps", 6, "--lr", 1e-3,
+    assert soul("train", "sft", "--full", "--model", "tiny", *rows, "--steps", 40, "--lr", 3e-3,
                 "--out", warm, "--json") == 0  # fmt: skip
     with ScriptedServer(answer=judge) as server:
         code = soul(
             "train", "grpo", "--model", warm / "model", *rows, "--steps", 2,
             "--judge", f"endpoint:j@{server.base_url}",
-            "--prompts", 12, "--group-size", 3, "--max-tokens", 12, "--lora-r", 4, "--out", out,
+            "--prompts", 12, "--group-size", 3, "--max-tokens", 64, "--lora-r", 4, "--out", out,
             "--json",
         )  # fmt: skip
     assert code == 0

@@ -67,9 +67,9 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
-    config = seated(config, work, registry, coached=coached)
-    if config.method != "sft":
-        gaps += role_gaps(work, config)
+    played = work if objective is not None else []  # imitation plays nothing: nobody is played
+    config = seated(config, played, registry, coached=coached)
+    gaps += role_gaps(played, config)
     if asking:
         gaps += what_is_away(config)
     material = _mixed(config, tasks, rows_by_task, objective)
