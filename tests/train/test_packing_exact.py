@@ -174,7 +174,8 @@ def assert_same(actual: Outcome, expected: Outcome) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=3e-5)
     for a, b in zip(actual.entropy, expected.entropy, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=3e-5)
-    assert_close(actual.grads, expected.grads)
+    # Of many drawn spans one came out at 1.1e-5: these models take norms in float32 in any dtype.
+    assert_close(actual.grads, expected.grads, rel=3e-5)
 
 
 def assert_exact(policy: Policy, spans: Sequence[Span], budget: int) -> None:

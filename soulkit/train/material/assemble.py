@@ -67,7 +67,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
-    played = work if objective is not None else []  # imitation plays nothing: nobody is played
+    played = work if objective is not None else []  # imitation asks nobody
     config = seated(config, played, registry, coached=coached)
     gaps += role_gaps(played, config)
     if asking:
