@@ -25,7 +25,8 @@ def context_text(prompt: Any, protocol: Protocol) -> str:
     """What the person saw, as text; empty for nothing that could be read."""
     messages = structure(prompt)
     if isinstance(messages, list | tuple):
-        return _joined([m for m in messages if isinstance(m, Mapping)], protocol)
+        objects = [m if isinstance(m, Mapping) else {"content": m} for m in messages]
+        return _joined(objects, protocol)
     if protocol == "paper" and isinstance(messages, Mapping):
         return _joined([messages], protocol)
     return "" if prompt is None else str(prompt)

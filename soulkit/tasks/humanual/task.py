@@ -7,8 +7,8 @@ a judge compares it with the original on six sides of a person (scores.py).
 
 `paper`: the value and reward of every kind of episode is the mean of the six times the length
 factor, by one judge and one question. What is no answer (nothing, a cut reply, a refusal) scores
-the minimum without a judge. Coach and actor never see the original: feedback that quotes it leaks, and
-`echoes_original` says of every scored reply, refined ones included, whether it repeats it.
+the minimum without a judge. Coach and actor never see the original: feedback that quotes it leaks,
+and `echoes_original` says of every scored reply, refined ones included, whether it repeats it.
 
 What differs under `reference` stands in `reference.py`.
 """
