@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from soulkit.models.base import Cast
+from soulkit.models.base import Cast, Panel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.humanual.scores import AXES, lexical_f1
 from soulkit.types import Example, Record, Score
@@ -63,19 +63,29 @@ def by_shared_words(body: Body) -> str:
 
 
 def scored(
-    text: str, judge: Judge, one: Example | None = None, protocol: str = "paper", **episode: Any
-) -> tuple[Score, list[Body]]:
+    text: str, judge: Judge, one: Example | None = None, protocol: str = "paper", *,
+    stop: str = "stop", samples: int | None = None,
+) -> tuple[Score, list[Body]]:  # fmt: skip
     """The score of a reply by a judge over HTTP, and what that one was asked."""
-    task, one = task_of("humanual_news", protocol), one or example(protocol)
+    replies = [(one or example(protocol), text)]
+    scores, requests = all_scored("humanual_news", replies, judge, protocol, stop, samples)
+    return scores[0], requests
+
+
+def all_scored(
+    name: str, replies: Sequence[tuple[Example, str]], judge: Judge, protocol: str = "paper",
+    stop: str = "stop", samples: int | None = None,
+) -> tuple[list[Score], list[Body]]:  # fmt: skip
+    """The scores of (row, reply) by one judge over HTTP, and what that one was asked."""
+    task = task_of(name, protocol)
     with ScriptedServer(answer=judge) as server:
         seat = player(server.base_url, "judge")
+        cast = Cast(actor=NO_ONE.actor, judges=(seat,), panel=Panel(samples=samples))
 
-        async def run() -> Score:
+        async def run() -> list[Score]:
             try:
-                cast = Cast(actor=NO_ONE.actor, judges=(seat,))
-                played = episode_of(task, one, text, **episode)
-                score: Score = await task.judged(one, played, cast)
-                return score
+                played = [(one, episode_of(task, one, text, stop)) for one, text in replies]
+                return list(await asyncio.gather(*(task.judged(one, e, cast) for one, e in played)))
             finally:
                 await seat.model.close()
 
