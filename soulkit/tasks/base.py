@@ -20,6 +20,7 @@ from soulkit.errors import CallError, ConfigError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
+from soulkit.judge.transcripts import utterances as utterances
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.batches import as_batch_metrics, mean_of
@@ -60,7 +61,11 @@ class Rollout:
     seed: int = 0
     feedback: Feedback | None = None
 
-    def call(self, role: Role, example: Example, turn: int = 0, sample: int = 0) -> Call:
+    def call(
+        self, role: Role, example: Example, turn: int = 0, sample: int = 0, *, seat: str = "",
+        purpose: str = "",
+    ) -> Call:  # fmt: skip
+        """A call of this play; `seat` and `purpose` where role and turn do not tell it apart."""
         return Call(
             role=role,
             example_id=example.id,
@@ -69,6 +74,8 @@ class Rollout:
             turn=turn,
             sample=sample,
             step=self.step,
+            seat=seat,
+            purpose=purpose,
         )
 
     def rng(self, example: Example, purpose: str) -> random.Random:
@@ -382,12 +389,6 @@ def judged_dimensions(score: Score) -> tuple[str, ...]:
     readable = [verdict for verdict in score.verdicts if verdict.said]
     parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
     return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
-
-
-def utterances(episode: Episode) -> list[str]:
-    """What the acted seats said, turn by turn, as everybody heard it."""
-    seats = {trace.seat for trace in episode.traces}
-    return [line.text for line in episode.transcript if line.seat in seats]
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:
