@@ -66,7 +66,7 @@ def thoughts(score: Score) -> dict[str, tuple[str, float]]:
     return {}
 
 
-def lesson_choices(score: Score | None) -> Iterator[tuple[str, ...]]:
+def person_lessons(score: Score | None) -> Iterator[tuple[str, ...]]:
     """Lessons by rules, the fullest first; without a score what holds for every text."""
     remarks = tuple(_remarks(score)) if score is not None else ()
     weak = tuple(_LESSONS[axis] for axis in _weakest(score)) if score is not None else ()

@@ -195,7 +195,7 @@ class Humanual(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         view = self.leak_view(example) or LeakView()
-        return safest(coaching.lesson_choices(score), view)
+        return safest(coaching.person_lessons(score), view)
 
     def leak_view(self, example: Example) -> LeakView | None:
         """What the person really wrote must not reach the actor, nor words of the rubric."""
@@ -211,17 +211,17 @@ class Humanual(ChoiceTask):
     # -- self-checks ------------------------------------------------------------------------------
 
     def gold_completion(self, example: Example) -> str:
-        return tagged(example.fields["completion"])
+        return in_tag(example.fields["completion"])
 
     def wrong_completion(self, example: Example) -> str:
-        return tagged(BLAND)
+        return in_tag(BLAND)
 
     def gold_text(self, example: Example) -> str:
         return str(example.fields["completion"])
 
     def canary(self, example: Example, text: str) -> Episode | None:
         """A reply that is nothing but `text`, in the form that is asked for."""
-        return super().canary(example, tagged(text))
+        return super().canary(example, in_tag(text))
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
@@ -241,7 +241,7 @@ class Humanual(ChoiceTask):
         yield "inspiration", self.prompts.render("inspiration", **words)
 
 
-def tagged(text: str) -> str:
+def in_tag(text: str) -> str:
     """A reply in the form that is asked for."""
     return f"<response>{text}</response>"
 
