@@ -11,6 +11,7 @@
 Rows are made here (synth), scores are headlines as shares of their scales: 0 is the lowest score, 1
 the highest. Where a judge is asked, it is the kindest there is: it takes every message for a
 person's and every answer for a refusal; a Sotopia scene it marks as one in which nothing happened.
+Humanual's counts words that a reply shares with the person's own: the kindest would like any reply.
 So such numbers say what is left when the judge sees nothing. Whatever is above half of its scale is
 listed below the table.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from rich.table import Table
 from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.base import Task
+from soulkit.tasks.humanual.scores import AXES, lexical_f1
 from soulkit.tasks.made import make_rows
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.tasks.sotopia.scores import DIMENSIONS
@@ -74,7 +77,20 @@ def kindest(_: str, context: Sequence[Segment]) -> str:
     if "believability" in prompt:
         marks = {name: NEUTRAL.get(name, 0) for name in DIMENSIONS}
         return json.dumps({n: {"reasoning": "so so", "score": s} for n, s in marks.items()})
+    if "six sides" in prompt:
+        return by_shared_words(prompt)
     return "REFUSED" if "REFUSED" in prompt else "HUMAN"
+
+
+def by_shared_words(prompt: str) -> str:
+    """A rule in place of kindness, which would let every reply be the person's own: on every side
+    the F1 of the words of the reply and of what the person wrote."""
+    reply, original = (
+        re.search(rf"<{name} (\w+)>\n(.*?)\n</{name} \1>", prompt, re.DOTALL)
+        for name in ("reply", "original")
+    )
+    shared = lexical_f1(reply[2], original[2]) if reply and original else 0.0
+    return json.dumps({axis: {"thought": "words", "score": shared} for axis in AXES})
 
 
 def partner_of(task: Task) -> Player:

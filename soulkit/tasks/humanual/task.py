@@ -1,0 +1,269 @@
+"""Humanual: what would this very person have written?
+
+A row shows a person, what they saw (a book, an e-mail, a chat, a post, a video, an article), and
+keeps what they really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster",
+"content": "..."}], "completion": "..."}. The actor writes one comment or reply in <response> tags;
+a judge compares it with the original on six sides of a person (scores.py).
+
+`paper`: the value and reward of every kind of episode is the mean of the six times the length
+factor, by one judge and one question. What is no answer (nothing, a cut reply, a refusal) scores
+the minimum without a judge. Coach and actor never see the original: feedback that quotes it leaks,
+and `echoes_original` says of every scored reply, refined ones included, whether it repeats it.
+
+What differs under `reference` stands in `reference.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge import panel
+from soulkit.judge.echoes import echoes_reference
+from soulkit.judge.fence import fence
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.structured import question
+from soulkit.models.base import Cast
+from soulkit.tasks.budgets import last_words
+from soulkit.tasks.choice import ChoiceTask
+from soulkit.tasks.endings import READABLE, actor_status
+from soulkit.tasks.humanual import coach as coaching
+from soulkit.tasks.humanual.replies import context_text, read_comment
+from soulkit.tasks.humanual.scores import (
+    AXES,
+    LooseSixSides,
+    SixSides,
+    clip_share,
+    length_factor,
+    lexical_f1,
+    sides_mean,
+    two_sided_factor,
+)
+from soulkit.tasks.lessons import safest
+from soulkit.types import Episode, Example, Feedback, Role, Score, Segment, unscored
+
+BLAND = "No idea, I have not really thought about it."
+"""What a scripted wrong answer says; no original is this one."""
+CUT_FOR_THE_COACH = 2000
+"""Words of what the person saw that a coach reads, the last ones."""
+Metrics = dict[str, float | None]
+
+
+class Humanual(ChoiceTask):
+    sides: type[SixSides] | type[LooseSixSides] = SixSides
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The prompt as text. DataError where there is nothing to answer, or no answer."""
+        read = {**fields, "prompt": context_text(fields["prompt"], self.protocol)}
+        self.check(read)
+        return read
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """DataError on a row that cannot be scored."""
+        for name in ("persona", "prompt", "completion"):
+            if not str(fields[name]).strip():
+                raise DataError(
+                    f"The row's {name} is empty.",
+                    "Without it there is nobody to be, nothing to answer, or nothing to compare.",
+                    "Mend the row, or leave it out.",
+                )
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        return {"actor": 1, "judge": 1}
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        return (self.opening(example), self.slot(example, self.acted_seat(example), feedback))
+
+    def opening(self, example: Example) -> Segment:
+        """Who the actor is, and the form of its answer."""
+        return Segment("system", self.rendered("person", example, None))
+
+    def rendered(self, template: str, example: Example, feedback: Feedback | None) -> str:
+        """A prompt of the actor."""
+        view, _ = self.within_budget(example.visible(self.acted_seat(example)))
+        words = feedback.text if feedback is not None else None
+        return self.prompts.render(template, feedback=words, **view)
+
+    # -- scoring ----------------------------------------------------------------------------------
+
+    def parse(self, text: str) -> tuple[str, str]:
+        return read_comment(text, self.protocol)
+
+    def grade(self, example: Example, answer: str) -> float:
+        """What rules alone say about a reply: the words that it shares with the original."""
+        return lexical_f1(answer, str(example.fields["completion"]))
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """Raises UnreadableVerdict (the episode is then unscored) where a judge gave nothing."""
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        assert episode.final is not None
+        reply, parsed = self.parse(episode.final.text)
+        status = actor_status(episode.final, parsed, self.strict_endings)
+        if status not in READABLE:  # nothing that a judge should be paid for
+            return self._no_answer(status)
+        return await self.rated(example, episode, reply, status, cast)
+
+    async def rated(
+        self, example: Example, episode: Episode, reply: str, status: str, cast: Cast
+    ) -> Score:
+        """The score of a reply by the six sides."""
+        asked_for = question("score", self.judge_prompt("judge", example, reply), self.sides)
+        opinions: Sequence[panel.Opinion[Any]] = await panel.opinions(cast, asked_for, episode)
+        scores = {
+            axis: panel.pooled(opinions, partial(_side_score, axis), cast.panel.combine)
+            for axis in AXES
+        }
+        metrics: Metrics = {
+            **{f"axis/{axis}": number for axis, number in scores.items()},
+            **self.text_metrics(example, reply, sides_mean(scores)),
+            **_agreement(panel.readable(opinions)),
+        }
+        return self._scored("judge", metrics, status, opinions)
+
+    def text_metrics(self, example: Example, reply: str, judged: float) -> Metrics:
+        """The headline, `likeness`, and what stands beside it, for what the judge gives."""
+        original = str(example.fields["completion"])
+        factor, both = length_factor(reply, original), two_sided_factor(reply, original)
+        return {
+            "likeness": clip_share(judged * factor),
+            "two_sided": clip_share(judged * both),
+            "sides_mean": judged, "length_factor": factor, "two_sided_factor": both,
+            "lexical_f1": lexical_f1(reply, original),
+            "echoes_original": float(echoes_reference(reply, original, self._public(example))),
+        }  # fmt: skip
+
+    def _scored(
+        self, template: str, metrics: Metrics, status: str,
+        opinions: Sequence[panel.Opinion[Any]],
+    ) -> Score:  # fmt: skip
+        value = metrics.pop("likeness")
+        return Score(
+            value=value, reward=value, metrics=metrics, status=status,
+            words=_words(opinions), protocol=self.protocol,
+            prompts=self.prompts.hashes("person", self.template, template),
+            verdicts=tuple(opinion.verdict() for opinion in opinions),
+        )  # fmt: skip
+
+    def _no_answer(self, status: str) -> Score:
+        """The score of a reply that is none: the actor's own failure, and no judge's business."""
+        low = self.spec.metric.low
+        metrics: Metrics = dict.fromkeys((*(f"axis/{axis}" for axis in AXES), "sides_mean"))
+        nothing = dict.fromkeys(("two_sided", "lexical_f1", "echoes_original"), low)
+        return Score(
+            value=low, reward=low, metrics={**metrics, **nothing}, status=status,
+            words="There is no answer.", protocol=self.protocol,
+            prompts=self.prompts.hashes("person", self.template, "judge"),
+        )  # fmt: skip
+
+    def judge_prompt(self, template: str, example: Example, reply: str) -> str:
+        """A question about a reply, beside the original and what the person had read."""
+        view, _ = self.within_budget(example.visible("judge"))
+        return self.prompts.render(
+            template,
+            context=fence(view["prompt"], "context"),
+            original=fence(view["completion"], "original"),
+            reply=fence(reply, "reply"),
+        )
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """Row and draft without the original, and the judge's thoughts that tell none of it."""
+        view, _ = self.within_budget(example.visible("coach"))
+        reply, _ = self.parse(episode.transcript[-1].text if episode.transcript else "")
+        remarks = self.remarks(example, score)
+        return {
+            "persona": view["persona"],
+            "context": fence(last_words(view["prompt"], CUT_FOR_THE_COACH), "context"),
+            "reply": fence(reply or "(nothing)", "reply"),
+            "remarks": fence(remarks, "remarks") if remarks else "",
+            "short": coaching.is_short(score), "long": coaching.is_long(score),
+        }  # fmt: skip
+
+    def remarks(self, example: Example, score: Score) -> str:
+        """What the judge said about the draft, for a coach that must not know the original."""
+        original = str(example.fields["completion"])
+        return coaching.judge_remarks(score, original, self._public(example))
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        view = self.leak_view(example) or LeakView()
+        return safest(coaching.person_lessons(score), view)
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        """What the person really wrote must not reach the actor, nor words of the rubric."""
+        return LeakView(
+            reference=str(example.fields["completion"]), rubric=coaching.RUBRIC,
+            public=self._public(example),
+        )  # fmt: skip
+
+    def _public(self, example: Example) -> str:
+        """What the actor sees anyway."""
+        return f"{example.fields['persona']}\n{example.fields['prompt']}"
+
+    # -- self-checks ------------------------------------------------------------------------------
+
+    def gold_completion(self, example: Example) -> str:
+        return in_tag(example.fields["completion"])
+
+    def wrong_completion(self, example: Example) -> str:
+        return in_tag(BLAND)
+
+    def gold_text(self, example: Example) -> str:
+        return str(example.fields["completion"])
+
+    def canary(self, example: Example, text: str) -> Episode | None:
+        """A reply that is nothing but `text`, in the form that is asked for."""
+        return super().canary(example, in_tag(text))
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        number = 1.0 if perfect else 0.0
+        if form in ("SixSides", "LooseSixSides"):
+            return json.dumps({axis: {"thought": "as scripted", "score": number} for axis in AXES})
+        if form == "Coverage":
+            return json.dumps({"key_points": "all", "thought": "as scripted", "score": number})
+        return None
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """What `reference` renders for a refined reply alone."""
+        yield "judge_coverage", self.judge_prompt("judge_coverage", example, BLAND)
+        words = {"advice": "Look again.", "gold": self.gold_text(example)}
+        yield "inspiration", self.prompts.render("inspiration", **words)
+
+
+def in_tag(text: str) -> str:
+    """A reply in the form that is asked for."""
+    return f"<response>{text}</response>"
+
+
+def _side_score(axis: str, verdict: SixSides | LooseSixSides) -> float:
+    return float(getattr(verdict, axis).score)
+
+
+def _agreement(verdicts: Sequence[SixSides | LooseSixSides]) -> Metrics:
+    """Mean agreement over the sides, as a metric; none for one opinion."""
+    numbers = [panel.agreement([_side_score(axis, v) for v in verdicts], 0, 1) for axis in AXES]
+    agreed = [number for number in numbers if number is not None]
+    return {"judge_agreement": sum(agreed) / len(agreed)} if agreed else {}
+
+
+def _words(opinions: Sequence[panel.Opinion[Any]]) -> str:
+    """All thoughts, a line each; with several opinions each under its judge's name."""
+    readable = [opinion for opinion in opinions if opinion.answer is not None]
+    blocks = []
+    for opinion in readable:
+        lines = [f"{name} {part['score']:g}: {part['thought']}" if isinstance(part, Mapping)
+                 else f"{name}: {part}" for name, part in opinion.fields.items()]  # fmt: skip
+        head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
+        blocks.append("\n".join([*head, *lines]))
+    return "\n\n".join(blocks)

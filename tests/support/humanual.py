@@ -1,0 +1,124 @@
+"""What the tests of Humanual share: a row, verdicts, judges by rule, a walk over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from soulkit.models.base import Cast, Panel
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.humanual.scores import AXES, lexical_f1
+from soulkit.types import Example, Record, Score
+from tests.support.letters import released
+from tests.support.road import NO_ONE, episode_of, player, task_of
+from tests.support.servers.openai_server import Body, ScriptedServer
+
+DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+ORIGINAL = (
+    "Honestly the new bus lanes are great for my commute, even if parking near the bakery got "
+    "worse; I would still vote for them again next year."
+)
+ROW: dict[str, Any] = {
+    "persona": "A nurse who commutes by bus. Writes one careful sentence.",
+    "prompt": [{"role": "editor", "content": "The city adds bus lanes downtown."},
+               {"role": "mara", "content": "Nobody asked for these."}],
+    "completion": ORIGINAL, "dataset": "news", "category": "city", "id": "h1",
+}  # fmt: skip
+REPLY = "I like the lanes, they get me to my shift on time and I would vote for them."
+Judge = str | Callable[[Body], str]
+
+
+def tagged(text: str) -> str:
+    return f"<response>{text}</response>"
+
+
+def example(protocol: str = "paper", **changes: Any) -> Example:
+    task = task_of("humanual_news", protocol)
+    row_example: Example = task.example(released({**ROW, **changes}))
+    return row_example
+
+
+def sides(score: float = 0.5, why: str = "so it seems", **scores: Any) -> str:
+    """A verdict with `score` on every side but those of `scores`."""
+    return json.dumps({axis: {"thought": why, "score": scores.get(axis, score)} for axis in AXES})
+
+
+def fenced(body: Body, label: str) -> str:
+    """The text that a judge was shown under `label`."""
+    prompt = body["messages"][0]["content"]
+    match = re.search(rf"<{label} (\w+)>\n(.*?)\n</{label} \1>", prompt, re.DOTALL)
+    assert match, prompt
+    return match[2]
+
+
+def by_shared_words(body: Body) -> str:
+    """A judge that is a rule: the words that a reply shares with the original, on every side."""
+    score = lexical_f1(fenced(body, "reply"), fenced(body, "original"))
+    if "key_points" in body["messages"][0]["content"]:
+        return json.dumps({"key_points": "words", "thought": "counted", "score": score})
+    return sides(score, "words were counted")
+
+
+def scored(
+    text: str, judge: Judge, one: Example | None = None, protocol: str = "paper", *,
+    stop: str = "stop", samples: int | None = None,
+) -> tuple[Score, list[Body]]:  # fmt: skip
+    """The score of a reply by a judge over HTTP, and what that one was asked."""
+    replies = [(one or example(protocol), text)]
+    scores, requests = all_scored("humanual_news", replies, judge, protocol, stop, samples)
+    return scores[0], requests
+
+
+def all_scored(
+    name: str, replies: Sequence[tuple[Example, str]], judge: Judge, protocol: str = "paper",
+    stop: str = "stop", samples: int | None = None,
+) -> tuple[list[Score], list[Body]]:  # fmt: skip
+    """The scores of (row, reply) by one judge over HTTP, and what that one was asked."""
+    task = task_of(name, protocol)
+    with ScriptedServer(answer=judge) as server:
+        seat = player(server.base_url, "judge")
+        cast = Cast(actor=NO_ONE.actor, judges=(seat,), panel=Panel(samples=samples))
+
+        async def run() -> list[Score]:
+            try:
+                played = [(one, episode_of(task, one, text, stop)) for one, text in replies]
+                return list(await asyncio.gather(*(task.judged(one, e, cast) for one, e in played)))
+            finally:
+                await seat.model.close()
+
+        return asyncio.run(run()), server.requests
+
+
+def walked(
+    actor: Judge, judge: Judge, coach: Judge | None = None, auditor: Judge | None = None,
+    protocol: str = "paper",
+) -> tuple[list[Record], dict[str, list[Body]]]:  # fmt: skip
+    """Draft, feedback and refined over HTTP, and what everybody was asked."""
+    task, one = task_of("humanual_news", protocol), example(protocol)
+    answers = {"actor": actor, "judge": judge, "coach": coach, "auditor": auditor}
+    servers = {role: ScriptedServer(answer=say or "") for role, say in answers.items()}
+    seats = {
+        role: player(server.__enter__().base_url, role, seed=1) for role, server in servers.items()
+    }
+    cast = Cast(
+        actor=seats["actor"], judges=(seats["judge"],),
+        auditors=(seats["auditor"],) if auditor is not None else (),
+        coach=seats["coach"] if coach is not None else None,
+    )  # fmt: skip
+
+    async def run() -> list[Record]:
+        try:
+            engine = Engine(cast, feedback=FeedbackPolicy())
+            return await engine.walk(Job(task, one), lambda record: None)
+        finally:
+            for seat in seats.values():
+                await seat.model.close()
+
+    try:
+        return asyncio.run(run()), {role: server.requests for role, server in servers.items()}
+    finally:
+        for server in servers.values():
+            server.__exit__(None, None, None)
