@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import spoken
-from soulkit.models.base import Cast
+from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.coser.circumstance import ENVIRONMENT, dialogue, opener, speakers
@@ -39,32 +39,12 @@ PREDICTIONS = 2
 
 
 @dataclass
-class BookScene:
-    """One play of a scene; the stage holds what was said."""
+class SceneBook:
+    """What was said in a scene so far, and how it reaches whom."""
 
     task: Coser
     example: Example
-    cast: Cast
-    rollout: Rollout
     stage: Stage
-
-    async def play(self) -> str:
-        """Round by round to the end, whose reason is returned."""
-        first, speaker = self.replay()
-        rounds = self.task.rounds(self.rollout.kind)
-        for index in range(first, rounds):
-            if not await self._turn(speaker, index):
-                return "empty"
-            self.stage.notes["rounds"] = index + 1
-            if index + 1 == rounds:
-                break
-            following = await self.following(speaker, index)
-            if following is None:
-                return "silence"
-            if following == END:
-                return "ended"
-            speaker = following
-        return "max_rounds"
 
     def replay(self) -> tuple[int, str]:
         """(the first round that is played, who speaks in it), once the recorded messages that the
@@ -99,6 +79,32 @@ class BookScene:
     def _short(self, text: str) -> str:
         return first_words(text, self.task.heard_words)
 
+
+@dataclass
+class BookScene(SceneBook):
+    """A scene under way."""
+
+    cast: Cast
+    rollout: Rollout
+
+    async def play(self) -> str:
+        """Round by round to the end, whose reason is returned."""
+        first, speaker = self.replay()
+        rounds = self.task.rounds(self.rollout.kind)
+        for index in range(first, rounds):
+            if not await self._turn(speaker, index):
+                return "empty"
+            self.stage.notes["rounds"] = index + 1
+            if index + 1 == rounds:
+                break
+            following = await self.following(speaker, index)
+            if following is None:
+                return "silence"
+            if following == END:
+                return "ended"
+            speaker = following
+        return "max_rounds"
+
     # -- turns ------------------------------------------------------------------------------------
 
     async def _turn(self, speaker: str, index: int) -> bool:
@@ -110,11 +116,15 @@ class BookScene:
     async def character(self, seat: str, index: int) -> bool:
         """The actor's turn as one of the characters; one without a word ends the scene."""
         call = self.rollout.call("actor", self.example, index, seat=seat)
-        reply = await self.stage.speak(seat, self.cast.actor, call)
+        reply = await self.stage.speak(seat, self.actor(seat), call)
         if not self.words_left(reply):
             return False
         self.record(seat, self.audible_text(seat, reply.text), self._memory(reply))
         return True
+
+    def actor(self, seat: str) -> Player:
+        """Who speaks for a character, as this turn is sampled."""
+        return self.cast.actor
 
     def words_left(self, reply: Completion) -> str:
         """What a reply says once thinking is taken out, thoughts of the character included."""

@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from soulkit.models.base import Cast, Player
-from soulkit.models.roles.scripted import ScriptedModel
 from soulkit.tasks.coser.anchors import HIGHEST, LOWEST
 from soulkit.tasks.coser.flaws import ASPECTS
 from soulkit.types import Line

@@ -48,7 +48,7 @@ from soulkit.tasks.coser.circumstance import (
     speakers,
 )
 from soulkit.tasks.coser.flaws import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
-from soulkit.tasks.coser.scene import START, BookScene
+from soulkit.tasks.coser.scene import START, BookScene, SceneBook
 from soulkit.tasks.coser.speakers import END
 from soulkit.tasks.coser.speech import audible, words_out_loud
 from soulkit.tasks.dialogue import Conversation, cut_note, play_out
@@ -77,9 +77,11 @@ Opinions = Mapping[str, Sequence[Opinion[Any]]]
 
 
 class Coser(Task):
-    scene = BookScene
+    book, scene = SceneBook, BookScene
     plot_is_known = False
     """Whether characters read what happens in their part of the book."""
+    judges_silence = False
+    """Whether a scene in which no character could be heard is judged like any other."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -234,7 +236,8 @@ class Coser(Task):
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
         cast.player("environment")
-        scene = self.scene(self, example, cast, rollout, self.stage(example, rollout.feedback))
+        stage = self.stage(example, rollout.feedback)
+        scene = self.scene(self, example, stage, cast, rollout)
         return await play_out(scene.stage, example, rollout, scene.play)
 
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
@@ -245,7 +248,7 @@ class Coser(Task):
         """
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
-        if not self.messages(example, episode):
+        if not self.judges_silence and not self.messages(example, episode):
             return self._silent(episode)
         replies = await ask_several(cast, self.questions(example, episode), episode)
         points, more = self.rated(replies, self.messages(example, episode), cast)
@@ -443,7 +446,7 @@ class Coser(Task):
     ) -> Episode:  # fmt: skip
         """The episode in which these messages are played, the actor's and the environment's."""
         stage, rollout = self.stage(example, feedback), Rollout(kind=kind)
-        scene = self.scene(self, example, scripts.NO_CAST, rollout, stage)
+        scene = self.book(self, example, stage)
         first, _ = scene.replay()
         for line in lines[first if kind == "gold" else 0 :]:
             if line.seat in stage.tables:
