@@ -1,6 +1,6 @@
 """The reference implementation's score: four marks from 1 to 10, given in one verdict.
 
-    mark 1 → 0.0, 5 → 44.4, 7 → 66.7, 10 → 100.0        value = mean / 100
+mark 1 → 0.0, 5 → 44.4, 7 → 66.7, 10 → 100.0        value = mean / 100
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ def remarks(score: Score, view: LeakView) -> str:
     """The critics' reasoning for a coach, fenced, without sentences that give something away."""
     lines = []
     for slug, text in reasons(score).items():
-        sentences = [s for s in _SENTENCE.split(text) if s.strip() and not _tells(s, view)]
+        sentences = [
+            s for s in dict.fromkeys(_SENTENCE.split(text)) if s.strip() and not _tells(s, view)
+        ]
         if sentences:
             lines.append(f"{ASPECTS[slug].title}: {' '.join(sentences)}")
     return fence("\n".join(lines), "remarks") if lines else ""

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-
 MOST_ORDERS = 4
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +148,8 @@ class CoserReference(Coser):
     def rated(
         self, replies: Opinions, messages: int, cast: Cast
     ) -> tuple[dict[str, float], dict[str, float | None]]:
-        points = {
-            slug: panel.pooled(
-                replies[PURPOSE], lambda marks, slug=slug: anchored(marks.marks()[slug]),
-                cast.panel.combine,
-            )
-            for slug in ASPECTS
-        }  # fmt: skip
+        opinions, how = replies[PURPOSE], cast.panel.combine
+        points = {slug: panel.pooled(opinions, partial(_points, slug), how) for slug in ASPECTS}
         return points, {}
 
     def words(self, replies: Opinions) -> str:
@@ -208,5 +204,9 @@ class CoserReference(Coser):
 
     def _brief(self, example: Example) -> str:
         """The book's scene, shortened."""
-        lines = [f"{line.seat}: {first_words(line.text, COACH_TURN)}" for line in self.recorded(example)]
-        return first_words("\n".join(lines), COACH_WORDS)
+        lines = [(one.seat, first_words(one.text, COACH_TURN)) for one in self.recorded(example)]
+        return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
+
+
+def _points(slug: str, marks: Marks) -> float:
+    return anchored(marks.marks()[slug])

@@ -131,7 +131,7 @@ class BookScene(SceneBook):
         return spoken(reply.text, "paper")
 
     def _memory(self, reply: Completion) -> str:
-        """What the author sees of its reply later: emitted ids as they are, text without end cut."""
+        """What the author sees of its reply later: ids as they are, text without end cut."""
         return reply.text if reply.token_ids else first_words(reply.text, self.task.line_words)
 
     async def surroundings(self, index: int) -> bool:

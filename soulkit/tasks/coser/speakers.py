@@ -29,9 +29,7 @@ UNCLEAR, END = "random", "<END CHAT>"
 ENDS_FROM = 5
 """The first round, counted from 0, after which a scene may end: it has six messages then."""
 
-_LABEL = re.compile(
-    r"next\s*speaker[ \t]*[*#]*[ \t]*(?:[:\-]|is)?[ \t]*([^*\n]+)", re.IGNORECASE
-)
+_LABEL = re.compile(r"next\s*speaker[ \t]*[*#]*[ \t]*(?:[:\-]|is)?[ \t]*([^*\n]+)", re.IGNORECASE)
 _TAIL = " \t.,;!?\"'*"
 
 

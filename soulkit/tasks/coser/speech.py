@@ -3,7 +3,8 @@
 A message holds thoughts in [brackets], actions in (parentheses) and bare speech. Thoughts are
 their author's alone: nobody else at the table, no judge and no environment reads them.
 
-    "[He must not see it.] (closes the drawer) You are late."  →  "(closes the drawer) You are late."
+    "[He must not see it.] (closes the drawer) You are late."
+    is heard as "(closes the drawer) You are late."
 
 Under `paper` a bracket that is nested, runs over several lines or never closes is a thought as a
 whole, and a message is one line, so that nobody can write a line for somebody else. `reference`
@@ -64,7 +65,7 @@ def without_bracketed(text: str) -> str:
 
 
 def with_label(text: str, name: str) -> str:
-    """`text` behind its speaker's name, unless a line of it has it already; nothing stays nothing."""
+    """`text` behind its speaker's name, unless a line of it has it; nothing stays nothing."""
     marks = (f"{name}:", f"{name}\uff1a")
     if not text or any(line.strip().startswith(marks) for line in text.split("\n")):
         return text

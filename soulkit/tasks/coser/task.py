@@ -14,7 +14,7 @@ What differs under `reference` stands in `reference.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from soulkit.judge.transcripts import transcript
 from soulkit.metrics.ngrams import bleu, rouge_l
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.batches import mean_of
 from soulkit.tasks.budgets import share_fairly
 from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser import scripts
@@ -131,9 +130,7 @@ class Coser(Task):
         for name in private:
             readers[name] = (name.removeprefix(MENTAL),) if name.startswith(MENTAL) else ("judge",)
         made = {PROFILES: profiles(fields), SUMMARY: plot_summary(fields), **private}
-        return replace(
-            example, fields={**fields, **made}, audience={**example.audience, **readers}
-        )
+        return replace(example, fields={**fields, **made}, audience={**example.audience, **readers})
 
     def calls(self, example: Example) -> dict[Role, int]:
         """Every message and every prediction after one; the environment never speaks twice in a
@@ -227,7 +224,8 @@ class Coser(Task):
 
     def stage(self, example: Example, feedback: Feedback | None) -> Stage:
         """The tables of all characters before anybody spoke."""
-        tables, words = {}, {}
+        tables: dict[str, Conversation] = {}
+        words: dict[str, int] = {}
         for seat in self.acted_seats(example):
             tables[seat] = Conversation(seat, list(self.opening(example, seat, feedback)))
             _, cuts = self.character_view(example, seat, self.profile_words(feedback))
@@ -270,6 +268,15 @@ class Coser(Task):
         return [
             question(slug, self._critic(slug, view), flaw_shape(slug)) for slug in self.purposes()
         ]
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """The questions of either protocol."""
+        view = self.judge_view(example, draft)
+        yield "judge", self.prompts.render("judge", **view)
+        for slug in ASPECTS:
+            yield "critic", self._critic(slug, view)
 
     def _critic(self, slug: str, view: Mapping[str, Any]) -> str:
         return self.prompts.render(
@@ -453,5 +460,3 @@ class Coser(Task):
                 stage.take(line.seat, Completion(text=line.text))
             scene.record(line.seat, scene.audible_text(line.seat, line.text), line.text)
         return stage.episode(example, rollout, "gold" if kind == "gold" else "max_rounds")
-
-
