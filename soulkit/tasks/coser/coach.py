@@ -92,8 +92,7 @@ def remarks(score: Score, view: LeakView) -> str:
 
 def _tells(sentence: str, view: LeakView) -> bool:
     """Whether a sentence echoes a private text or the book's own lines."""
-    hidden = (*view.private, *(text for texts in view.private_by_seat.values() for text in texts))
-    if any(echoes_private(sentence, text, view.public) for text in hidden):
+    if any(echoes_private(sentence, text, view.public) for text in view.secrets):
         return True
     return echoes_reference(sentence, view.reference, view.public)
 
