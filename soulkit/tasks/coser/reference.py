@@ -1,0 +1,212 @@
+"""CoSER under `--protocol reference`: the published play, marks and gate.
+
+Ten rounds (a refined scene fifteen); characters read the plot's summary; the next speaker is asked
+for in words, by a predictor that remembers its answers, and whatever is no usable name becomes a
+draw; silence of anybody ends the scene. One verdict holds four marks from 1 to 10. The coach reads
+the book's scene and the characters' thoughts, and its notes are checked all the same.
+
+What is not reproduced: a judge that fails is no worst score, and a character that thinks aloud is
+not paid half, since all that a scene's characters do has one reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from soulkit.judge import panel
+from soulkit.judge.fence import fence
+from soulkit.judge.structured import JudgeQuestion, question
+from soulkit.judge.transcripts import transcript
+from soulkit.judge.verdict import remove_think
+from soulkit.models.base import Cast
+from soulkit.tasks.budgets import first_words
+from soulkit.tasks.coser import coach as coaching
+from soulkit.tasks.coser.anchors import Marks, anchored
+from soulkit.tasks.coser.circumstance import ENVIRONMENT, speakers
+from soulkit.tasks.coser.flaws import ASPECTS
+from soulkit.tasks.coser.lexical import plain_bleu, plain_rouge_l
+from soulkit.tasks.coser.scene import START, BookScene, SceneBook
+from soulkit.tasks.coser.speakers import END, ENDS_FROM, Candidates, speaker_in
+from soulkit.tasks.coser.speech import with_label, without_bracketed
+from soulkit.tasks.coser.task import Coser, Opinions
+from soulkit.tasks.dialogue import Conversation
+from soulkit.tasks.spec import TaskSpec
+from soulkit.types import (
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Kind,
+    Line,
+    Protocol,
+    Score,
+    Segment,
+)
+
+PURPOSE = "score"
+UNBOUNDED = 1_000_000
+"""Words that no message has: the reference cuts none."""
+COACH_TURN, COACH_WORDS = 500, 2000
+"""Words of the book's scene that the coach reads, by message and in all."""
+
+
+class ReferenceBook(SceneBook):
+    """A line bears its speaker's name, unless it says so itself."""
+
+    def audible_text(self, seat: str, text: str) -> str:
+        return without_bracketed(remove_think(text, remove_unclosed=True))
+
+    def public_text(self, line: Line) -> str:
+        return with_label(line.text, line.seat)
+
+
+@dataclass
+class ReferenceScene(ReferenceBook, BookScene):
+    """The predictor has a table of its own; whoever says nothing ends the scene."""
+
+    predictor: Conversation | None = field(default=None, init=False)
+    taken: int = field(default=0, init=False)
+    """So many lines stand at the predictor's table."""
+
+    def words_left(self, reply: Completion) -> str:
+        return remove_think(reply.text, remove_unclosed=True)
+
+    def _memory(self, reply: Completion) -> str:
+        return reply.text
+
+    async def surroundings(self, index: int) -> bool:
+        call = self.rollout.call("environment", self.example, index, purpose="environment")
+        player = self.cast.player("environment")
+        reply = await player.complete(self.surroundings_context(), call)
+        self.stage.usage += reply.usage
+        if not self.words_left(reply):
+            return False
+        self.record(ENVIRONMENT, self.audible_text(ENVIRONMENT, reply.text))
+        return True
+
+    async def following(self, current: str, index: int) -> str | None:
+        table, options = self._predictor_table(), self.candidates(current, index)
+        call = self.rollout.call("environment", self.example, index, purpose="next_speaker")
+        reply = await self.cast.player("environment").complete(tuple(table.context), call)
+        self.stage.usage += reply.usage
+        text = remove_think(reply.text, remove_unclosed=True)
+        if not text:
+            return None
+        name = speaker_in(text)
+        usable = name in options.names or (name == END and index >= ENDS_FROM)
+        table.context.append(Segment("assistant", text if usable else name))
+        if not usable:
+            table.notify(table.context[0].text)
+        return self.settled(name, options, index)
+
+    def settled(self, answer: str | None, options: Candidates, index: int) -> str:
+        """A wish for a draw is no usable name here, and is counted like any other."""
+        return super().settled(None if answer == "random" else answer, options, index)
+
+    def _predictor_table(self) -> Conversation:
+        """The predictor's context, with all lines that were said since."""
+        if self.predictor is None:
+            prompt = self.task.predictor_prompt(self.example, "", speakers(self.example.fields))
+            opening = [Segment("system", prompt), Segment("user", START)]
+            self.predictor = Conversation("next_speaker", opening)
+        for line in self.stage.lines[self.taken :]:
+            if line.text:
+                self.predictor.notify(self.public_text(line))
+        self.taken = len(self.stage.lines)
+        return self.predictor
+
+
+class CoserReference(Coser):
+    book, scene = ReferenceBook, ReferenceScene
+    plot_is_known = judges_silence = True
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.heard_words = self.line_words = UNBOUNDED
+
+    def rounds(self, kind: Kind) -> int:
+        return int(self.spec.options["refined_rounds"]) if kind == "refined" else self.max_rounds
+
+    def purposes(self) -> tuple[str, ...]:
+        return (PURPOSE,)
+
+    def profile_words(self, feedback: Feedback | None) -> int:
+        """Only a prompt with feedback is cut."""
+        return int(self.spec.options["refined_words"]) if feedback is not None else UNBOUNDED
+
+    def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
+        prompt = self.prompts.render("judge", **self.judge_view(example, episode))
+        return [question(PURPOSE, prompt, Marks)]
+
+    def rated(
+        self, replies: Opinions, messages: int, cast: Cast
+    ) -> tuple[dict[str, float], dict[str, float | None]]:
+        opinions, how = replies[PURPOSE], cast.panel.combine
+        points = {slug: panel.pooled(opinions, partial(_points, slug), how) for slug in ASPECTS}
+        return points, {}
+
+    def words(self, replies: Opinions) -> str:
+        marks = panel.readable(replies[PURPOSE])
+        lines = [(ASPECTS[slug].title, one.marks()[slug], why)
+                 for one in marks for slug, why in one.reasons().items()]  # fmt: skip
+        return "\n".join(f"{title}: {mark} of 10. {why}" for title, mark, why in lines)
+
+    def public_line(self, line: Line) -> Line:
+        """The environment's messages stay as they are."""
+        bare = line.text if line.seat == ENVIRONMENT else without_bracketed(line.text)
+        return Line(line.seat, bare)
+
+    def likeness(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        """Names on the recorded side alone, and no package needed."""
+        count = int(episode.notes.get("replayed", 0))
+        gold = "\n".join(f"{line.seat}: {line.text}" for line in self.recorded(example)[count:])
+        text = "\n".join(line.text for line in episode.transcript[count:])
+        return {"bleu": plain_bleu(gold, text), "rouge_l": plain_rouge_l(gold, text)}
+
+    def _hashes(self) -> dict[str, str]:
+        return self.prompts.hashes("character", "environment", "next_speaker", "judge")
+
+    def gate(self, score: Score, step: int) -> bool:
+        """A reward of at most 0.2, in the first thirty steps."""
+        options = self.spec.options
+        low = score.reward is not None and score.reward <= options["gate"]
+        return low and step < options["gate_steps"]
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """With everybody's thoughts, the book's scene, and the two dimensions that came off
+        worst."""
+        view = super().coach_view(example, episode, score)
+        worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
+        reasons = coaching.reasons(score)
+        notes = [f"{ASPECTS[slug].title}: {reasons[slug]}" for slug in worst if slug in reasons]
+        return {
+            **view, "transcript": transcript(self._thought_aloud(episode)),
+            "remarks": fence("\n".join(notes), "remarks") if notes else "",
+            "gold": fence(self._brief(example), "book"),
+        }  # fmt: skip
+
+    def _thought_aloud(self, episode: Episode) -> Iterator[Line]:
+        """The played scene, each message as its author wrote it."""
+        texts = {t.seat: iter([turn.completion.text for turn in t.turns]) for t in episode.traces}
+        replayed = int(episode.notes.get("replayed", 0))
+        for place, line in enumerate(episode.transcript):
+            written = place >= replayed and line.seat in texts
+            yield Line(line.seat, next(texts[line.seat], line.text)) if written else line
+
+    def _brief(self, example: Example) -> str:
+        """The book's scene, shortened."""
+        lines = [(one.seat, first_words(one.text, COACH_TURN)) for one in self.recorded(example)]
+        return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
+
+
+def _points(slug: str, marks: Marks) -> float:
+    return anchored(marks.marks()[slug])

@@ -1,0 +1,462 @@
+"""CoSER: the characters of a scene from a book play it, and the actor is every one of them.
+
+How a scene is played stands in `scene.py`. Each character that may speak is a seat with a context
+of its own, and a trace where it spoke; its thoughts are told to nobody else. Who speaks next is
+asked of a model (`speakers.py`), and so is what happens around them.
+
+`paper`: 20 rounds; four critics, one question each, list flaws with severities, and the value is
+made as in `flaws.py`. A dimension that nobody readable judged leaves the scene unscored. A scene in
+which no character could be heard scores the minimum without a critic. The reward of every character
+that spoke is the scene's value.
+
+What differs under `reference` stands in `reference.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge import panel
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.panel import Opinion
+from soulkit.judge.questions import ask_several
+from soulkit.judge.structured import JudgeQuestion, question
+from soulkit.judge.transcripts import transcript
+from soulkit.metrics.ngrams import bleu, rouge_l
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.budgets import share_fairly
+from soulkit.tasks.coser import coach as coaching
+from soulkit.tasks.coser import scripts
+from soulkit.tasks.coser.circumstance import (
+    ENVIRONMENT,
+    MENTAL,
+    OUTCOME,
+    characters,
+    checked_fields,
+    dialogue,
+    names_in,
+    plot_summary,
+    private_fields,
+    profiles,
+    seats_of,
+    speakers,
+)
+from soulkit.tasks.coser.flaws import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
+from soulkit.tasks.coser.scene import START, BookScene, SceneBook
+from soulkit.tasks.coser.speakers import END
+from soulkit.tasks.coser.speech import audible, words_out_loud
+from soulkit.tasks.dialogue import Conversation, cut_note, play_out
+from soulkit.tasks.endings import actor_status
+from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.stage import Stage
+from soulkit.types import (
+    BatchMetric,
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Kind,
+    Line,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Segment,
+    unscored,
+)
+
+PROFILES, SUMMARY = "profiles", "plot_summary"
+"""Fields that are made of others: what is generally known of each character, and the plot."""
+Opinions = Mapping[str, Sequence[Opinion[Any]]]
+
+
+class Coser(Task):
+    book, scene = SceneBook, BookScene
+    plot_is_known = False
+    """Whether characters read what happens in their part of the book."""
+    judges_silence = False
+    """Whether a scene in which no character could be heard is judged like any other."""
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        options = spec.options
+        self.max_rounds = int(options[f"{protocol}_rounds"])
+        self.heard_words, self.line_words = int(options["heard_words"]), int(options["line_words"])
+
+    def rounds(self, kind: Kind) -> int:
+        """Messages of a scene at most, those that it continues from included."""
+        return self.max_rounds
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """DataError for a scene that cannot be played."""
+        checked = checked_fields(fields)
+        if int(fields.get("continue_from") or 0) >= self.max_rounds:
+            raise DataError(
+                f"The row continues from message {fields['continue_from']}.",
+                f"A scene ends after {self.max_rounds} messages, so that nothing would be played.",
+                "Write a smaller continue_from, or leave the row out.",
+            )
+        return checked
+
+    def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:
+        return seats_of(fields)
+
+    def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """The declared readers, each seat under its character's name."""
+        seats = {"character": tuple(characters(fields)), "environment": (ENVIRONMENT,)}
+        return {
+            name: tuple(one for reader in readers for one in seats.get(reader, (reader,)))
+            for name, readers in super().audience(fields).items()
+        }
+
+    def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
+        """The row with its private texts bound to one seat each."""
+        example = super().example(row, source=source, split=split)
+        fields = example.fields
+        cast, private = tuple(characters(fields)), private_fields(fields)
+        readers: dict[str, tuple[str, ...]] = {
+            PROFILES: (*cast, "judge", "coach"),
+            SUMMARY: (*(cast if self.plot_is_known else ()), "judge"),
+        }
+        for name in private:
+            readers[name] = (name.removeprefix(MENTAL),) if name.startswith(MENTAL) else ("judge",)
+        made = {PROFILES: profiles(fields), SUMMARY: plot_summary(fields), **private}
+        return replace(example, fields={**fields, **made}, audience={**example.audience, **readers})
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """Every message and every prediction after one; the environment never speaks twice in a
+        row. Each critic is asked once."""
+        rounds = self.max_rounds
+        return {
+            "actor": rounds, "environment": rounds - 1 + rounds // 2,
+            "judge": len(self.purposes()),
+        }  # fmt: skip
+
+    def purposes(self) -> tuple[str, ...]:
+        """The questions to a judge."""
+        return tuple(ASPECTS)
+
+    def acted_seats(self, example: Example) -> tuple[str, ...]:
+        """The characters, in the order of the row."""
+        return tuple(characters(example.fields))
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def character_view(
+        self, example: Example, seat: str, budget: int
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """(what a character's prompt is made of, words cut by field); `budget` words for its own
+        profile, as many for all others together, and as many for its thoughts."""
+        fields, cuts = self.within_budget(example.visible(seat))
+        known = fields[PROFILES]
+        alone = {"name": seat, "profile": known.get(seat, ""),
+                 "thought": fields.get(f"{MENTAL}{seat}", "")}  # fmt: skip
+        texts: dict[str, str] = {}
+        for key, text in alone.items():
+            (item,), cut = share_fairly([{key: text}], budget)
+            texts[key] = item[key]
+            cuts |= {key: cut} if cut else {}
+        names = [name for name in known if name != seat]
+        shared, cut = share_fairly([{"profile": known[name]} for name in names], budget)
+        cuts |= {"others": cut} if cut else {}
+        others = [
+            {"name": n, "profile": item["profile"]} for n, item in zip(names, shared, strict=True)
+        ]
+        return {
+            **texts, "others": others, "book": fields["book"], "scenario": fields["scenario"],
+            "plot": fields.get(SUMMARY, ""), "thoughts": not fields["wo_thought"],
+            "words": self.spec.options["turn_words"],
+        }, cuts  # fmt: skip
+
+    def profile_words(self, feedback: Feedback | None) -> int:
+        """The budget of `character_view`."""
+        return int(self.spec.options["profile_words"])
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The opening of a character's context, feedback at its end."""
+        view, _ = self.character_view(example, seat, self.profile_words(feedback))
+        bare = self.prompts.render("character", feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment(
+            "system", self.prompts.render("character", feedback=feedback.text, **view), bare
+        )
+
+    def opening(
+        self, example: Example, seat: str, feedback: Feedback | None
+    ) -> tuple[Segment, ...]:
+        return (self.slot(example, seat, feedback), Segment("user", START))
+
+    def previews(self, example: Example) -> Mapping[str, tuple[Segment, ...]]:
+        """Seat → what it reads before its first turn."""
+        return {seat: self.opening(example, seat, None) for seat in self.acted_seats(example)}
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        """The longest of the characters' openings."""
+        return max(self.previews(example).values(), key=lambda opening: len(opening[0].text))
+
+    def surroundings_prompt(self, example: Example) -> str:
+        fields, _ = self.within_budget(example.visible(ENVIRONMENT))
+        names = ", ".join(names_in(fields["major_characters"]))
+        return self.prompts.render("environment", names=names, scenario=fields["scenario"])
+
+    def predictor_prompt(
+        self, example: Example, so_far: str, names: Sequence[str], answers: Sequence[str] = ()
+    ) -> str:
+        """What the predictor of the next speaker reads: no more than the environment may see."""
+        fields, _ = self.within_budget(example.visible(ENVIRONMENT))
+        return self.prompts.render(
+            "next_speaker", names=", ".join(names), scenario=fields["scenario"],
+            transcript=so_far, may_end=END in answers,
+            answers=", ".join(f'"{answer}"' for answer in answers),
+        )  # fmt: skip
+
+    # -- the road ---------------------------------------------------------------------------------
+
+    def stage(self, example: Example, feedback: Feedback | None) -> Stage:
+        """The tables of all characters before anybody spoke."""
+        tables: dict[str, Conversation] = {}
+        words: dict[str, int] = {}
+        for seat in self.acted_seats(example):
+            tables[seat] = Conversation(seat, list(self.opening(example, seat, feedback)))
+            _, cuts = self.character_view(example, seat, self.profile_words(feedback))
+            words |= {f"{seat}: {name}": count for name, count in cuts.items()}
+        return Stage(tables, notes=cut_note(words))
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        cast.player("environment")
+        stage = self.stage(example, rollout.feedback)
+        scene = self.scene(self, example, stage, cast, rollout)
+        return await play_out(scene.stage, example, rollout, scene.play)
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """The critics' opinions as one Score.
+
+        Raises UnreadableVerdict (the episode is then unscored) when a judge gave nothing readable
+        on one of the dimensions.
+        """
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        if not self.judges_silence and not self.messages(example, episode):
+            return self._silent(episode)
+        replies = await ask_several(cast, self.questions(example, episode), episode)
+        points, more = self.rated(replies, self.messages(example, episode), cast)
+        value = scene_value(points)
+        return Score(
+            value=value, reward=value, words=self.words(replies), protocol=self.protocol,
+            metrics={**points, **more, **self.facts(example, episode)}, prompts=self._hashes(),
+            verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
+        )  # fmt: skip
+
+    def messages(self, example: Example, episode: Episode) -> int:
+        """How many messages of characters could be heard."""
+        seats = self.acted_seats(example)
+        return sum(line.seat in seats and bool(line.text) for line in episode.transcript)
+
+    def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
+        """One question for each dimension."""
+        view = self.judge_view(example, episode)
+        return [
+            question(slug, self._critic(slug, view), flaw_shape(slug)) for slug in self.purposes()
+        ]
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """The questions of either protocol."""
+        view = self.judge_view(example, draft)
+        yield "judge", self.prompts.render("judge", **view)
+        for slug in ASPECTS:
+            yield "critic", self._critic(slug, view)
+
+    def _critic(self, slug: str, view: Mapping[str, Any]) -> str:
+        return self.prompts.render(
+            "critic", slug=slug, title=ASPECTS[slug].title, kinds=ASPECTS[slug].kinds,
+            repetitions="repetitions" in flaw_shape(slug).model_fields, **view,
+        )  # fmt: skip
+
+    def judge_view(self, example: Example, episode: Episode) -> dict[str, Any]:
+        """What a critic reads: the scene as it was and as it was played, nobody's thoughts."""
+        fields, _ = self.within_budget(example.visible("judge"))
+        known = fields[PROFILES].items()
+        return {
+            "book": fields["book"], "scenario": fields["scenario"], "plot": fields[SUMMARY],
+            "profiles": [{"name": name, "profile": text} for name, text in known],
+            "major": ", ".join(names_in(fields["major_characters"])),
+            "reference": transcript(self.recorded(example), mark="book"),
+            "transcript": self.played(episode), "replayed": episode.notes.get("replayed", 0),
+        }  # fmt: skip
+
+    def recorded(self, example: Example) -> list[Line]:
+        """The book's dialogue as everybody in it heard it."""
+        lines = [self.public_line(line) for line in dialogue(example.fields)]
+        return [line for line in lines if line.text]
+
+    def public_line(self, line: Line) -> Line:
+        """A message without its thoughts."""
+        if line.seat == ENVIRONMENT:
+            return Line(line.seat, words_out_loud(line.text, line.seat))
+        return Line(line.seat, audible(line.text, line.seat, self.protocol))
+
+    def played(self, episode: Episode) -> str:
+        """The fenced transcript of what was played."""
+        return transcript(line for line in episode.transcript if line.text)
+
+    def rated(
+        self, replies: Opinions, messages: int, cast: Cast
+    ) -> tuple[dict[str, float], dict[str, float | None]]:
+        """(dimension → 0 to 100, metrics beside)."""
+        points: dict[str, float] = {}
+        more: dict[str, float | None] = {}
+        agreements: list[float] = []
+        for slug, opinions in replies.items():
+            how = cast.panel.combine
+
+            def scored(flaws: Flaws) -> float:
+                return flaw_score(flaws.severity, messages)
+
+            points[slug] = panel.pooled(opinions, scored, how)
+            more[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
+            values = [scored(flaws) for flaws in panel.readable(opinions)]
+            agreed = panel.agreement(values, 0, 100)
+            agreements += [] if agreed is None else [agreed]
+        if agreements:
+            more["judge_agreement"] = sum(agreements) / len(agreements)
+        return points, more
+
+    def facts(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        """What can be counted without a judge."""
+        seats, notes = self.acted_seats(example), episode.notes
+        counts = [
+            n for seat in seats
+            if (n := sum(line.seat == seat and bool(line.text) for line in episode.transcript))
+        ]  # fmt: skip
+        predicted = notes.get("next_speaker", {})
+        drawn = predicted["fallback"] / predicted["asked"] if predicted.get("asked") else None
+        return {
+            "rounds": float(notes.get("rounds", len(episode.transcript))),
+            "lines": float(sum(counts)),
+            "lines_per_character": sum(counts) / len(counts) if counts else 0.0,
+            "characters_heard": len(counts) / len(seats),
+            "next_speaker/fallback": drawn, **self.likeness(example, episode),
+        }  # fmt: skip
+
+    def likeness(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        """BLEU and ROUGE-L with the book's scene, after the messages that both begin with; None
+        without the packages that compute them."""
+        count = int(episode.notes.get("replayed", 0))
+        gold = "\n".join(line.text for line in self.recorded(example)[count:])
+        text = "\n".join(line.text for line in episode.transcript[count:] if line.text)
+        return {"bleu": bleu(gold, text), "rouge_l": rouge_l(gold, text)}
+
+    def words(self, replies: Opinions) -> str:
+        """The critics' words, a line for each dimension and opinion."""
+        lines = []
+        for slug, opinions in replies.items():
+            for flaws in panel.readable(opinions):
+                reasons = f"severity {flaws.severity}. {flaws.reasoning}"
+                lines.append(f"{ASPECTS[slug].title}: {reasons}")
+        return "\n".join(lines)
+
+    def _silent(self, episode: Episode) -> Score:
+        """The score of a scene in which no character could be heard: no critic's business."""
+        final = episode.final
+        status = "empty" if final is None else actor_status(final, "empty", self.strict_endings)
+        low = self.spec.metric.low
+        return Score(
+            value=low, reward=low, status=status, words="No character could be heard.",
+            metrics={**dict.fromkeys(ASPECTS), "lines": 0.0}, protocol=self.protocol,
+            prompts=self._hashes(),
+        )  # fmt: skip
+
+    def _hashes(self) -> dict[str, str]:
+        return self.prompts.hashes("character", "environment", "next_speaker", "critic")
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """Scenes of books that models may have been trained on, of others, and the gap."""
+        return coaching.distributions(records)
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The scene as everybody heard it, the ratings, and what critics said of them that gives
+        nothing away: everybody reads the same notes."""
+        fields, _ = self.within_budget(example.visible("coach"))
+        return {
+            "book": fields["book"], "scenario": fields["scenario"],
+            "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
+            "marks": coaching.marks(score.metrics), "gold": "",
+            "remarks": coaching.remarks(score, self.leak_view(example)),
+            "most_words": self.spec.feedback.max_words,
+        }  # fmt: skip
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """What rules see in the messages; what anybody thinks or the book has plays no part."""
+        if episode is None or score is None:
+            return coaching.ADVICE
+        lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
+        return coaching.lesson(lines, score, int(self.spec.options["turn_words"]))
+
+    def leak_view(self, example: Example) -> LeakView:
+        """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
+        own lines."""
+        fields = example.fields
+        outcomes = [text for name, text in fields.items() if name.startswith(OUTCOME)]
+        hidden = () if self.plot_is_known else (fields[SUMMARY], *outcomes)
+        return LeakView(
+            private=tuple(text for text in hidden if text),
+            private_by_seat={
+                seat: (fields[f"{MENTAL}{seat}"],)
+                for seat in self.acted_seats(example) if f"{MENTAL}{seat}" in fields
+            },
+            rubric=coaching.RUBRIC,
+            reference="\n".join(line.text for line in self.recorded(example)),
+            public="\n".join((fields["scenario"], *speakers(fields), *fields[PROFILES].values())),
+        )  # fmt: skip
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        """The scene as the book has it."""
+        return self.scripted(example, dialogue(example.fields), feedback, "gold")
+
+    def wrong(self, example: Example) -> Episode:
+        """A scene in which everybody offers help, as an assistant would."""
+        return self.scripted(example, scripts.in_turn(self.acted_seats(example), scripts.HELPFUL))
+
+    def canary(self, example: Example, text: str) -> Episode:
+        """A scene in which every character says `text`, as often as `wrong` says anything."""
+        lines = scripts.in_turn(self.acted_seats(example), (text,) * len(scripts.HELPFUL))
+        return self.scripted(example, lines)
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        return scripts.scripted_verdict(form, perfect)
+
+    def gold_text(self, example: Example) -> str:
+        """How the book's scene begins."""
+        first = dialogue(example.fields)[0]
+        return f"{first.seat}: {first.text}"
+
+    def scripted(
+        self, example: Example, lines: Sequence[Line], feedback: Feedback | None = None,
+        kind: Kind = "draft",
+    ) -> Episode:  # fmt: skip
+        """The episode in which these messages are played, the actor's and the environment's."""
+        stage, rollout = self.stage(example, feedback), Rollout(kind=kind)
+        scene = self.book(self, example, stage)
+        first, _ = scene.replay()
+        for line in lines[first if kind == "gold" else 0 :]:
+            if line.seat in stage.tables:
+                stage.take(line.seat, Completion(text=line.text))
+            scene.record(line.seat, scene.audible_text(line.seat, line.text), line.text)
+        return stage.episode(example, rollout, "gold" if kind == "gold" else "max_rounds")

@@ -1,0 +1,145 @@
+"""CoSER's table for tests: actor, environment, predictor and critics behind one HTTP server.
+
+The environment and the predictor of speakers are one model and are told apart by what they are
+asked; so are the critics, by the dimension that their prompt names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from soulkit.models.base import Cast
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.coser.flaws import ASPECTS
+from soulkit.tasks.coser.task import Coser
+from soulkit.types import Example, Record
+from tests.support.road import player, task_of
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.sotopia import run
+
+Body = dict[str, Any]
+Says = Callable[[Body], str]
+
+SCENE: dict[str, Any] = {
+    "book": "The Ferry House",
+    "scenario": "A storm keeps Lene and Jost in the ferry house, and the boat is loose.",
+    "topic": "the boat",
+    "plot": {
+        "summary": "Lene admits that she cut the rope, and Jost forgives her before daybreak.",
+        "key_characters": [
+            {"name": "Lene", "description": "A ferrywoman of few words.",
+             "summary": "Lene confesses quietly at the stove."},
+            {"name": "Jost", "description": "The old smith.",
+             "summary": "Jost burns his complaint."},
+        ],
+    },
+    "character_profiles": {"Lene": "Lene says little and means it.", "Jost": "Jost talks a lot."},
+    "key_characters": [
+        {"name": "Lene", "thought": "Nobody may learn that the axe under my bench is wet."},
+        {"name": "Jost", "motivation": "My daughter waits at Norden pier with the doctor's bill."},
+    ],
+    "speaking_characters_w_env": ["Lene", "Jost"],
+    "major_characters": ["Lene", "Jost"],
+    "dialogues": [
+        {"character": "Lene", "message": "[He suspects something.] Sit down, it will pass."},
+        {"character": "Jost", "message": "(shakes his coat) The rope was new, Lene."},
+        {"character": "Environment", "message": "Something heavy knocks against the wall."},
+        {"character": "Lene", "message": "Then it was badly tied."},
+    ],
+    "tag": "ood",
+}  # fmt: skip
+PERFECT = {"reasoning": "Nothing is amiss.", "flaws": []}
+
+
+def coser(protocol: str = "paper") -> Coser:
+    task = task_of("coser", protocol)
+    assert isinstance(task, Coser)
+    return task
+
+
+def scene_row(protocol: str = "paper", **changes: Any) -> Example:
+    """The scene, with parts of its circumstance exchanged."""
+    return coser(protocol).example({"circumstance": {**SCENE, **changes}})
+
+
+def critics(severities: Mapping[str, int] | None = None, why: str = "So it is.") -> Says:
+    """Critics with a severity for each dimension, in flaws of at most five."""
+    weights = dict.fromkeys(ASPECTS, 0) | dict(severities or {})
+
+    def say(body: Body) -> str:
+        form = body["response_format"]["json_schema"]["schema"]["title"]
+        slug = slug_of(body)
+        parts = [5] * (weights[slug] // 5) + [weights[slug] % 5] * bool(weights[slug] % 5)
+        flaws = [{"instance": "here", "type": ASPECTS[slug].kinds[0], "severity": n} for n in parts]
+        verdict = {"reasoning": why, "flaws": flaws}
+        return json.dumps(verdict | ({} if form == "Flaws" else {"repetitions": []}))
+
+    return say
+
+
+def slug_of(body: Body) -> str:
+    """The dimension that a critic is asked about."""
+    match = re.search(r"in no other: (.*)\.", str(body["messages"][0]["content"]))
+    assert match is not None
+    return next(slug for slug, aspect in ASPECTS.items() if aspect.title == match[1])
+
+
+def names(order: Sequence[str], then: str = "") -> Says:
+    """A predictor that names one after the other, then always `then`."""
+    waiting = iter(order)
+    return lambda _: json.dumps({"reason": "so", "next_speaker": next(waiting, then)})
+
+
+def whose_turn(body: Body) -> bool:
+    """Whether the next speaker is asked for, and no happening."""
+    return "Say who should speak or act next" in str(body["messages"][0]["content"])
+
+
+@contextmanager
+def book_table(
+    actor: str | Says = "(nods) Well.", *, predictor: str | Says = "", surroundings: str | Says = "Wind.",
+    judge: str | Says = "", coach: str | Says = "", **server: Any,
+) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
+    """(cast, requests) of a running server; a text is said again and again."""
+    judge = judge or critics()
+
+    def answer(body: Body) -> str:
+        model = str(body["model"])
+        parts = {"actor": actor, "judge": judge, "coach": coach,
+                 "environment": predictor if whose_turn(body) else surroundings}  # fmt: skip
+        reply = parts[model]
+        return reply if isinstance(reply, str) else reply(body)
+
+    with ScriptedServer(answer=answer, **server) as running:
+
+        def seat(name: str) -> Any:
+            return player(running.base_url, name, max_tokens=10_000_000)
+
+        yield Cast(
+            actor=seat("actor"), environment=seat("environment"), judges=(seat("judge"),),
+            coach=seat("coach") if coach else None,
+        ), running.requests  # fmt: skip
+
+
+def scene_records(
+    row: Example | None = None, protocol: str = "paper", feedback: FeedbackPolicy | None = None,
+    seed: int = 0, **players: Any,
+) -> list[Record]:  # fmt: skip
+    """What the engine records of one scene."""
+    with book_table(**players) as (cast, _):
+        job = Job(coser(protocol), row or scene_row(protocol))
+        engine = Engine(cast, feedback=feedback, seed=seed)
+        return list(run(cast, engine.run([job], lambda record: None)))
+
+
+def scored(example: Example, lines: Sequence[Any], protocol: str = "paper", **players: Any) -> Any:
+    """The Score of a scripted scene; raises what scoring raises."""
+    task = coser(protocol)
+    episode = replace(task.scripted(example, lines), kind="draft")
+    with book_table(**players) as (cast, _):
+        return run(cast, task.score(example, episode, cast))
