@@ -1,28 +1,96 @@
-"""MirrorBench's rows: a person's aim, and the conversation that they really had.
+"""MirrorBench: write the user's side of a conversation that was really held.
 
-Whoever plays the person sees the description alone; the assistant and the judge see the recorded
-conversation. One conversation may stand in two files under two descriptions, so its words are an
-entity of their own. Which of the four subsets a row belongs to, and which topic it shares with
-others, is read from `dataset`, `metadata` and the form of its id (see `data/subsets.py`).
+Whoever plays the user sees a description of the person alone; judges compare what they wrote with
+what the person wrote (questions.py), and word statistics stand beside (lexical.py).
 
     {"task_description": "They want ...", "turns": [{"role": "user", "content": "hi"}, ...],
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
+
+`paper`: the assistant says word for word what it said then (option `assistant: replay`, the
+default), or a model that has the recorded conversation speaks for it (`assistant: live`). An opening
+of the assistant's is always the recorded one. A message in which the user says nothing stays in the
+conversation as such; a user who never says anything gets the minimum without a judge.
+
+What differs under `reference` stands in `reference.py`. One conversation may stand in two files
+under two descriptions, so its words are an entity of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from soulkit.data.turns import conversation
+from soulkit.data.literals import structure
+from soulkit.data.turns import ChatMessage, conversation
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.batches import macro
+from soulkit.tasks.dialogue import Conversation, others_view, play_out
+from soulkit.tasks.endings import actor_status
+from soulkit.tasks.mirrorbench import coach, scripts
+from soulkit.tasks.mirrorbench.conversations import (
+    ASSISTANT,
+    USER,
+    as_lines,
+    played,
+    read_message,
+)
+from soulkit.tasks.mirrorbench.lexical import (
+    lexical_metrics,
+    subset_means,
+    user_texts,
+    with_people,
+)
+from soulkit.tasks.mirrorbench.questions import CALLS, PARTS, Outcome, Pair, fenced, judge_users
 from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
-from soulkit.tasks.rows_only import RowsOnly
+from soulkit.tasks.partners import partner_reply
+from soulkit.tasks.spec import TaskSpec
+from soulkit.types import (
+    BatchMetric,
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Line,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Segment,
+    Turn,
+    unscored,
+)
+
+ASSISTANTS = ("replay", "live")
+START = "(The assistant is waiting for your first message.)"
+AGAIN = "(The assistant has not answered yet; you write once more.)"
+SILENCE = "(no message)"
+"""What an assistant reads where the user said nothing."""
+TEMPLATES = ("user", "judge_gteval", "judge_pairwise", "judge_rnr", "judge_critique",
+             "judge_revision")  # fmt: skip
 
 
-class MirrorBenchRows(RowsOnly):
-    """Binds rows of MirrorBench; playing them is refused."""
+class MirrorBench(Task):
+    templates: Sequence[str] = TEMPLATES
+    start = START
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.live = assistant_of(name, spec.options) == "live"
+
+    # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        opened = super().prepare(fields)
+        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        columns = self.spec.columns
+        opened = {k: structure(v) if columns[k].type == "any" else v for k, v in fields.items()}
         turns = conversation(opened["turns"], "turns")
         return {
             **opened,
@@ -31,3 +99,241 @@ class MirrorBenchRows(RowsOnly):
             "subset": subset_of(opened),
             "topic": topic_of(opened),
         }
+
+    def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """The examples with the word statistics of the people of their data set."""
+        return with_people(examples)
+
+    def messages(self, example: Example) -> list[ChatMessage]:
+        """The recorded messages that are played and judged."""
+        return played(example.fields["turns"])
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """A call for each of the user's messages, and for each of the assistant's that no record
+        gives; the judges' with their samples."""
+        roles = [message["role"] for message in self.messages(example)]
+        calls: dict[Role, int] = {"actor": max(1, roles.count(USER)), "judge": self.judge_calls}
+        answers = roles[1:].count(ASSISTANT)
+        return {**calls, "partner": answers} if self.live and answers else calls
+
+    @property
+    def judge_calls(self) -> int:
+        return sum(CALLS.values())
+
+    # -- playing ----------------------------------------------------------------------------------
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The user's opening, feedback at its end."""
+        view = {"task_description": example.visible(seat)["task_description"]}
+        bare = self.prompts.render("user", feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment("system", self.prompts.render("user", feedback=feedback.text, **view), bare)
+
+    def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
+        """The user's side before the first message."""
+        talk = Conversation(USER, [self.slot(example, USER, feedback)])
+        messages = self.messages(example)
+        if not messages or messages[0]["role"] == USER:
+            talk.notify(self.start)
+        return talk
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        talk = self.talk(example, None)
+        if len(talk.context) == 1:
+            self.hear(talk, Line(ASSISTANT, self.messages(example)[0]["content"]))
+        return tuple(talk.context)
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        if self.live and "partner" in self.calls(example):
+            cast.player("partner")
+        talk = self.talk(example, rollout.feedback)
+        converse = partial(self._converse, example, cast, rollout, talk)
+        return await play_out(talk, example, rollout, converse)
+
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        for index, message in enumerate(self.messages(example)):
+            if message["role"] == ASSISTANT:
+                text = await self._answer(example, cast, rollout, talk, index)
+                self.hear(talk, Line(ASSISTANT, text))
+                continue
+            self.prompt_again(talk)
+            call = rollout.call("actor", example, len(talk.turns))
+            reply = await talk.speak(cast.actor, call)
+            self.record(talk, reply)
+        return "done"
+
+    def prompt_again(self, talk: Conversation) -> None:
+        """A user who writes twice in a row is told so: chat templates want somebody in between."""
+        if talk.context[-1].role == "assistant":
+            talk.notify(AGAIN)
+
+    def hear(self, talk: Conversation, line: Line) -> None:
+        """What the assistant said, brought into the user's conversation."""
+        talk.hear(line)
+
+    def record(self, talk: Conversation, reply: Completion) -> None:
+        """What the user said; they remember the reply as it was emitted."""
+        text, _ = read_message(reply.text, self.protocol)
+        talk.record(Line(USER, text), memory=reply.text if reply.token_ids else text)
+
+    async def _answer(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> str:
+        """The assistant's message at this place: the recorded one, or that of a model."""
+        if not self.live or not talk.lines:
+            return str(self.messages(example)[index]["content"])
+        context = self.assistant_context(example, talk.lines)
+        call = rollout.call("partner", example, index)
+        player = cast.player("partner")
+        text, usage = await partner_reply(
+            player, context, call, lambda reply: spoken(reply, "paper") or None, "the assistant"
+        )
+        talk.usage += usage
+        return text
+
+    def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """What the assistant sees: the record, and the conversation from its side."""
+        brief = self.prompts.render("assistant", recorded=self.recorded(example, ASSISTANT))
+        said_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]
+        return others_view(ASSISTANT, [Segment("system", brief)], said_lines)
+
+    def recorded(self, example: Example, reader: str) -> str:
+        """The real conversation between marks, for who may read it."""
+        turns = example.visible(reader)["turns"]
+        return fenced(as_lines(played(turns)), "record")
+
+    # -- scoring ----------------------------------------------------------------------------------
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """The mean of the four parts; unscored when any of them is missing."""
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        statuses = self.statuses(episode)
+        metrics = self.word_metrics(example, episode)
+        if all(status == "empty" for status in statuses):
+            return self._silent(episode, metrics)
+        outcome = await self.judged_users(example, episode, cast)
+        if outcome.flips is not None:
+            metrics["pairwise/flip"] = outcome.flips
+        return Score(
+            value=outcome.mean, reward=outcome.mean, metrics={**outcome.values, **metrics},
+            status="salvaged" if "salvaged" in statuses else "ok",
+            words="\n".join(coach.remarks(outcome.verdicts)), protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
+        )  # fmt: skip
+
+    def statuses(self, episode: Episode) -> list[str]:
+        """How each of the user's replies could be read."""
+        turns = episode.traces[0].turns if episode.traces else ()
+        return [read_message(turn.completion.text, self.protocol)[1] for turn in turns]
+
+    def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        texts = [line.text for line in episode.transcript if line.seat == USER]
+        return {**lexical_metrics(texts, example.fields), "turns": float(len(texts))}
+
+    def pair(self, example: Example, episode: Episode) -> Pair:
+        """The real user and the simulated one."""
+        real = as_lines(self.messages(example))
+        return Pair(real, episode.transcript, str(example.fields["task_description"]))
+
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+        return await judge_users(self.prompts, self.pair(example, episode), episode, cast, PARTS)
+
+    def _silent(self, episode: Episode, metrics: Mapping[str, float | None]) -> Score:
+        """The score of a user who never said anything: no judge has anything to look at."""
+        low, final = self.spec.metric.low, episode.final
+        status = actor_status(final, "empty", self.strict_endings) if final else "empty"
+        return Score(
+            value=low, reward=low, metrics={**dict.fromkeys(PARTS), **metrics}, status=status,
+            words="The user never wrote anything.", protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates),
+        )  # fmt: skip
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
+        by_subset = macro(records, "subset")
+        whole = {} if by_subset is None else {"macro_subset": by_subset}
+        return {**whole, **subset_means(records)}
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The attempt, its score, and of the judges' words what repeats nothing of the person's."""
+        view = self.leak_view(example) or LeakView()
+        return {
+            "task_description": example.visible("coach")["task_description"],
+            "attempt": fenced(episode.transcript, "attempt"),
+            "reward": score.reward,
+            "notes": coach.notes(score.verdicts, view),
+        }
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        """Feedback must not hand over the person's own messages; what the assistant said in between
+        the actor reads anyway."""
+        answers = [m["content"] for m in self.messages(example) if m["role"] == ASSISTANT]
+        return LeakView(
+            question=str(example.fields["task_description"]),
+            reference="\n".join(user_texts(example.fields["turns"])),
+            public="\n".join(answers),
+        )
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """What rules see in the messages alone; the real ones play no part."""
+        texts = [line.text for line in episode.transcript if line.seat == USER] if episode else None
+        return coach.lesson(texts, self.leak_view(example) or LeakView())
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        """The messages of the real user."""
+        return self.scripted(example, user_texts(self.messages(example)), feedback, "gold")
+
+    def wrong(self, example: Example) -> Episode:
+        """A user who talks like an assistant."""
+        return self.scripted(example, (scripts.HELPFUL,) * self._count(example))
+
+    def canary(self, example: Example, text: str) -> Episode:
+        """A user whose every message is `text`."""
+        return self.scripted(example, (text,) * self._count(example))
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        return scripts.verdict(form, perfect)
+
+    def _count(self, example: Example) -> int:
+        return len(user_texts(self.messages(example)))
+
+    def scripted(
+        self, example: Example, replies: Sequence[str], feedback: Feedback | None = None,
+        kind: str = "draft",
+    ) -> Episode:  # fmt: skip
+        """The episode in which the user writes `replies`, and the assistant what it once did."""
+        talk, waiting = self.talk(example, feedback), iter(replies)
+        for message in self.messages(example):
+            if message["role"] == ASSISTANT:
+                self.hear(talk, Line(ASSISTANT, message["content"]))
+                continue
+            self.prompt_again(talk)
+            reply = Completion(text=next(waiting))
+            talk.turns.append(Turn(tuple(talk.context), reply))
+            self.record(talk, reply)
+        return talk.episode(example, Rollout(kind="gold" if kind == "gold" else "draft"), "done")
+
+    def gold_text(self, example: Example) -> str:
+        """What the real user wrote."""
+        return "\n".join(user_texts(self.messages(example)))
+
+
+def assistant_of(task: str, options: Mapping[str, Any]) -> str:
+    """Who speaks for the assistant: ASSISTANTS; ConfigError for anything else."""
+    assistant = options.get("assistant", ASSISTANTS[0])
+    if assistant not in ASSISTANTS:
+        raise ConfigError(
+            f"The task '{task}' knows no assistant '{assistant}'.",
+            "It says whether the assistant repeats what it said (replay) or is a model (live).",
+            did_you_mean(str(assistant), ASSISTANTS),
+        )
+    return str(assistant)
