@@ -129,6 +129,15 @@ class Task(ABC):
         """
         return (self.example(row, source=source, split=split),)
 
+    def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """The examples of a whole data set, each with what it has to know of all of them (what
+        people score on average, say), in the same order and number.
+
+        Called once when rows are read, before any of them is left out: a number that is compared
+        with the data set's people must not depend on which rows a run plays.
+        """
+        return examples
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Normalise a bound row (parse list literals, say); DataError on what cannot be used."""
         return fields

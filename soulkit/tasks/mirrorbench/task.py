@@ -78,6 +78,10 @@ TEMPLATES = ("user", "judge_gteval", "judge_pairwise", "judge_rnr", "judge_criti
 class MirrorBench(Task):
     templates: Sequence[str] = TEMPLATES
     start = START
+    judges_silence = False
+    """Whether a user who never said anything is judged like any other."""
+    judge_calls = sum(CALLS.values())
+    """Of one judge on one episode."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -111,14 +115,15 @@ class MirrorBench(Task):
     def calls(self, example: Example) -> dict[Role, int]:
         """A call for each of the user's messages, and for each of the assistant's that no record
         gives; the judges' with their samples."""
-        roles = [message["role"] for message in self.messages(example)]
-        calls: dict[Role, int] = {"actor": max(1, roles.count(USER)), "judge": self.judge_calls}
-        answers = roles[1:].count(ASSISTANT)
-        return {**calls, "partner": answers} if self.live and answers else calls
+        users = sum(message["role"] == USER for message in self.messages(example))
+        calls: dict[Role, int] = {"actor": max(1, users), "judge": self.judge_calls}
+        answers = self.answers(example)
+        return {**calls, "partner": answers} if answers else calls
 
-    @property
-    def judge_calls(self) -> int:
-        return sum(CALLS.values())
+    def answers(self, example: Example) -> int:
+        """The assistant's messages that a model has to write; an opening is always recorded."""
+        later = self.messages(example)[1:]
+        return sum(message["role"] == ASSISTANT for message in later) if self.live else 0
 
     # -- playing ----------------------------------------------------------------------------------
 
@@ -145,7 +150,7 @@ class MirrorBench(Task):
         return tuple(talk.context)
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        if self.live and "partner" in self.calls(example):
+        if self.answers(example):
             cast.player("partner")
         talk = self.talk(example, rollout.feedback)
         converse = partial(self._converse, example, cast, rollout, talk)
@@ -156,14 +161,21 @@ class MirrorBench(Task):
     ) -> str:
         for index, message in enumerate(self.messages(example)):
             if message["role"] == ASSISTANT:
-                text = await self._answer(example, cast, rollout, talk, index)
+                text = await self.answer(example, cast, rollout, talk, index)
                 self.hear(talk, Line(ASSISTANT, text))
-                continue
-            self.prompt_again(talk)
-            call = rollout.call("actor", example, len(talk.turns))
-            reply = await talk.speak(cast.actor, call)
-            self.record(talk, reply)
+            elif message["role"] == USER:
+                self.prompt_again(talk)
+                if stop := await self.speak(example, cast, rollout, talk):
+                    return stop
         return "done"
+
+    async def speak(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """The user's message; why the conversation ends with it, empty where it goes on."""
+        reply = await talk.speak(cast.actor, rollout.call("actor", example, len(talk.turns)))
+        self.record(talk, reply)
+        return ""
 
     def prompt_again(self, talk: Conversation) -> None:
         """A user who writes twice in a row is told so: chat templates want somebody in between."""
@@ -179,7 +191,7 @@ class MirrorBench(Task):
         text, _ = read_message(reply.text, self.protocol)
         talk.record(Line(USER, text), memory=reply.text if reply.token_ids else text)
 
-    async def _answer(
+    async def answer(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
         """The assistant's message at this place: the recorded one, or that of a model."""
@@ -196,14 +208,10 @@ class MirrorBench(Task):
 
     def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         """What the assistant sees: the record, and the conversation from its side."""
-        brief = self.prompts.render("assistant", recorded=self.recorded(example, ASSISTANT))
-        said_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]
-        return others_view(ASSISTANT, [Segment("system", brief)], said_lines)
-
-    def recorded(self, example: Example, reader: str) -> str:
-        """The real conversation between marks, for who may read it."""
-        turns = example.visible(reader)["turns"]
-        return fenced(as_lines(played(turns)), "record")
+        record = fenced(as_lines(self.messages(example)), "record")
+        brief = Segment("system", self.prompts.render("assistant", recorded=record))
+        spoken_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]
+        return others_view(ASSISTANT, [brief], spoken_lines)
 
     # -- scoring ----------------------------------------------------------------------------------
 
@@ -213,7 +221,7 @@ class MirrorBench(Task):
             return unscored(episode.failure, self.protocol)
         statuses = self.statuses(episode)
         metrics = self.word_metrics(example, episode)
-        if all(status == "empty" for status in statuses):
+        if not self.judges_silence and all(status == "empty" for status in statuses):
             return self._silent(episode, metrics)
         outcome = await self.judged_users(example, episode, cast)
         if outcome.flips is not None:
