@@ -19,7 +19,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from soulkit.metrics.ngrams import hdd, mattr, subword_tokens, yules_k
+from soulkit.metrics.ngrams import hdd, mattr, subword_tokens, yules_k, z_score
 from soulkit.runs.records import drafts
 from soulkit.types import BatchMetric, Example, Record
 
@@ -84,13 +84,10 @@ def lexical_metrics(texts: Sequence[str], fields: Mapping[str, Any]) -> dict[str
     people = fields.get(PEOPLE) or {}
     metrics: dict[str, float | None] = {}
     for measure, value in measured(texts).items():
-        metrics[f"lexical/{measure}"] = value
-        metrics[f"lexical/{measure}_z"] = _z_score(value, people.get(measure))
+        spread = people.get(measure)
+        standing = None if value is None or spread is None else z_score(value, *spread)
+        metrics |= {f"lexical/{measure}": value, f"lexical/{measure}_z": standing}
     return metrics
-
-
-def _z_score(value: float | None, people: Spread | None) -> float | None:
-    return None if value is None or people is None else (value - people[0]) / people[1]
 
 
 def subset_means(records: Sequence[Record]) -> dict[str, BatchMetric]:

@@ -65,6 +65,7 @@ class LooseSimilarity(VerdictShape):
 class MirrorBenchReference(MirrorBench):
     templates = ("user", "judge_gteval", "assistant")
     start = NEXT
+    assistants = ("live",)
     judges_silence = True
     judge_calls = 1
 
@@ -73,7 +74,7 @@ class MirrorBenchReference(MirrorBench):
         folder: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.live, self.most = True, int(spec.options["reference_messages"])
+        self.most = int(spec.options["reference_messages"])
 
     def messages(self, example: Example) -> list[ChatMessage]:
         return first_messages(example.fields["turns"], self.most)

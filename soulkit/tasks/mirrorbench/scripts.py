@@ -18,7 +18,7 @@ def verdict(form: str, perfect: bool) -> str | None:
     loses = {"Preference1": "B", "Preference2": "A"}
     if form == "":
         return "- as scripted"
-    if form == "Similarity":
+    if form in ("Similarity", "LooseSimilarity"):
         return json.dumps({"reasoning": why, "score": 1.0 if perfect else 0.0})
     if form in wins:
         return json.dumps({"reasoning": why, "verdict": (wins if perfect else loses)[form]})

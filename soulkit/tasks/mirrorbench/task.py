@@ -7,9 +7,9 @@ what the person wrote (questions.py), and word statistics stand beside (lexical.
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
 
 `paper`: the assistant says word for word what it said then (option `assistant: replay`, the
-default), or a model that has the recorded conversation speaks for it (`assistant: live`). An opening
-of the assistant's is always the recorded one. A message in which the user says nothing stays in the
-conversation as such; a user who never says anything gets the minimum without a judge.
+default), or a model that has the recorded conversation speaks for it (`assistant: live`). Where the
+assistant opens, it does so in the recorded words. A message in which the user says nothing stays in
+the conversation as such; a user who never says anything gets the minimum without a judge.
 
 What differs under `reference` stands in `reference.py`. One conversation may stand in two files
 under two descriptions, so its words are an entity of their own.
@@ -17,7 +17,7 @@ under two descriptions, so its words are an entity of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from soulkit.types import (
     Episode,
     Example,
     Feedback,
+    Kind,
     Line,
     Protocol,
     Record,
@@ -66,7 +67,6 @@ from soulkit.types import (
     unscored,
 )
 
-ASSISTANTS = ("replay", "live")
 START = "(The assistant is waiting for your first message.)"
 AGAIN = "(The assistant has not answered yet; you write once more.)"
 SILENCE = "(no message)"
@@ -78,6 +78,8 @@ TEMPLATES = ("user", "judge_gteval", "judge_pairwise", "judge_rnr", "judge_criti
 class MirrorBench(Task):
     templates: Sequence[str] = TEMPLATES
     start = START
+    assistants: Sequence[str] = ("replay", "live")
+    """Who may speak for the assistant, the usual one first."""
     judges_silence = False
     """Whether a user who never said anything is judged like any other."""
     judge_calls = sum(CALLS.values())
@@ -87,7 +89,18 @@ class MirrorBench(Task):
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
     ) -> None:
         super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.live = assistant_of(name, spec.options) == "live"
+        self.live = self.assistant() == "live"
+
+    def assistant(self) -> str:
+        """Who speaks for the assistant; ConfigError for what the protocol has none of."""
+        assistant = self.spec.options.get("assistant") or self.assistants[0]
+        if assistant not in self.assistants:
+            raise ConfigError(
+                f"The task '{self.name}' knows no assistant '{assistant}' under {self.protocol}.",
+                "The assistant repeats what it said (replay; paper alone), or is a model (live).",
+                did_you_mean(str(assistant), self.assistants),
+            )
+        return str(assistant)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -311,12 +324,20 @@ class MirrorBench(Task):
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
         return scripts.verdict(form, perfect)
 
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """What a live assistant is told, and the coach of `reference`."""
+        yield "assistant", self.assistant_context(example, draft.transcript)[0].text
+        words = {"reward": score.reward, "reasons": score.words}
+        yield "coach_reference", self.prompts.render("coach_reference", **words)
+
     def _count(self, example: Example) -> int:
         return len(user_texts(self.messages(example)))
 
     def scripted(
         self, example: Example, replies: Sequence[str], feedback: Feedback | None = None,
-        kind: str = "draft",
+        kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
         """The episode in which the user writes `replies`, and the assistant what it once did."""
         talk, waiting = self.talk(example, feedback), iter(replies)
@@ -328,20 +349,8 @@ class MirrorBench(Task):
             reply = Completion(text=next(waiting))
             talk.turns.append(Turn(tuple(talk.context), reply))
             self.record(talk, reply)
-        return talk.episode(example, Rollout(kind="gold" if kind == "gold" else "draft"), "done")
+        return talk.episode(example, Rollout(kind=kind), "done")
 
     def gold_text(self, example: Example) -> str:
         """What the real user wrote."""
         return "\n".join(user_texts(self.messages(example)))
-
-
-def assistant_of(task: str, options: Mapping[str, Any]) -> str:
-    """Who speaks for the assistant: ASSISTANTS; ConfigError for anything else."""
-    assistant = options.get("assistant", ASSISTANTS[0])
-    if assistant not in ASSISTANTS:
-        raise ConfigError(
-            f"The task '{task}' knows no assistant '{assistant}'.",
-            "It says whether the assistant repeats what it said (replay) or is a model (live).",
-            did_you_mean(str(assistant), ASSISTANTS),
-        )
-    return str(assistant)

@@ -9,7 +9,6 @@ be judged. The coach reads what belongs to either side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
