@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 HELPFUL = (
-    "Certainly! I would be delighted to provide a comprehensive overview of my request. As a user, "
-    "I am seeking information in a clear and structured manner:\n\n1. **Context**: my goal.\n2. "
-    "**Details**: all relevant aspects.\n\nPlease let me know if you need any further clarification!"
+    "Certainly! I would be delighted to provide a comprehensive overview of my request:\n\n"
+    "1. **Context**: my goal as a user.\n2. **Details**: all relevant aspects.\n\n"
+    "Please let me know if you need any further clarification!"
 )
 
 
