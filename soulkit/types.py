@@ -322,6 +322,24 @@ class Record:
     """The gold answer, for readers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRecord:
+    """One line of `controls.jsonl`: what the judges made of a control."""
+
+    task: str
+    example_id: str
+    rollout: int
+    """Of the draft that it is about; 0 for a control of the row."""
+    name: str
+    score: Score
+    cluster: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique in a run; a later line with the same key replaces an earlier one."""
+        return f"{self.name}/{self.example_id}/{self.rollout}"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMetric:
     """A number over a batch, which is no mean over its episodes: joint accuracy, diversity."""
