@@ -51,7 +51,8 @@ async def play_controls(
 
         async def ask(job: ControlJob) -> None:
             draft = drafts.get(record_key(0, job.example.id, job.index, "draft"))
-            control = await ask_control(job, draft, players.cast)
+            episode = draft.episode if draft is not None and draft.score.scored else None
+            control = await ask_control(job, episode, players.cast)
             writer.add(control)
             notice(control)
 

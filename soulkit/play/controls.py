@@ -15,7 +15,7 @@ from soulkit.models.base import Cast
 from soulkit.play.plan import Work
 from soulkit.tasks.base import Task
 from soulkit.tasks.controls import Control
-from soulkit.types import ControlRecord, Example, Failure, Record, Score, unscored
+from soulkit.types import ControlRecord, Episode, Example, Failure, Score, unscored
 
 NO_DRAFT = "unscored_draft"
 """Why a control is unscored that nobody was asked about: its draft has no score."""
@@ -54,21 +54,15 @@ def control_jobs(part: Work, repeats: int) -> list[ControlJob]:
     ]
 
 
-async def ask_control(job: ControlJob, draft: Record | None, cast: Cast) -> ControlRecord:
-    """The record of a control; `draft` is the episode that a control of episodes is about."""
-    task, name = job.task, job.control.name
+async def ask_control(job: ControlJob, episode: Episode | None, cast: Cast) -> ControlRecord:
+    """The record of a control; `episode` is the draft that a control of episodes is about, None
+    where that has no score."""
     if job.control.per == "row":
-        gold = task.gold(job.example)
-        return job.record(await task.controlled(name, job.example, gold, cast))
-    if draft is None or not draft.score.scored:
-        return job.record(unscored(_no_draft(draft), task.protocol))
-    return job.record(await task.controlled(name, job.example, draft.episode, cast))
-
-
-def _no_draft(draft: Record | None) -> Failure:
-    """Why a control of an episode that has no score has none."""
-    reason = "" if draft is None else f": {draft.score.reason}"
-    return Failure(NO_DRAFT, f"the episode that it is about has no score{reason}")
+        episode = job.task.gold(job.example)
+    elif episode is None:
+        return job.record(unscored(Failure(NO_DRAFT), job.task.protocol))
+    score = await job.task.controlled(job.control.name, job.example, episode, cast)
+    return job.record(score)
 
 
 def control_names(work: Sequence[Work]) -> str:

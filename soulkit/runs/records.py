@@ -25,8 +25,13 @@ R = TypeVar("R", Record, ControlRecord)
 
 
 @cache
-def _adapter(kind: type[R]) -> TypeAdapter[R]:
-    return TypeAdapter(kind)
+def _episode_form() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
+
+
+@cache
+def _control_form() -> TypeAdapter[ControlRecord]:
+    return TypeAdapter(ControlRecord)
 
 
 class RecordWriter:
@@ -51,7 +56,8 @@ class RecordWriter:
 
 
 def _line_of(record: Record | ControlRecord) -> dict[str, Any]:
-    line: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json")
+    form: TypeAdapter[Any] = _episode_form() if isinstance(record, Record) else _control_form()
+    line: dict[str, Any] = form.dump_python(record, mode="json")
     return line
 
 
@@ -79,7 +85,9 @@ def load_controls(folder: Path) -> list[ControlRecord]:
     reads episodes; none where none were asked about. DataError for a line that cannot be read."""
     path = folder / CONTROLS
     lines = enumerate(placed_objects(path), 1) if path.is_file() else ()
-    controls = [_of_line(ControlRecord, line, path, number) for number, (_, line) in lines]
+    controls = [
+        _of_line(_control_form(), "a control", line, path, number) for number, (_, line) in lines
+    ]
     return list({control.key: control for control in controls}.values())
 
 
@@ -94,14 +102,15 @@ def stream_records(path: Path) -> Iterator[Record]:
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
-    return _of_line(Record, line, path, number)
+    return _of_line(_episode_form(), "an episode", line, path, number)
 
 
-def _of_line(kind: type[R], line: Mapping[str, Any], path: Path, number: int) -> R:
+def _of_line(
+    form: TypeAdapter[R], what: str, line: Mapping[str, Any], path: Path, number: int
+) -> R:  # fmt: skip
     try:
-        return _adapter(kind).validate_python(line)
+        return form.validate_python(line)
     except ValidationError as error:
-        what = "an episode" if kind is Record else "a control"
         raise _unreadable(path, number, what, error) from error
 
 
