@@ -91,6 +91,10 @@ class Sampling:
     form: Form | None = None
 
 
+CONTROL_PURPOSE = "control/"
+"""What the purpose of every call about a control begins with; the control's name follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Who asks for a completion: keys its random stream and its ledger entry."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,43 @@ def _counts(controls: Sequence[ControlRecord]) -> dict[str, Any]:
     scored = len(controls) - missing.total()
     counts: dict[str, Any] = {"n": len(controls), "n_scored": scored}
     return counts | ({"unscored": dict(sorted(missing.items()))} if missing else {})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedControls:
+    """The controls of two runs, by task, where the one may be held against the other."""
+
+    sides: Mapping[str, tuple[Sequence[ControlRecord], Sequence[ControlRecord]]]
+    remarks: tuple[str, ...]
+    """Tasks whose calibrated numbers are not compared, and why."""
+
+
+def shared_controls(a: Path, b: Path, tasks: Sequence[str]) -> SharedControls:
+    """What the runs in two folders have of the same controls. Runs with and without controls may be
+    compared: the calibrated numbers are left out, as they are where the prompts differ."""
+    sides: dict[str, tuple[Sequence[ControlRecord], Sequence[ControlRecord]]] = {}
+    reasons: dict[str, list[str]] = {}
+    loaded = load_controls(a), load_controls(b)
+    for task in tasks:
+        one, other = ([c for c in side if c.task == task] for side in loaded)
+        if one and other and _prompts(one) == _prompts(other):
+            sides[task] = one, other
+        elif one or other:
+            lone = "A" if one else "B"
+            why = "asked with other prompts" if one and other else f"only in {lone}"
+            reasons.setdefault(why, []).append(task)
+    remarks = (f"controls {why}: not compared ({', '.join(t)})" for why, t in reasons.items())
+    return SharedControls(sides, tuple(remarks))
+
+
+def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]]:
+    """Control → template → its hashes; controls without a score say nothing."""
+    prompts: dict[str, dict[str, set[str]]] = {}
+    for control in controls:
+        for template, digest in control.score.prompts.items():
+            names = prompts.setdefault(control.name, {})
+            names.setdefault(template, set()).add(digest)
+    return prompts
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:

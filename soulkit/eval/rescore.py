@@ -396,9 +396,7 @@ def _old_summary(recorded: Recorded) -> Summary:
     )  # fmt: skip
 
 
-def _changed(
-    olds: Sequence[Record | ControlRecord], news: Sequence[Record | ControlRecord]
-) -> int:
+def _changed(olds: Sequence[Record | ControlRecord], news: Sequence[Record | ControlRecord]) -> int:
     """How many of them have other numbers or another status."""
 
     def numbers(score: Score) -> tuple[Any, ...]:

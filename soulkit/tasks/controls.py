@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from soulkit.types import Role
-
-PURPOSE = "control/"
-"""What the purpose of every call of a control begins with; its name follows."""
+from soulkit.types import CONTROL_PURPOSE, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +30,4 @@ class Control:
 
 def purpose_of(name: str) -> str:
     """The purpose of the calls of the control `name`."""
-    return f"{PURPOSE}{name}"
+    return f"{CONTROL_PURPOSE}{name}"
