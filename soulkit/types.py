@@ -370,6 +370,8 @@ class BatchMetric:
     """The ends of its scale, where it has any."""
     is_mean: bool = False
     """Whether it is the plain mean over its units, each counting alike."""
+    beside: bool = False
+    """Whether it is shown beside the headline, as what controls make of a batch always is."""
 
 
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:

@@ -7,7 +7,7 @@ diversity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -68,14 +68,17 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
     A control belongs to its cluster: without any record of that, it is left out as well. Where
     there is no control at all there is no such number.
     """
-    controls = [control for control in controls if control.task == task.name]
+    # In an order of their own: sums would else depend on which judge was the first to answer.
+    controls = sorted((c for c in controls if c.task == task.name), key=lambda c: c.key)
     if not controls:
         return task.batch_metrics
 
     def summariser(records: Sequence[Record]) -> dict[str, BatchMetric]:
         clusters = {record.cluster or record.example_id for record in records}
         there = [c for c in controls if (c.cluster or c.example_id) in clusters]
-        return {**task.batch_metrics(records), **task.calibrate(records, there)}
+        numbers = task.calibrate(records, there)
+        beside = {name: replace(number, beside=True) for name, number in numbers.items()}
+        return {**task.batch_metrics(records), **beside}
 
     return summariser
 

@@ -91,6 +91,19 @@ def _counts(controls: Sequence[ControlRecord]) -> dict[str, Any]:
     return counts | ({"unscored": dict(sorted(missing.items()))} if missing else {})
 
 
+def unscored_controls(
+    counts: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> list[str]:
+    """A line for each kind of control of which some have no score, of what a summary counts."""
+    return [
+        f"controls of {task}: {name} {one.get('n_scored', 0)}/{one.get('n', 0)} scored ("
+        + ", ".join(f"{reason} {count}" for reason, count in one["unscored"].items()) + ")"
+        for task, names in counts.items()
+        for name, one in names.items()
+        if one.get("unscored")
+    ]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class SharedControls:
     """The controls of two runs, by task, where the one may be held against the other."""

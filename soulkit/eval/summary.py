@@ -417,6 +417,7 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
             n_clusters=batch.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
+            beside=metric.beside,
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip
     return cells
