@@ -38,7 +38,7 @@ async def follow_up(
             one.judge,
             judges[one.judge].asked_times(times),
             then(one.answer),
-            judge_call(episode, one.sample),
+            judge_call(episode, one.sample, "judge", cast.purpose),
         )
         for one in first
         if one.answer is not None

@@ -25,6 +25,7 @@ from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout
 from soulkit.tasks.budgets import first_words
+from soulkit.tasks.controls import Control
 from soulkit.tasks.dialogue import Conversation, others_view
 from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
 from soulkit.tasks.mirrorbench import coach
@@ -159,6 +160,11 @@ class MirrorBenchReference(MirrorBench):
         return {
             **super().word_metrics(example, episode), **distances, "num_turn": float(messages)
         }  # fmt: skip
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """The published evaluation asks about none."""
+        return ()
 
     # -- feedback ---------------------------------------------------------------------------------
 

@@ -30,9 +30,10 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.batches import macro
+from soulkit.tasks.controls import Control
 from soulkit.tasks.dialogue import Conversation, others_view, play_out
 from soulkit.tasks.endings import actor_status
-from soulkit.tasks.mirrorbench import coach, scripts
+from soulkit.tasks.mirrorbench import anchors, coach, scripts
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
     USER,
@@ -53,8 +54,10 @@ from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     BatchMetric,
     Completion,
+    ControlRecord,
     Episode,
     Example,
+    Failure,
     Feedback,
     Kind,
     Line,
@@ -278,6 +281,32 @@ class MirrorBench(Task):
         by_subset = macro(records, "subset")
         whole = {} if by_subset is None else {"macro_subset": by_subset}
         return {**whole, **subset_means(records)}
+
+    # -- controls ---------------------------------------------------------------------------------
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        return anchors.CONTROLS
+
+    async def control(
+        self, name: str, example: Example, episode: Episode | None, cast: Cast
+    ) -> Score:
+        """The parts of a control: of the real user of a row, or of the simulated one of a draft."""
+        about = episode or self.gold(example)
+        if all(status == "empty" for status in self.statuses(about)):
+            silent = Failure("nothing_to_compare", "the simulated user wrote nothing")
+            return unscored(silent, self.protocol)
+        pair = Pair(about.transcript, about.transcript, str(example.fields["task_description"]))
+        outcome = await judge_users(self.prompts, pair, about, cast, anchors.ASKED[name])
+        return Score(
+            value=outcome.mean, reward=None, metrics=dict(outcome.values), protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
+        )  # fmt: skip
+
+    def calibrate(
+        self, records: Sequence[Record], controls: Sequence[ControlRecord]
+    ) -> dict[str, BatchMetric]:
+        return anchors.calibrated_metrics(records, controls)
 
     # -- feedback ---------------------------------------------------------------------------------
 

@@ -80,8 +80,7 @@ def pairwise(texts: Sequence[str], episode: str, base: int) -> dict[str, float]:
     sides = (first, True, True)
     names = ("score", "hh", "pp")
     return {
-        name: _preference(text, side)
-        for name, text, side in zip(names, texts, sides, strict=True)
+        name: _preference(text, side) for name, text, side in zip(names, texts, sides, strict=True)
     }
 
 

@@ -64,8 +64,9 @@ COUNTED: dict[str, Callable[[Inputs], Any]] = {
     "safe_z_score": lambda i: {"result": reference.safe_z_score(i["value"], i["mean"], i["stdev"])},
     "mean_and_stdev": lambda i: reference.mean_and_stdev(i["values"]),
     "mean_stdev_ci": lambda i: reference.mean_stdev_ci(i["values"], i["confidence"]),
-    "derive_anchors": lambda i: reference.anchors(i["hh_scores"], i["pp_scores"])
-    or {"result": None},
+    "derive_anchors": lambda i: (
+        reference.anchors(i["hh_scores"], i["pp_scores"]) or {"result": None}
+    ),
     "apply_linear_calibration": lambda i: {
         "result": reference.calibrated(i["scores"], i["hh_mean"], i["pp_mean"])
     },
