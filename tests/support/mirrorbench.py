@@ -92,12 +92,13 @@ def table(
     panel: Panel | None = None, judges: int = 1,
 ) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
     """(cast, requests) of a running server; a text is said again and again."""
-    said_by: Mapping[str, Says] = {
-        "actor": actor, "judge": answers() if judge is None else judge, "partner": partner, "coach": coach,
+    script: Mapping[str, Says] = {
+        "actor": actor, "judge": answers() if judge is None else judge, "partner": partner,
+        "coach": coach,
     }  # fmt: skip
 
     def answer(body: Body) -> str:
-        reply = said_by[str(body["model"]).split("-")[0]]
+        reply = script[str(body["model"]).split("-")[0]]
         return reply if isinstance(reply, str) else reply(body)
 
     with ScriptedServer(answer=answer) as running:

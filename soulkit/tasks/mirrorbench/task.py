@@ -271,7 +271,7 @@ class MirrorBench(Task):
         low, final = self.spec.metric.low, episode.final
         status = actor_status(final, "empty", self.strict_endings) if final else "empty"
         return Score(
-            value=low, reward=low, metrics={**dict.fromkeys(PARTS), **metrics}, status=status,
+            value=low, reward=low, metrics={**dict.fromkeys(PARTS, low), **metrics}, status=status,
             words="The user never wrote anything.", protocol=self.protocol,
             prompts=self.prompts.hashes(*self.templates),
         )  # fmt: skip
