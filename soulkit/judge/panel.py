@@ -48,8 +48,11 @@ class Opinion(Generic[T]):
         )  # fmt: skip
 
 
-def judge_call(episode: Episode, sample: int = 0, role: Role = "judge") -> Call:
-    """The call of a judge or auditor on an episode: the same whenever the episode is judged."""
+def judge_call(episode: Episode, sample: int = 0, role: Role = "judge", purpose: str = "") -> Call:
+    """The call of a judge or auditor on an episode: the same whenever the episode is judged.
+
+    `purpose` is that of the cast, where something else than the episode's score is asked for.
+    """
     return Call(
         role=role,
         example_id=episode.example_id,
@@ -57,6 +60,7 @@ def judge_call(episode: Episode, sample: int = 0, role: Role = "judge") -> Call:
         kind=episode.kind,
         sample=sample,
         step=episode.step,
+        purpose=purpose,
     )
 
 
@@ -73,17 +77,27 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
-        _opinion(name, judge.asked_times(times), question, judge_call(episode, sample, role))
+        one_opinion(
+            name,
+            judge.asked_times(times),
+            question,
+            judge_call(episode, sample, role, cast.purpose),
+        )
         for name, judge in zip(names, judges, strict=True)
         for sample in range(times)
     ]
     panel_opinions = list(await asyncio.gather(*requests))
-    for name in names:
+    refuse_silent_judges(panel_opinions)
+    return panel_opinions
+
+
+def refuse_silent_judges(panel_opinions: Sequence[Opinion[T]]) -> None:
+    """UnreadableVerdict when one of the judges gave no readable answer at all."""
+    for name in dict.fromkeys(opinion.judge for opinion in panel_opinions):
         errors = [opinion.error for opinion in panel_opinions if opinion.judge == name]
         unreadable = [error for error in errors if error is not None]
         if len(unreadable) == len(errors):  # who answered tells more than who was away
             raise next((error for error in unreadable if error.forgery), unreadable[-1])
-    return panel_opinions
 
 
 def judge_names(judges: Sequence[Player]) -> list[str]:
@@ -98,7 +112,10 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
     return names
 
 
-async def _opinion(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
+async def one_opinion(
+    name: str, judge: Player, question: JudgeQuestion[T], call: Call
+) -> Opinion[T]:
+    """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
     try:
         reply = await answer(judge, question, call)
     except UnreadableVerdict as error:

@@ -89,6 +89,14 @@ class PlayConfig(RolesConfig):
         help="What playing to the judge costs where an auditor looks for it: train: the reward; "
         "always: the score, too; off: nothing.",
     )
+    assistant: Literal["replay", "live"] | None = setting(
+        None,
+        section="Task and model",
+        only=("plays",),
+        unset="the task's own",
+        help="Where a recorded conversation is played again: replay: its assistant says what it "
+        "said then; live: the partner speaks for it.",
+    )
     seed: int = setting(0, section="Run", help="Of every random choice.")
     engine: str = setting(
         "auto",
@@ -140,7 +148,7 @@ class PlayConfig(RolesConfig):
 
     def task_options(self) -> dict[str, Any]:
         """Options that stand in for those of the tasks, where a task has them."""
-        return {"hack_penalty": self.hack_penalty}
+        return {"hack_penalty": self.hack_penalty, "assistant": self.assistant}
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
         """The longest reply of a task whose own `sampling` this is."""

@@ -245,8 +245,10 @@ def to_examples(
             broken.append(BadRow(row.source, _why(error, row.source)))
     if tried and len(shapes) == tried:
         raise shapes[0]
-    return Loaded(examples=tuple(by_id.values()), bad=tuple(broken), duplicates=duplicates,
-                  skipped=dict(skipped))  # fmt: skip
+    return Loaded(
+        examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
+        duplicates=duplicates, skipped=dict(skipped),
+    )  # fmt: skip
 
 
 def sources(task: Task) -> frozenset[str]:

@@ -15,7 +15,7 @@ TASKS = """
 suites:
   mixed: {axes: {A: [tomi, coser], B: [secret_keeper]}, average: macro}
   never: [coser]
-  two: [coser, mirrorbench, tomi, secret_keeper]
+  two: [coser, sim_math, tomi, secret_keeper]
 """
 
 
@@ -113,7 +113,7 @@ def test_every_task_that_cannot_be_played_counts(
     count, listed = found.groups()
     kinds = [part.split(", ") for part in listed.split("; ")]
     names = [name for kind in kinds for name in kind]
-    assert kinds[0] == ["no class that plays coser", "mirrorbench"]
+    assert kinds[0] == ["no class that plays coser", "sim_math"]
     assert int(count) == len(names) and fix.count("--playable") == 1
 
 

@@ -22,6 +22,7 @@ from soulkit.tasks.voices import VOICES
 from tests.support.road import synth, synth_examples, task_of
 
 TASKS = ("mirrorbench", "sim_doc", "sim_math")
+PLAYED = ("mirrorbench",)
 SOURCES = {"mirrorbench": "mirrorbench", "sim_doc": "sim_arena_doc", "sim_math": "sim_arena_math"}
 
 
@@ -238,7 +239,7 @@ def test_the_commands_work_on_made_rows(
     assert not [match for match in report["matches"] if match["kind"] == "exact"]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in PLAYED])
 def test_playing_is_refused_with_a_way_out(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_registry().refuse_rows_only([name])

@@ -1,28 +1,116 @@
-"""MirrorBench's rows: a person's aim, and the conversation that they really had.
+"""MirrorBench: write the user's side of a conversation that was really held.
 
-Whoever plays the person sees the description alone; the assistant and the judge see the recorded
-conversation. One conversation may stand in two files under two descriptions, so its words are an
-entity of their own. Which of the four subsets a row belongs to, and which topic it shares with
-others, is read from `dataset`, `metadata` and the form of its id (see `data/subsets.py`).
+Whoever plays the user sees a description of the person alone; judges compare what they wrote with
+what the person wrote (questions.py), and word statistics stand beside (lexical.py).
 
     {"task_description": "They want ...", "turns": [{"role": "user", "content": "hi"}, ...],
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
+
+`paper`: the assistant says word for word what it said then (option `assistant: replay`, the
+default), or a model that has the recorded conversation speaks for it (`assistant: live`). Where the
+assistant opens, it does so in the recorded words. A message in which the user says nothing stays in
+the conversation as such; a user who never says anything gets the minimum without a judge.
+
+What differs under `reference` stands in `reference.py`. One conversation may stand in two files
+under two descriptions, so its words are an entity of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from soulkit.data.turns import conversation
+from soulkit.data.literals import structure
+from soulkit.data.turns import ChatMessage, conversation
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.batches import macro
+from soulkit.tasks.controls import Control
+from soulkit.tasks.dialogue import Conversation, others_view, play_out
+from soulkit.tasks.endings import actor_status
+from soulkit.tasks.mirrorbench import anchors, coach, scripts
+from soulkit.tasks.mirrorbench.conversations import (
+    ASSISTANT,
+    USER,
+    as_lines,
+    played,
+    read_message,
+)
+from soulkit.tasks.mirrorbench.lexical import (
+    lexical_metrics,
+    subset_means,
+    user_texts,
+    with_people,
+)
+from soulkit.tasks.mirrorbench.questions import CALLS, PARTS, Outcome, Pair, fenced, judge_users
 from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
-from soulkit.tasks.rows_only import RowsOnly
+from soulkit.tasks.partners import partner_reply
+from soulkit.tasks.spec import TaskSpec
+from soulkit.types import (
+    BatchMetric,
+    Completion,
+    ControlRecord,
+    Episode,
+    Example,
+    Failure,
+    Feedback,
+    Kind,
+    Line,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Segment,
+    Turn,
+    unscored,
+)
+
+START = "(The assistant is waiting for your first message.)"
+AGAIN = "(The assistant has not answered yet; you write once more.)"
+SILENCE = "(no message)"
+"""What an assistant reads where the user said nothing."""
+TEMPLATES = ("user", "judge_gteval", "judge_pairwise", "judge_rnr", "judge_critique",
+             "judge_revision")  # fmt: skip
 
 
-class MirrorBenchRows(RowsOnly):
-    """Binds rows of MirrorBench; playing them is refused."""
+class MirrorBench(Task):
+    templates: Sequence[str] = TEMPLATES
+    start = START
+    assistants: Sequence[str] = ("replay", "live")
+    """Who may speak for the assistant, the usual one first."""
+    judges_silence = False
+    """Whether a user who never said anything is judged like any other."""
+    judge_calls = sum(CALLS.values())
+    """Of one judge on one episode."""
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.live = self.assistant() == "live"
+
+    def assistant(self) -> str:
+        """Who speaks for the assistant; ConfigError for what the protocol has none of."""
+        assistant = self.spec.options.get("assistant") or self.assistants[0]
+        if assistant not in self.assistants:
+            raise ConfigError(
+                f"The task '{self.name}' knows no assistant '{assistant}' under {self.protocol}.",
+                "The assistant repeats what it said (replay; paper alone), or is a model (live).",
+                did_you_mean(str(assistant), self.assistants),
+            )
+        return str(assistant)
+
+    # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        opened = super().prepare(fields)
+        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        columns = self.spec.columns
+        opened = {k: structure(v) if columns[k].type == "any" else v for k, v in fields.items()}
         turns = conversation(opened["turns"], "turns")
         return {
             **opened,
@@ -31,3 +119,267 @@ class MirrorBenchRows(RowsOnly):
             "subset": subset_of(opened),
             "topic": topic_of(opened),
         }
+
+    def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """The examples with the word statistics of the people of their data set."""
+        return with_people(examples)
+
+    def messages(self, example: Example) -> list[ChatMessage]:
+        """The recorded messages that are played and judged."""
+        return played(example.fields["turns"])
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """A call for each of the user's messages, and for each of the assistant's that no record
+        gives; the judges' with their samples."""
+        users = sum(message["role"] == USER for message in self.messages(example))
+        calls: dict[Role, int] = {"actor": max(1, users), "judge": self.judge_calls}
+        answers = self.answers(example)
+        return {**calls, "partner": answers} if answers else calls
+
+    def answers(self, example: Example) -> int:
+        """The assistant's messages that a model has to write; an opening is always recorded."""
+        later = self.messages(example)[1:]
+        return sum(message["role"] == ASSISTANT for message in later) if self.live else 0
+
+    # -- playing ----------------------------------------------------------------------------------
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The user's opening, feedback at its end."""
+        view = {"task_description": example.visible(seat)["task_description"]}
+        bare = self.prompts.render("user", feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment("system", self.prompts.render("user", feedback=feedback.text, **view), bare)
+
+    def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
+        """The user's side before the first message."""
+        talk = Conversation(USER, [self.slot(example, USER, feedback)])
+        messages = self.messages(example)
+        if not messages or messages[0]["role"] == USER:
+            talk.notify(self.start)
+        return talk
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        talk = self.talk(example, None)
+        if len(talk.context) == 1:
+            self.hear(talk, Line(ASSISTANT, self.messages(example)[0]["content"]))
+        return tuple(talk.context)
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        if self.answers(example):
+            cast.player("partner")
+        talk = self.talk(example, rollout.feedback)
+        converse = partial(self._converse, example, cast, rollout, talk)
+        return await play_out(talk, example, rollout, converse)
+
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        for index, message in enumerate(self.messages(example)):
+            if message["role"] == ASSISTANT:
+                text = await self.answer(example, cast, rollout, talk, index)
+                self.hear(talk, Line(ASSISTANT, text))
+            elif message["role"] == USER:
+                self.prompt_again(talk)
+                if stop := await self.speak(example, cast, rollout, talk):
+                    return stop
+        return "done"
+
+    async def speak(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """The user's message; why the conversation ends with it, empty where it goes on."""
+        reply = await talk.speak(cast.actor, rollout.call("actor", example, len(talk.turns)))
+        self.record(talk, reply)
+        return ""
+
+    def prompt_again(self, talk: Conversation) -> None:
+        """A user who writes twice in a row is told so: chat templates want somebody in between."""
+        if talk.context[-1].role == "assistant":
+            talk.notify(AGAIN)
+
+    def hear(self, talk: Conversation, line: Line) -> None:
+        """What the assistant said, brought into the user's conversation."""
+        talk.hear(line)
+
+    def record(self, talk: Conversation, reply: Completion) -> None:
+        """What the user said; they remember the reply as it was emitted."""
+        text, _ = read_message(reply.text, self.protocol)
+        talk.record(Line(USER, text), memory=reply.text if reply.token_ids else text)
+
+    async def answer(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> str:
+        """The assistant's message at this place: the recorded one, or that of a model."""
+        if not self.live or not talk.lines:
+            return str(self.messages(example)[index]["content"])
+        context = self.assistant_context(example, talk.lines)
+        call = rollout.call("partner", example, index)
+        player = cast.player("partner")
+        text, usage = await partner_reply(
+            player, context, call, lambda reply: spoken(reply, "paper") or None, "the assistant"
+        )
+        talk.usage += usage
+        return text
+
+    def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """What the assistant sees: the record, and the conversation from its side."""
+        record = fenced(as_lines(self.messages(example)), "record")
+        brief = Segment("system", self.prompts.render("assistant", recorded=record))
+        spoken_lines = [line if line.text else Line(line.seat, SILENCE) for line in lines]
+        return others_view(ASSISTANT, [brief], spoken_lines)
+
+    # -- scoring ----------------------------------------------------------------------------------
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """The mean of the four parts; unscored when any of them is missing."""
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        statuses = self.statuses(episode)
+        metrics = self.word_metrics(example, episode)
+        if not self.judges_silence and all(status == "empty" for status in statuses):
+            return self._silent(episode, metrics)
+        outcome = await self.judged_users(example, episode, cast)
+        if outcome.flips is not None:
+            metrics["pairwise/flip"] = outcome.flips
+        return Score(
+            value=outcome.mean, reward=outcome.mean, metrics={**outcome.values, **metrics},
+            status="salvaged" if "salvaged" in statuses else "ok",
+            words="\n".join(coach.remarks(outcome.verdicts)), protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
+        )  # fmt: skip
+
+    def statuses(self, episode: Episode) -> list[str]:
+        """How each of the user's replies could be read."""
+        turns = episode.traces[0].turns if episode.traces else ()
+        return [read_message(turn.completion.text, self.protocol)[1] for turn in turns]
+
+    def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        texts = [line.text for line in episode.transcript if line.seat == USER]
+        return {**lexical_metrics(texts, example.fields), "turns": float(len(texts))}
+
+    def pair(self, example: Example, episode: Episode) -> Pair:
+        """The real user and the simulated one."""
+        real = as_lines(self.messages(example))
+        return Pair(real, episode.transcript, str(example.fields["task_description"]))
+
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+        return await judge_users(self.prompts, self.pair(example, episode), episode, cast, PARTS)
+
+    def _silent(self, episode: Episode, metrics: Mapping[str, float | None]) -> Score:
+        """The score of a user who never said anything: no judge has anything to look at."""
+        low, final = self.spec.metric.low, episode.final
+        status = actor_status(final, "empty", self.strict_endings) if final else "empty"
+        return Score(
+            value=low, reward=low, metrics={**dict.fromkeys(PARTS, low), **metrics}, status=status,
+            words="The user never wrote anything.", protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates),
+        )  # fmt: skip
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
+        by_subset = macro(records, "subset")
+        whole = {} if by_subset is None else {"macro_subset": by_subset}
+        return {**whole, **subset_means(records)}
+
+    # -- controls ---------------------------------------------------------------------------------
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        return anchors.CONTROLS
+
+    async def control(
+        self, name: str, example: Example, episode: Episode | None, cast: Cast
+    ) -> Score:
+        """The parts of a control: of the real user of a row, or of the simulated one of a draft."""
+        about = episode or self.gold(example)
+        if all(status == "empty" for status in self.statuses(about)):
+            silent = Failure("nothing_to_compare", "the simulated user wrote nothing")
+            return unscored(silent, self.protocol)
+        pair = Pair(about.transcript, about.transcript, str(example.fields["task_description"]))
+        outcome = await judge_users(self.prompts, pair, about, cast, anchors.ASKED[name])
+        return Score(
+            value=outcome.mean, reward=None, metrics=dict(outcome.values), protocol=self.protocol,
+            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
+        )  # fmt: skip
+
+    def calibrate(
+        self, records: Sequence[Record], controls: Sequence[ControlRecord]
+    ) -> dict[str, BatchMetric]:
+        return anchors.calibrated_metrics(records, controls)
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The attempt, its score, and of the judges' words what repeats nothing of the person's."""
+        view = self.leak_view(example) or LeakView()
+        return {
+            "task_description": example.visible("coach")["task_description"],
+            "attempt": fenced(episode.transcript, "attempt"),
+            "reward": score.reward,
+            "notes": coach.notes(score.verdicts, view),
+        }
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        """Feedback must not hand over the person's own messages; what the assistant said in between
+        the actor reads anyway."""
+        answers = [m["content"] for m in self.messages(example) if m["role"] == ASSISTANT]
+        return LeakView(
+            question=str(example.fields["task_description"]),
+            reference="\n".join(user_texts(example.fields["turns"])),
+            public="\n".join(answers),
+        )
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """What rules see in the messages alone; the real ones play no part."""
+        texts = [line.text for line in episode.transcript if line.seat == USER] if episode else None
+        return coach.lesson(texts, self.leak_view(example) or LeakView())
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        """The messages of the real user."""
+        return self.scripted(example, user_texts(self.messages(example)), feedback, "gold")
+
+    def wrong(self, example: Example) -> Episode:
+        """A user who talks like an assistant."""
+        return self.scripted(example, (scripts.HELPFUL,) * self._count(example))
+
+    def canary(self, example: Example, text: str) -> Episode:
+        """A user whose every message is `text`."""
+        return self.scripted(example, (text,) * self._count(example))
+
+    def verdict(self, form: str, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        return scripts.verdict(form, perfect)
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """What a live assistant is told, and the coach of `reference`."""
+        yield "assistant", self.assistant_context(example, draft.transcript)[0].text
+        words = {"reward": score.reward, "reasons": score.words}
+        yield "coach_reference", self.prompts.render("coach_reference", **words)
+
+    def _count(self, example: Example) -> int:
+        return len(user_texts(self.messages(example)))
+
+    def scripted(
+        self, example: Example, replies: Sequence[str], feedback: Feedback | None = None,
+        kind: Kind = "draft",
+    ) -> Episode:  # fmt: skip
+        """The episode in which the user writes `replies`, and the assistant what it once did."""
+        talk, waiting = self.talk(example, feedback), iter(replies)
+        for message in self.messages(example):
+            if message["role"] == ASSISTANT:
+                self.hear(talk, Line(ASSISTANT, message["content"]))
+                continue
+            self.prompt_again(talk)
+            reply = Completion(text=next(waiting))
+            talk.turns.append(Turn(tuple(talk.context), reply))
+            self.record(talk, reply)
+        return talk.episode(example, Rollout(kind=kind), "done")
+
+    def gold_text(self, example: Example) -> str:
+        """What the real user wrote."""
+        return "\n".join(user_texts(self.messages(example)))

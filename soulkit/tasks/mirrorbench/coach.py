@@ -1,0 +1,78 @@
+"""Coaching a simulated user: what a coach is shown of the judges' words, and what rules can say.
+
+Some judges saw the real user's messages. Of what they wrote a coach gets the sentences that repeat
+none of them, and what the coach writes is checked for them once more before an actor reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from soulkit.judge.echoes import echoes_private
+from soulkit.judge.fence import fence
+from soulkit.judge.leaks import LeakView
+from soulkit.tasks.lessons import safest
+from soulkit.types import Verdict
+
+LONG_MESSAGE = 60
+"""Mean words of a message above which hardly anybody at a keyboard writes."""
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_LAYOUT = re.compile(r"^\s*(?:[-*#]|\d+[.)])\s|\*\*", re.MULTILINE)
+_SERVICE = re.compile(
+    r"\b(?:certainly|delighted|happy to help|as an ai|comprehensive|let me know if|feel free)\b",
+    re.IGNORECASE,
+)
+_GENERAL = (
+    "Write as somebody types who wants something: say what you are after, leave the rest unsaid,",
+    "and answer the assistant's questions with as few words as they need.",
+)
+
+
+def remarks(verdicts: Sequence[Verdict]) -> list[str]:
+    """What judges wrote about the simulated user, each remark once."""
+    texts = [
+        str(verdict.said[name])
+        for verdict in verdicts
+        for name in ("reasoning", "explanation")
+        if name in verdict.said and not verdict.purpose.startswith("pairwise")
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
+    """The judges' remarks for a coach, fenced, without sentences that repeat the real user."""
+    public = f"{view.question}\n{view.public}"
+    lines = []
+    for remark in remarks(verdicts):
+        sentences = [
+            sentence
+            for sentence in _SENTENCE.split(remark)
+            if sentence and not echoes_private(sentence, view.reference, public)
+        ]
+        lines += [" ".join(sentences)] if sentences else []
+    return fence("\n".join(lines), "remarks") if lines else ""
+
+
+def lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
+    """What rules can say about these messages, or in general (None); the fullest safe version."""
+    seen = list(_seen(texts)) if texts is not None else []
+    return safest(((*seen, *_GENERAL), seen, _GENERAL), view)
+
+
+def _seen(texts: Sequence[str]) -> Iterator[str]:
+    written = [text for text in texts if text]
+    if len(written) < len(texts):
+        yield "In some turns you wrote nothing at all: a person would have answered."
+    if not written:
+        return
+    words = fmean(len(text.split()) for text in written)
+    if words > LONG_MESSAGE:
+        yield f"Your messages run to {words:.0f} words; hardly anybody types that much."
+    if any(map(_LAYOUT.search, written)):
+        yield "Leave out lists, headings and bold type."
+    if any(map(_SERVICE.search, written)):
+        yield "You talk like the assistant; the one who asks has no service to offer."
+    if len(set(written)) < len(written):
+        yield "Do not send the same message twice."

@@ -1,0 +1,201 @@
+"""The four questions of MirrorBench: is this user like the real one, and like a person at all?
+
+    gteval     real and simulated user side by side: how alike, from 0 to 1
+    pairwise   both without a name: which is the person? In both orders; 1 won, 0.5 tie, 0 lost
+    rnr        the simulated user alone, against a rubric of three points: YES 1, NO 0
+    ctr        the same, criticised first, then decided with the critique at hand: YES 1, NO 0
+
+Each is a number from 0 to 1, and the headline is their mean. A part that no judge answers readably
+leaves the whole unscored. The same questions about two real users, or two simulated ones, are the
+controls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from soulkit.errors import UnreadableVerdict
+from soulkit.judge.fence import fence
+from soulkit.judge.follow import follow_up
+from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
+from soulkit.judge.panel import pooled
+from soulkit.judge.questions import ask_several
+from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
+from soulkit.judge.transcripts import transcript
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Cast
+from soulkit.tasks.prompting import PromptFolder
+from soulkit.types import Episode, Form, Line, Verdict
+
+PARTS = ("gteval", "pairwise", "rnr", "ctr")
+COMPARING = ("gteval", "pairwise")
+"""The parts that look at two users."""
+LABELS = {"user": "USER", "assistant": "ASSISTANT"}
+CRITIQUE = "ctr_critique"
+CALLS = {"gteval": 1, "pairwise": 6, "rnr": 2, "ctr": 4}
+"""Part → calls of one judge with the published numbers of samples."""
+
+
+class Similarity(VerdictShape):
+    reasoning: str
+    score: float = Field(ge=0, le=1)
+
+
+class Rubric(VerdictShape):
+    reasoning: str
+    verdict: Literal["YES", "NO"]
+
+
+class Revision(VerdictShape):
+    critique: str
+    explanation: str
+    verdict: Literal["YES", "NO"]
+
+
+SHAPES: tuple[type[VerdictShape], ...] = (Similarity, Preference, Rubric, Revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two users with their assistants: who is compared, and with whom."""
+
+    real: Sequence[Line]
+    simulated: Sequence[Line]
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the judges made of a pair."""
+
+    values: dict[str, float]
+    """Part → its number."""
+    flips: float | None
+    """Share of judges and samples whose preference turned with the order."""
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values.values()) / len(self.values)
+
+
+async def judge_users(
+    prompts: PromptFolder, pair: Pair, episode: Episode, cast: Cast,
+    parts: Collection[str] = PARTS,
+) -> Outcome:  # fmt: skip
+    """What the judges of `cast` say to these parts.
+
+    Raises UnreadableVerdict when some part has no readable answer, ConfigError without a judge.
+    """
+    questions = [q for part in parts for q in _questions(part, prompts, pair, episode, cast)]
+    replies = await ask_several(cast, [_guarded(one) for one in questions], episode)
+    if CRITIQUE in replies:
+        revise = _revision(prompts, pair)
+        replies["ctr"] = await follow_up(cast, replies[CRITIQUE], revise, episode)
+    how = cast.panel.combine
+    values = {name: pooled(replies[name], _WORTH[name], how) for name in _WORTH if name in replies}
+    flips = None
+    if "pairwise" in parts:
+        compared = pair_outcome(cast, replies)
+        values["pairwise"], flips = compared.value, compared.position_flip
+    verdicts = tuple(one.verdict() for opinions in replies.values() for one in opinions)
+    return Outcome({part: values[part] for part in PARTS if part in values}, flips, verdicts)
+
+
+def _worth_of_yes(answer: Rubric | Revision) -> float:
+    return float(answer.verdict == "YES")
+
+
+_WORTH: Mapping[str, Callable[[Any], float]] = {
+    "gteval": lambda answer: float(answer.score),
+    "rnr": _worth_of_yes,
+    "ctr": _worth_of_yes,
+}
+
+
+# -- the questions -------------------------------------------------------------------------------
+
+
+def _questions(
+    part: str, prompts: PromptFolder, pair: Pair, episode: Episode, cast: Cast
+) -> list[JudgeQuestion[Any]]:
+    """What is asked at once for a part; of `ctr` the critique, on which the decision follows."""
+    if part == "gteval":
+        return [similarity_question(prompts, fenced(pair.real, "real"),
+                                    fenced(pair.simulated, "simulated"))]  # fmt: skip
+    if part == "pairwise":
+        ordered = pair_questions(cast, episode, lambda first: _preference(prompts, pair, first))
+        return [_named(one, place) for place, one in enumerate(ordered, 1)]
+    conversation = fenced(pair.simulated, "conversation")
+    if part == "rnr":
+        return [question("rnr", prompts.render("judge_rnr", conversation=conversation), Rubric)]
+    return [_critique(prompts.render("judge_critique", conversation=conversation))]
+
+
+def similarity_question(
+    prompts: PromptFolder, real: str, simulated: str
+) -> JudgeQuestion[Similarity]:
+    """How alike two fenced conversations are, from 0 to 1."""
+    prompt = prompts.render("judge_gteval", real=real, simulated=simulated)
+    return question("gteval", prompt, Similarity)
+
+
+def fenced(lines: Sequence[Line], mark: str) -> str:
+    return transcript(lines, LABELS, mark)
+
+
+def _preference(prompts: PromptFolder, pair: Pair, first: bool) -> str:
+    one, two = (pair.simulated, pair.real) if first else (pair.real, pair.simulated)
+    return prompts.render(
+        "judge_pairwise", task_description=pair.description,
+        a=fenced(one, "conversation"), b=fenced(two, "conversation"),
+    )  # fmt: skip
+
+
+def _named(one: JudgeQuestion[Any], place: int) -> JudgeQuestion[Any]:
+    """The question of an order, whose form has a name of its own: scripted judges of self-checks
+    see nothing but that."""
+    schema = one.form.schema if one.form is not None else ""
+    return replace(one, form=Form(f"Preference{place}", schema))
+
+
+def _critique(prompt: str) -> JudgeQuestion[str]:
+    return JudgeQuestion(
+        purpose=CRITIQUE, prompt=prompt, read=_read_critique, dump=lambda text: {"critique": text}
+    )
+
+
+def _read_critique(text: str) -> str:
+    critique = spoken(text, "paper")
+    if not critique:
+        raise UnreadableVerdict("it holds no critique")
+    return critique
+
+
+def _revision(prompts: PromptFolder, pair: Pair) -> Callable[[str], JudgeQuestion[Revision]]:
+    """The decision that follows on a judge's own critique."""
+    conversation = fenced(pair.simulated, "conversation")
+
+    def decide(critique: str) -> JudgeQuestion[Revision]:
+        prompt = prompts.render(
+            "judge_revision", conversation=conversation, critique=fence(critique, "notes")
+        )
+        return _guarded(question("ctr", prompt, Revision))
+
+    return decide
+
+
+def _guarded(one: JudgeQuestion[Any]) -> JudgeQuestion[Any]:
+    """The question, which words that pose as an answer to any of the four spoil."""
+    return replace(one, forgery=_forges_any)
+
+
+def _forges_any(words: str) -> bool:
+    return any(guard.forgery(words) for guard in _GUARDS)
+
+
+_GUARDS = tuple(question("guard", "", shape) for shape in SHAPES)

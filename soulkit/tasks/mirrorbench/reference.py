@@ -1,0 +1,207 @@
+"""MirrorBench under `--protocol reference`: one question, a live assistant, ten messages.
+
+GTEval alone is the score, asked once, and clipped to [0, 1]. Of a conversation the first ten
+messages are played and judged, without an assistant's last one; an assistant that opens it is
+generated like any other. The assistant sees the whole real conversation; the user is told what it
+said behind `AI:`, with the instruction to go on, and a reply without words is skipped. A user who
+gives nothing ends the conversation, which is judged as it stands, however short.
+
+Feedback is one sentence from the judge's reasons, followed by the real user's messages themselves:
+nothing is checked for leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.turns import ChatMessage
+from soulkit.judge.fence import fence
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.panel import opinions, pooled
+from soulkit.judge.structured import VerdictShape, question
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.budgets import first_words
+from soulkit.tasks.controls import Control
+from soulkit.tasks.dialogue import Conversation, others_view
+from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
+from soulkit.tasks.mirrorbench import coach
+from soulkit.tasks.mirrorbench.conversations import (
+    ASSISTANT,
+    USER,
+    conversation_text,
+    first_messages,
+    read_message,
+)
+from soulkit.tasks.mirrorbench.lexical import MEASURES, measured, user_texts
+from soulkit.tasks.mirrorbench.questions import Outcome
+from soulkit.tasks.mirrorbench.task import MirrorBench
+from soulkit.tasks.spec import TaskSpec
+from soulkit.types import (
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Line,
+    Protocol,
+    Score,
+    Segment,
+)
+
+NEXT = "Write the user's next message."
+TURN_WORDS, ALL_WORDS = 500, 2000
+"""Of the real messages in feedback: of each, and of all together."""
+
+
+class LooseSimilarity(VerdictShape):
+    """Any number: what is off the scale counts as its end."""
+
+    reasoning: str
+    score: float
+
+
+class MirrorBenchReference(MirrorBench):
+    templates = ("user", "judge_gteval", "assistant")
+    start = NEXT
+    assistants = ("live",)
+    judges_silence = True
+    judge_calls = 1
+
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.most = int(spec.options["reference_messages"])
+
+    def messages(self, example: Example) -> list[ChatMessage]:
+        return first_messages(example.fields["turns"], self.most)
+
+    # -- playing ----------------------------------------------------------------------------------
+
+    def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
+        """Every conversation begins with the same instruction, and messages stand apart."""
+        talk = Conversation(USER, [self.slot(example, USER, feedback)], merge=False)
+        talk.notify(NEXT)
+        return talk
+
+    async def speak(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """The user's message, within what the episode has left; why it ends here, if it does."""
+        room = episode_room(cast.actor, talk.turns, talk.context)
+        if room < LEAST_TOKENS:
+            return "length"
+        call = rollout.call("actor", example, len(talk.turns))
+        reply = await talk.speak(within_room(cast.actor, room), call)
+        if not reply.text.strip():
+            return "empty"
+        self.record(talk, reply)
+        return ""
+
+    def prompt_again(self, talk: Conversation) -> None:
+        """Nothing is said between two messages of the user."""
+
+    def hear(self, talk: Conversation, line: Line) -> None:
+        """A reply without words is no line, and the user is told to go on all the same."""
+        shown = f"AI: {line.text}\n\n{NEXT}"
+        if line.text:
+            talk.hear(line, shown)
+        else:
+            talk.notify(shown)
+
+    def record(self, talk: Conversation, reply: Completion) -> None:
+        text, _ = read_message(reply.text, self.protocol)
+        talk.record(Line(USER, text), memory=reply.text)
+
+    async def answer(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> str:
+        """Generated, at any place; what is empty is not asked for again."""
+        context = self.assistant_context(example, talk.lines)
+        call = rollout.call("partner", example, index)
+        reply = await cast.player("partner").complete(context, call)
+        talk.usage += reply.usage
+        return reply.text.strip()
+
+    def answers(self, example: Example) -> int:
+        return sum(message["role"] == ASSISTANT for message in self.messages(example))
+
+    def assistant_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        record = fence(conversation_text(example.visible(ASSISTANT)["turns"]), "record")
+        brief = Segment("system", self.prompts.render("assistant", recorded=record))
+        return others_view(ASSISTANT, [brief], lines)
+
+    # -- scoring ----------------------------------------------------------------------------------
+
+    def statuses(self, episode: Episode) -> list[str]:
+        """Every reply is taken as it is."""
+        return ["ok"]
+
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+        lines = [{"role": line.seat, "content": line.text} for line in episode.transcript]
+        prompt = self.prompts.render(
+            "judge_gteval", real=fence(conversation_text(self.messages(example)), "real"),
+            simulated=fence(conversation_text(lines), "simulated"),
+        )  # fmt: skip
+        replies = await opinions(cast, question("gteval", prompt, LooseSimilarity), episode)
+        value = pooled(replies, lambda one: clipped(one.score), cast.panel.combine)
+        return Outcome({"gteval": value}, None, tuple(one.verdict() for one in replies))
+
+    def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
+        """With the distance to the real user, all of whose messages count."""
+        texts = [line.text for line in episode.transcript if line.seat == USER]
+        turns = episode.traces[0].turns if episode.traces else ()
+        messages = len(turns[-1].context) + 1 if turns else 0
+        distances = gaps(measured(user_texts(example.fields["turns"])), measured(texts))
+        return {
+            **super().word_metrics(example, episode), **distances, "num_turn": float(messages)
+        }  # fmt: skip
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """The published evaluation asks about none."""
+        return ()
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
+        """The judge's score and reasons, and nothing of the conversation."""
+        reasons = fence("\n".join(coach.remarks(score.verdicts)), "reasons")
+        return self.prompts.render("coach_reference", reward=score.reward, reasons=reasons)
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        """What the coach writes, with the real messages behind it."""
+        feedback = await super().critique(example, episode, score, cast, rollout)
+        if feedback is None:
+            return None
+        return replace(feedback, text=f"{feedback.text}\n\n{self.real_messages(example)}")
+
+    def real_messages(self, example: Example) -> str:
+        texts = [first_words(t, TURN_WORDS) for t in user_texts(example.fields["turns"])]
+        listed = first_words("\n".join(f"- {text}" for text in texts), ALL_WORDS)
+        return f"For comparison, this is what the real user wrote:\n{listed}"
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        return None
+
+
+def clipped(score: float) -> float:
+    """A score on [0, 1]; what lies beyond counts as its end."""
+    return max(0.0, min(1.0, float(score)))
+
+
+def gaps(
+    real: Mapping[str, float | None], simulated: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """`mattr_gap` …: the distance between two users; None where one of them has no number."""
+    pairs: dict[str, Any] = {name: (real.get(name), simulated.get(name)) for name in MEASURES}
+    return {
+        f"{name}_gap": None if None in pair else abs(pair[1] - pair[0])
+        for name, pair in pairs.items()
+    }
