@@ -44,8 +44,7 @@ class _Script:
         if call.role == "actor":
             return Completion(text=self.lines[min(call.turn, len(self.lines) - 1)])
         if call.role == "judge":
-            form = sampling.form.name if sampling.form is not None else ""
-            return Completion(text=self.task.verdict(form, perfect=True) or "")
+            return Completion(text=self.task.scripted_verdict(sampling.form, perfect=True) or "")
         return Completion(text=REPLY)
 
     async def close(self) -> None:
