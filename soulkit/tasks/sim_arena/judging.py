@@ -75,10 +75,8 @@ class _EachOnce(VerdictShape):
 @lru_cache(maxsize=512)
 def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
     """The shape of a verdict that names each of `labels` once."""
-    name = Annotated[
-        Literal.__getitem__(labels),  # type: ignore[misc]
-        BeforeValidator(partial(_as_called, labels)),
-    ]
+    allowed: Any = Literal.__getitem__(labels)
+    name: Any = Annotated[allowed, BeforeValidator(partial(_as_called, labels))]
     one = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
     every = Annotated[
         list[one],  # type: ignore[valid-type]

@@ -152,7 +152,7 @@ class PlayedPerson(Task):
 
     # -- scripts ------------------------------------------------------------------------------
 
-    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
         """What the recorded person wrote, to the recorded replies."""
         seat = self.partner_seat(example)
         lines = human_lines(example.fields, self.acted_seat(example), seat)
