@@ -147,12 +147,15 @@ def student(count: int = 2) -> Says:
 
 @contextmanager
 def table(
-    actor: str | Says = "", partner: str | Says = "What have you tried?", judge: str | Says = "",
-    *, panel: Panel | None = None, judges: int = 1, coach: str | Says = "", **server: Any,
+    actor: str | Says | None = None, partner: str | Says = "What have you tried?",
+    judge: str | Says = "", *, panel: Panel | None = None, judges: int = 1, coach: str | Says = "",
+    **server: Any,
 ) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
     """(cast, requests) of a running server; a text is said again and again."""
-    players = {"actor": actor or student(), "partner": partner, "judge": judge or verdicts(),
-               "coach": coach}  # fmt: skip
+    players = {
+        "actor": student() if actor is None else actor, "partner": partner,
+        "judge": judge or verdicts(), "coach": coach,
+    }  # fmt: skip
 
     def answer(body: Body) -> str:
         reply = players[str(body["model"]).split("-")[0]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soulkit.data.literals import structure
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.dialogue import Conversation, cut_note, others_view, partner_words, play_out
@@ -32,7 +33,10 @@ class PlayedPerson(Task):
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return read_row(fields)
+        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        kinds = self.spec.columns
+        opened = {k: structure(v) if kinds[k].type == "any" else v for k, v in fields.items()}
+        return read_row(opened)
 
     @property
     def most_turns(self) -> int:
