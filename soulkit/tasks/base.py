@@ -41,6 +41,7 @@ from soulkit.types import (
     Example,
     Failure,
     Feedback,
+    Form,
     Kind,
     Line,
     Protocol,
@@ -302,6 +303,10 @@ class Task(ABC):
         None: the task has no such script, and stays unscored there.
         """
         return None
+
+    def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
+        """`verdict`, for a task whose verdicts name what stands in a row: the form lists it."""
+        return self.verdict(form.name if form is not None else "", perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score

@@ -64,8 +64,7 @@ class _Script:
             self.last = self.recital.line(call) or self.last
             return Completion(text=self.last)
         if call.role == "judge":
-            form = sampling.form.name if sampling.form is not None else ""
-            return Completion(text=self.task.verdict(form, perfect=True) or "")
+            return Completion(text=self.task.scripted_verdict(sampling.form, perfect=True) or "")
         return Completion(text=REPLY)
 
     async def close(self) -> None:

@@ -113,8 +113,7 @@ class _NoModel:
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
         if call.role == "judge" and self.task is not None:
-            form = sampling.form.name if sampling.form is not None else ""
-            verdict = self.task.verdict(form, self.perfect)
+            verdict = self.task.scripted_verdict(sampling.form, self.perfect)
             if verdict is not None:
                 return Completion(text=verdict)
         raise ProviderError(f"the score needs a model in the role '{call.role}'")

@@ -14,15 +14,14 @@ import pytest
 from soulkit.cli import app as cli
 from soulkit.data.files import read_rows, write_rows
 from soulkit.data.rows import dev_split
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import DataError
 from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
-from soulkit.tasks.sim_arena.task import features
+from soulkit.tasks.sim_arena.fields import features
 from soulkit.tasks.voices import VOICES
 from tests.support.road import synth, synth_examples, task_of
 
 TASKS = ("mirrorbench", "sim_doc", "sim_math")
-PLAYED = ("mirrorbench",)
 SOURCES = {"mirrorbench": "mirrorbench", "sim_doc": "sim_arena_doc", "sim_math": "sim_arena_math"}
 
 
@@ -237,10 +236,3 @@ def test_the_commands_work_on_made_rows(
     assert cli.main(["data", "contamination", train, test, "--json"]) in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert not [match for match in report["matches"] if match["kind"] == "exact"]
-
-
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in PLAYED])
-def test_playing_is_refused_with_a_way_out(name: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_registry().refuse_rows_only([name])
-    assert name in refused.value.what and "soul data" in refused.value.why

@@ -236,7 +236,7 @@ def test_declarations_from_before_keys_were_renamed(tmp_path: Path) -> None:
     raw = lights(module="", rows="soulkit.tasks.sim_arena:SimArenaRows", synth=True)
     registry = load_registry(write(tmp_path, raw))
     assert not registry.spec("lights").synth
-    assert type(registry.task("lights")) is type(registry.task("sim_math"))
+    assert type(registry.task("lights")).__name__ == "SimArenaRows"
 
 
 def test_a_class_without_a_file_has_no_prompts_beside_it(tmp_path: Path) -> None:

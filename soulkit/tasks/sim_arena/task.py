@@ -1,10 +1,19 @@
-"""SimulatorArena's rows: a student with a problem, or a writer with a document in mind.
+"""SimulatorArena: a student with a problem, or a writer with a document in mind, talks to an AI.
+
+The actor plays the person, eight messages at most; the assistant is the partner. Judges compare
+what came of it with what the real person wrote: how they write, how they deal with the assistant,
+whether the features show that are recorded of them, and how good the document is that they got.
+
+    sim_math   (writing / 5 + interaction / 5 + features) / 3
+    sim_doc    (document / 10 + writing / 5 + interaction / 5 + writing features
+                + interaction features) / 5
+
+`paper`: a row without recorded features has the mean of its other parts, and the numbers over a
+batch say for how many rows each part was there. A part that a judge owes leaves the episode
+unscored. What differs under `reference` stands in `reference.py`.
 
 The released layout keeps the whole row as JSON text under `raw`; `unpack` in `tasks.yaml` opens it.
-What the person really said stands there twice, alone and inside the conversation. The features that
-a simulation should show are lists of `Feature Name` with `Feature Question Answer`, or with
-`Feature Question` where nobody answered it; entries without a name or a text say nothing and are
-left out, and so is an empty list.
+What the person really said stands there twice, alone and inside the conversation.
 
     {"raw": "{\\"problem\\": \\"Find x ...\\", \\"human_user_queries\\": [\\"how do i start\\"],
      \\"human_public_conversation\\": [{\\"role\\": \\"user\\", ...}, ...]}", "index": 3}
@@ -12,77 +21,373 @@ left out, and so is an empty list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from soulkit.data.literals import structure
-from soulkit.data.turns import conversation
-from soulkit.errors import DataError
+from soulkit.judge.fence import fence, utterance
+from soulkit.judge.leaks import LeakView
+from soulkit.judge.questions import ask_several
+from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
+from soulkit.judge.transcripts import transcript
+from soulkit.models.base import Cast, Panel
+from soulkit.runs.records import drafts
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.batches import mean_of
+from soulkit.tasks.dialogue import Conversation
+from soulkit.tasks.endings import actor_status
 from soulkit.tasks.rows_only import RowsOnly
+from soulkit.tasks.sim_arena import aspects, coach, judging, scripts
+from soulkit.tasks.sim_arena.fields import (
+    INTERACTION,
+    WRITING,
+    Target,
+    human_lines,
+    human_messages,
+    read_row,
+    targets,
+)
+from soulkit.tasks.sim_arena.judging import DOCUMENT, FULFILMENT, LIKERT, RATING, STYLES, Replies
+from soulkit.tasks.sim_arena.play import PlayedPerson
+from soulkit.tasks.sim_arena.turns import Utterance
+from soulkit.types import (
+    BatchMetric,
+    Episode,
+    Example,
+    Line,
+    Record,
+    Role,
+    Score,
+    Segment,
+    unscored,
+)
 
-NAME, ANSWER, QUESTION = "Feature Name", "Feature Question Answer", "Feature Question"
-FEATURES = ("target_writing_style_features", "target_interaction_style_features")
+FINAL_DOCUMENT = "final_document"
+"""The note of an episode that holds the document, and the purpose of the call for it."""
+_METRICS = {"writing_style": "style/writing", "interaction_style": "style/interaction",
+            DOCUMENT: "document/rating"}  # fmt: skip
+TOPS = {**dict.fromkeys(STYLES, LIKERT[1]), DOCUMENT: RATING[1]}
+_TELLING = 2
+"""An answer of so many signs can be told from an ordinary figure in an advice."""
 
 
 class SimArenaRows(RowsOnly):
     """Binds rows of SimulatorArena; playing them is refused."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        opened = super().prepare(fields)
-        lists = {name: features(opened[name], name) for name in FEATURES if name in opened}
+        return read_row(super().prepare(fields))
+
+
+class SimArena(PlayedPerson):
+    """What both tasks share; a subclass says who talks to whom, and about what."""
+
+    person: str
+    partner_name: str
+    labels: ClassVar[Mapping[str, str]]
+    """Seat → how a transcript names it."""
+    looks_at: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Question on a style → what it looks at."""
+    parts: tuple[str, ...]
+    """The parts of the score of a row that has them all."""
+    feature_metrics: ClassVar[Mapping[str, str]]
+    """Column of features → metric of their share."""
+    known_as: ClassVar[Mapping[str, str]]
+    """Column → what a coach is told that it is."""
+    shapes: tuple[type[VerdictShape], ...] = (judging.Likert, judging.DocumentRating)
+    """What the scales are read with."""
+    judges_silence = False
+    """Whether an actor that never said anything is judged like any other."""
+    needs_all = True
+    """Whether a question that nobody answered leaves the episode unscored."""
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        """`parts` says whether a row has every part of the score."""
+        there = {target.column for target in targets(fields)}
+        whole = there == set(self.feature_metrics)
+        return {**super().tags(fields), "parts": "all" if whole else "some"}
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        questions = len(self.asked(example))
+        return {"actor": self.most_turns, "partner": self.most_turns, "judge": questions}
+
+    def asked(self, example: Example) -> tuple[str, ...]:
+        """The questions about an episode of this row."""
+        return (*STYLES, FULFILMENT) if targets(example.fields) else STYLES
+
+    # -- scoring ------------------------------------------------------------------------------
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        """Raises UnreadableVerdict (the episode is then unscored) when a part is missing."""
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        turns = self.turns(episode)
+        if not self.judges_silence and not any(turn.text for turn in turns):
+            return self._silent(example, episode, turns)
+        questions = self.questions(example, episode)
+        may_miss = () if self.needs_all else [one.purpose for one in questions]
+        replies = await ask_several(cast, questions, episode, may_miss)
+        raw = judging.raw_numbers(replies, cast.panel.combine)
+        shares = self.feature_shares(example, replies, cast.panel)
+        value = self.value({**self.scaled(raw), **shares})
+        metrics = {**self.metrics(raw, shares), **self._turn_metrics(example, turns)}
+        agreed = judging.style_agreement(replies)
+        return Score(
+            value=value, reward=value, status=self.status_of(turns),
+            metrics=metrics if agreed is None else {**metrics, "judge_agreement": agreed},
+            words=judging.judge_words(replies), protocol=self.protocol,
+            prompts=self._hashes(example),
+            verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
+        )  # fmt: skip
+
+    def status_of(self, turns: Sequence[Utterance]) -> str:
+        """Whether every turn was in the form that is asked for."""
+        return "salvaged" if any(turn.status == "salvaged" for turn in turns) else "ok"
+
+    def scaled(self, raw: Mapping[str, float]) -> dict[str, float]:
+        """Question on a scale → its number as a share of the best."""
+        return {name: raw[name] / TOPS[name] for name in raw}
+
+    def value(self, shares: Mapping[str, float]) -> float:
+        """One number of the parts that there are."""
+        return sum(shares.values()) / len(shares)
+
+    def feature_shares(
+        self, example: Example, replies: Replies, panel: Panel
+    ) -> Mapping[str, float]:
+        """Column → share of its features that showed, of the columns that the row has."""
+        if FULFILMENT not in replies:
+            return {}
+        listed = targets(example.fields)
+        return judging.feature_shares(replies[FULFILMENT], listed, panel.combine)
+
+    def metrics(
+        self, raw: Mapping[str, float], shares: Mapping[str, float]
+    ) -> dict[str, float | None]:
+        """The parts by their names, raw; a part that is not there has no entry."""
+        metrics: dict[str, float | None] = {_METRICS[name]: raw[name] for name in raw}
+        for name in STYLES:
+            if name in raw:
+                metrics[f"{_METRICS[name]}_from_zero"] = judging.from_zero(raw[name])
+        metrics |= {self.feature_metrics[column]: share for column, share in shares.items()}
+        return {**metrics, "parts/share": (len(raw) + len(shares)) / len(self.parts)}
+
+    def _turn_metrics(
+        self, example: Example, turns: Sequence[Utterance]
+    ) -> dict[str, float | None]:
+        """How many messages there were, and whether the actor ended the conversation itself."""
         return {
-            **opened,
-            **lists,
-            "human_user_queries": _queries(opened["human_user_queries"]),
-            "human_public_conversation": _talk(opened["human_public_conversation"]),
-            "features": "with" if any(lists.values()) else "without",
+            "turns/messages": float(sum(bool(turn.text) for turn in turns)),
+            "turns/human": float(len(human_messages(example.fields))),
+            "turns/ended": float(any(turn.ended for turn in turns)),
         }
 
+    def _silent(self, example: Example, episode: Episode, turns: Sequence[Utterance]) -> Score:
+        """The score of a person that never said anything: the actor's failure, and no judge's
+        business."""
+        status = "empty"
+        if episode.final is not None:
+            status = actor_status(episode.final, "empty", self.strict_endings)
+        low = self.spec.metric.low
+        return Score(
+            value=low, reward=low, status=status, metrics=self._turn_metrics(example, turns),
+            words="The person never said anything.", protocol=self.protocol,
+            prompts=self._hashes(example),
+        )  # fmt: skip
 
-def features(value: Any, column: str) -> list[dict[str, str]] | None:
-    """The features that say something, in their order; None for none. DataError for no list."""
-    if value is None or value == "":
-        return None
-    items = structure(value)
-    if not isinstance(items, list | tuple):
-        raise DataError(
-            f"row: '{column}' should hold a list of features.",
-            f"It holds {type(items).__name__} {items!r:.60}.",
-            f"Write a list of objects with '{NAME}' and '{ANSWER}'.",
+    def _hashes(self, example: Example) -> dict[str, str]:
+        actor, partner = self.acted_seat(example), self.partner_seat(example)
+        seats = (actor, f"{actor}_opening", partner, f"{partner}_opening")
+        return self.prompts.hashes(*seats, *(_TEMPLATES[name] for name in self.asked(example)))
+
+    # -- questions ----------------------------------------------------------------------------
+
+    def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
+        shapes = {name: self.shape(name, example) for name in self.asked(example)}
+        made = []
+        for name, shape in shapes.items():
+            beside = tuple(other for other in shapes.values() if other is not shape)
+            prompt = self.judge_prompt(name, example, episode)
+            made.append(question(name, prompt, shape, beside=beside))
+        return made
+
+    def shape(self, name: str, example: Example) -> type[VerdictShape]:
+        """What a question is answered with."""
+        likert, rating = self.shapes
+        if name == FULFILMENT:
+            return judging.fulfilment_shape(tuple(t.label for t in targets(example.fields)))
+        return rating if name == DOCUMENT else likert
+
+    def judge_prompt(self, name: str, example: Example, episode: Episode) -> str:
+        ask = {STYLES[0]: self._writing_prompt, STYLES[1]: self._interaction_prompt}
+        return ask.get(name, self._features_prompt)(example, episode)
+
+    def _writing_prompt(self, example: Example, episode: Episode) -> str:
+        seat = self.acted_seat(example)
+        real = [Line(seat, text) for text in human_messages(example.fields)]
+        simulated = [line for line in episode.transcript if line.seat == seat]
+        return self._compared(STYLES[0], self.told(real, "real"), self.told(simulated, "program"))
+
+    def _interaction_prompt(self, example: Example, episode: Episode) -> str:
+        recorded = example.fields["human_public_conversation"]
+        lines = human_lines(example.fields, self.acted_seat(example), self.partner_seat(example))
+        real = fence(recorded, "real") if isinstance(recorded, str) else self.told(lines, "real")
+        return self._compared(STYLES[1], real, self.told(episode.transcript, "program"))
+
+    def _compared(self, name: str, real: str, simulated: str) -> str:
+        return self.prompts.render(
+            _TEMPLATES[name], person=self.person, partner=self.partner_name, real=real,
+            simulated=simulated, aspects=", ".join(self.looks_at[name]),
+        )  # fmt: skip
+
+    def _features_prompt(self, example: Example, episode: Episode) -> str:
+        listed = targets(example.fields)
+        texts = "\n".join(self.feature_line(target) for target in listed)
+        return self.prompts.render(
+            "judge_features", person=self.person, partner=self.partner_name,
+            features=fence(texts, "features"), count=len(listed),
+            simulated=self.told(episode.transcript, "program"),
+        )  # fmt: skip
+
+    def feature_line(self, target: Target) -> str:
+        """A feature as the judge reads it."""
+        return f"- {target.label}: {utterance(target.text)}"
+
+    def told(self, lines: Iterable[Line], mark: str) -> str:
+        """Lines as a judge reads them."""
+        return transcript(lines, self.labels, mark)
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """The attempt, how it compared, and what the judges saw, less what repeats the person."""
+        notes = coach.judge_notes(score, human_messages(example.fields), self._public(example))
+        return {
+            "person": self.person, "partner": self.partner_name,
+            "brief": self.brief(example), "transcript": self.told(episode.transcript, "attempt"),
+            "marks": coach.mark_lines(score.metrics),
+            "notes": fence(notes, "remarks") if notes else "",
+            "remarks": self._remarks(example, episode),
+            "words": self.spec.feedback.max_words // 2,
+        }  # fmt: skip
+
+    def brief(self, example: Example) -> list[tuple[str, str]]:
+        """(name, text) of what actor and coach know of the row."""
+        view = self.view(example, "coach")
+        return [(name, view[column]) for column, name in self.known_as.items() if view.get(column)]
+
+    def _remarks(self, example: Example, episode: Episode) -> list[str]:
+        human = human_messages(example.fields)
+        turns, shown = self.turns(episode), self._public(example)
+        return coach.turn_remarks(turns, human, shown, self.most_turns)
+
+    def _public(self, example: Example) -> str:
+        return "\n".join(text for _, text in self.brief(example))
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """What rules see in the actor's own turns."""
+        remarks = self._remarks(example, episode) if episode is not None else []
+        return " ".join([*remarks, coach.advice()])
+
+    def leak_view(self, example: Example) -> LeakView:
+        """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""
+        answer = str(example.fields.get("correct_answer") or "").strip()
+        return LeakView(
+            private=(answer,) if len(answer) >= _TELLING else (),
+            rubric=coach.RUBRIC,
+            reference="\n".join(human_messages(example.fields)),
+            public=self._public(example),
         )
-    return [feature for item in items if (feature := _feature(item))] or None
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """The mean of each part, over the rows that have it, and of rows with all parts."""
+        main = drafts(records)
+        names = {**{p: _METRICS[p] for p in self.parts if p in _METRICS}, **self.feature_metrics}
+        metrics = {
+            f"parts/{metric.replace('/', '_')}": mean_of(
+                [_share_of(record.score.metrics.get(metric), TOPS.get(name, 1)) for record in main]
+            )
+            for name, metric in names.items()
+        }
+        for name in ("all", "some"):
+            values = [r.score.value for r in main if r.tags.get("parts") == name]
+            metrics[f"similarity/{name}_parts"] = mean_of(values)
+        return {name: metric for name, metric in metrics.items() if metric.n}
 
 
-def _feature(item: Any) -> dict[str, str]:
-    if not isinstance(item, Mapping):
-        return {}
-    texts = {k: str(item[k]).strip() for k in (NAME, ANSWER, QUESTION) if item.get(k) is not None}
-    feature = {k: text for k, text in texts.items() if text}
-    return feature if NAME in feature and len(feature) > 1 else {}
+def _share_of(raw: float | None, top: float) -> float | None:
+    return None if raw is None else raw / top
 
 
-def _queries(value: Any) -> list[str]:
-    """What the person said, message by message; a single text is one message."""
-    messages = [value] if isinstance(value, str) else value
-    if not isinstance(messages, list | tuple) or not all(
-        isinstance(message, str) for message in messages
-    ):
-        raise DataError(
-            "row: 'human_user_queries' should hold what the person said.",
-            f"It holds {type(value).__name__} {value!r:.60}.",
-            "Write a list of texts, or one text.",
-        )
-    if not any(message.strip() for message in messages):
-        raise DataError(
-            "row: 'human_user_queries' holds no words.",
-            "There is nothing to compare a simulated person with.",
-            "Fill it in, or leave the row out.",
-        )
-    return list(messages)
+_TEMPLATES = {STYLES[0]: "judge_writing", STYLES[1]: "judge_interaction",
+              FULFILMENT: "judge_features", DOCUMENT: "judge_document"}  # fmt: skip
 
 
-def _talk(value: Any) -> Any:
-    """The conversation as messages; a text that lists its lines stays as it is."""
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    return conversation(value, "human_public_conversation")
+class SimMath(SimArena):
+    """A student and a tutor."""
+
+    tags_asked = ("Query", "Response")
+    person, partner_name = "student", "an AI tutor"
+    labels: ClassVar = {"student": "Student", "tutor": "AI Tutor"}
+    looks_at: ClassVar = {STYLES[0]: aspects.MATH_WRITING, STYLES[1]: aspects.MATH_INTERACTION}
+    parts = (*STYLES, INTERACTION)
+    feature_metrics: ClassVar = {INTERACTION: "features/met"}
+    known_as: ClassVar = {"problem": "The problem", "user_profile_text": "Who the student is"}
+
+
+class SimDoc(SimArena):
+    """A writer and an assistant that writes; at the end it is asked for the document."""
+
+    tags_asked = ("Message",)
+    person, partner_name = "person", "an AI writing assistant"
+    labels: ClassVar = {"writer": "User", "assistant": "AI Writing Assistant"}
+    looks_at: ClassVar = {STYLES[0]: aspects.DOC_WRITING, STYLES[1]: aspects.DOC_INTERACTION}
+    parts = (DOCUMENT, *STYLES, WRITING, INTERACTION)
+    feature_metrics: ClassVar = {WRITING: "features/writing", INTERACTION: "features/interaction"}
+    known_as: ClassVar = {
+        "document_type": "The document", "intent": "What it is for",
+        "pre_writing_materials_text": "Their notes", "user_profile_text": "Who they are",
+    }  # fmt: skip
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """The final document is one more call of the assistant."""
+        return {**super().calls(example), "partner": self.most_turns + 1}
+
+    def asked(self, example: Example) -> tuple[str, ...]:
+        return (DOCUMENT, *super().asked(example))
+
+    async def close(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> None:
+        """The document as the assistant has it in the end; where nothing was said there is none."""
+        if not talk.lines and not self.judges_silence:
+            return
+        seat = self.acted_seat(example)
+        request = Line(seat, self.prompts.render(FINAL_DOCUMENT))
+        call = rollout.call("partner", example, self.most_turns, purpose=FINAL_DOCUMENT)
+        context = self.document_context(example, [*talk.lines, request])
+        talk.notes[FINAL_DOCUMENT] = await self.ask_partner(cast, context, call, talk) or ""
+
+    def document_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """What the assistant is asked for the document with: the conversation and the request."""
+        return self.partner_context(example, lines)
+
+    def script_close(self, talk: Conversation) -> None:
+        partner = [line.text for line in talk.lines if line.seat != talk.seat]
+        talk.notes[FINAL_DOCUMENT] = partner[-1] if partner else scripts.NEUTRAL_DOCUMENT
+
+    def judge_prompt(self, name: str, example: Example, episode: Episode) -> str:
+        if name != DOCUMENT:
+            return super().judge_prompt(name, example, episode)
+        view = self.view(example, "judge")
+        preferences = view["target_document_preferences"]
+        return self.prompts.render(
+            "judge_document", document_type=view["document_type"], intent=view["intent"],
+            preferences=fence(preferences, "preferences") if preferences else "",
+            document=fence(str(episode.notes.get(FINAL_DOCUMENT) or ""), "document"),
+        )  # fmt: skip
+
+    def _hashes(self, example: Example) -> dict[str, str]:
+        return {**super()._hashes(example), **self.prompts.hashes(FINAL_DOCUMENT)}

@@ -1,0 +1,207 @@
+"""How a person of SimulatorArena is played: who talks to whom, when it is over, and scripts of it.
+
+The actor is the person and speaks first; the assistant is the partner. Each sees the other's words
+without tags, and the assistant's first message comes with the task around it. Eight messages of the
+person at most. It is over when the person says so or says nothing; an assistant that says nothing
+twice breaks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from soulkit.data.literals import structure
+from soulkit.models.base import Cast
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.dialogue import Conversation, cut_note, others_view, partner_words, play_out
+from soulkit.tasks.partners import partner_reply
+from soulkit.tasks.sim_arena import scripts
+from soulkit.tasks.sim_arena.fields import human_lines, human_messages, read_row
+from soulkit.tasks.sim_arena.turns import PHRASE, Utterance, read_utterance
+from soulkit.types import Call, Completion, Episode, Example, Feedback, Form, Kind, Line, Segment
+
+ENDED = "terminated"
+
+
+class PlayedPerson(Task):
+    """A task in which the actor plays a person who talks to an assistant."""
+
+    tags_asked: tuple[str, ...]
+    """The tags of a message; the first is that of the first message."""
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        kinds = self.spec.columns
+        opened = {k: structure(v) if kinds[k].type == "any" else v for k, v in fields.items()}
+        return read_row(opened)
+
+    @property
+    def most_turns(self) -> int:
+        """Messages of the person at most: the option `max_turns`."""
+        return int(self.spec.options.get("max_turns", 8))
+
+    def partner_seat(self, example: Example) -> str:
+        return next(seat for seat, role in example.seats.items() if role == "partner")
+
+    # -- prompts ------------------------------------------------------------------------------
+
+    def view(self, example: Example, reader: str) -> dict[str, Any]:
+        """What a reader may see, within its word budgets."""
+        view, _ = self.within_budget(example.visible(reader))
+        return view
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The actor's brief, feedback at its end."""
+        view = self.view(example, seat)
+        bare = self.prompts.render(seat, feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return tuple(self.conversation(example, None).context)
+
+    def conversation(self, example: Example, feedback: Feedback | None) -> Conversation:
+        """The actor's side before the first turn."""
+        seat = self.acted_seat(example)
+        _, cuts = self.within_budget(example.visible(seat))
+        talk = Conversation(seat, [self.slot(example, seat, feedback)], notes=cut_note(cuts))
+        talk.notify(self.prompts.render(f"{seat}_opening", **self.view(example, seat)))
+        return talk
+
+    def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """The assistant's side: its brief, the first message with the task around it, the rest."""
+        seat = self.partner_seat(example)
+        view = self.view(example, seat)
+        words = lines[0].text if lines else ""
+        first = self.prompts.render(f"{seat}_opening", message=words, **view)
+        brief = Segment("system", self.prompts.render(seat, **view))
+        actor = self.acted_seat(example)
+        return others_view(seat, [brief], [Line(actor, first), *lines[1:]])
+
+    # -- the road -----------------------------------------------------------------------------
+
+    def read(self, reply: str) -> Utterance:
+        """A turn of the actor."""
+        return read_utterance(reply, self.tags_asked)
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        cast.player("partner")
+        talk = self.conversation(example, rollout.feedback)
+
+        async def converse() -> str:
+            stop = await self._converse(example, cast, rollout, talk)
+            await self.close(example, cast, rollout, talk)
+            return stop
+
+        return await play_out(talk, example, rollout, converse)
+
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """Turn by turn until the end; returns why it stopped."""
+        for index in range(self.most_turns):
+            if stop := await self.speak(example, cast, rollout, talk, index):
+                return stop
+            call = rollout.call("partner", example, index)
+            context = self.partner_context(example, talk.lines)
+            text = await self.ask_partner(cast, context, call, talk)
+            if text is None:
+                return "partner_silent"
+            talk.hear(Line(self.partner_seat(example), text))
+        return "max_turns"
+
+    async def speak(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> str:
+        """The actor's turn; why it ends the conversation, empty where it does not."""
+        reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
+        return self.take_turn(talk, reply.text)
+
+    def take_turn(self, talk: Conversation, reply: str) -> str:
+        """The actor's reply as a line; why it ends the conversation, empty where it does not."""
+        turn = self.read(reply)
+        if turn.text:
+            talk.record(Line(talk.seat, turn.text), memory=self.memory(reply))
+        if turn.ended:
+            return ENDED
+        return "" if turn.text else "empty"
+
+    def memory(self, reply: str) -> str:
+        """What the actor sees of its own reply later."""
+        return partner_words(reply) or reply
+
+    async def ask_partner(
+        self, cast: Cast, context: Sequence[Segment], call: Call, talk: Conversation
+    ) -> str | None:
+        """What the assistant says; PartnerError when that is nothing, twice. None: it is silent,
+        and that ends the conversation."""
+        player = cast.player("partner")
+        text, usage = await partner_reply(player, context, call, partner_words, "the assistant")
+        talk.usage += usage
+        return text
+
+    async def close(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> None:
+        """What is asked for when the conversation is over."""
+
+    def turns(self, episode: Episode) -> list[Utterance]:
+        """The actor's turns, read again from what it emitted."""
+        turns = episode.traces[0].turns if episode.traces else ()
+        return [self.read(turn.completion.text) for turn in turns]
+
+    # -- scripts ------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
+        """What the recorded person wrote, to the recorded replies."""
+        seat = self.partner_seat(example)
+        lines = human_lines(example.fields, self.acted_seat(example), seat)
+        answers = [line.text for line in lines if line.seat == seat and line.text.strip()]
+        messages = [self.tagged(t, i) for i, t in enumerate(human_messages(example.fields))]
+        replies = [*messages, PHRASE][: self.most_turns]
+        return self.scripted(example, replies, answers, feedback, "gold")
+
+    def wrong(self, example: Example) -> Episode:
+        """A person that nobody is."""
+        messages = [self.tagged(text, i) for i, text in enumerate(scripts.UNLIKE)]
+        return self.scripted(example, [*messages, PHRASE])
+
+    def canary(self, example: Example, text: str) -> Episode:
+        """A conversation in which every message of the person is `text`."""
+        return self.scripted(example, [self.tagged(text, i) for i in range(scripts.CANARY_TURNS)])
+
+    def tagged(self, text: str, index: int) -> str:
+        """A message in the form that is asked for."""
+        return f"{self.tags_asked[min(index, len(self.tags_asked) - 1)]}: {text}"
+
+    def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
+        """What a judge would answer on `gold` (perfect) or on `wrong`."""
+        return scripts.scripted_answer(form, perfect)
+
+    def scripted(
+        self, example: Example, replies: Sequence[str], answers: Sequence[str] = (),
+        feedback: Feedback | None = None, kind: Kind = "draft",
+    ) -> Episode:  # fmt: skip
+        """The episode in which the actor says `replies` and the assistant `answers`, then nothing
+        in particular."""
+        talk, stop = self.conversation(example, feedback), "max_turns"
+        partner_lines = [*answers, *scripts.neutral(len(replies))]
+        for reply, answer in zip(replies[: self.most_turns], partner_lines, strict=False):
+            talk.take(Completion(text=reply))
+            if end := self.take_turn(talk, reply):
+                stop = end
+                break
+            talk.hear(Line(self.partner_seat(example), answer))
+        self.script_close(talk)
+        return talk.episode(example, Rollout(kind=kind), stop)
+
+    def script_close(self, talk: Conversation) -> None:
+        """What is there at the end of a scripted conversation."""
+
+    def gold_text(self, example: Example) -> str:
+        """What the person wrote."""
+        return "\n".join(human_messages(example.fields))

@@ -1,0 +1,208 @@
+"""SimulatorArena under `--protocol reference`: the published reading, stops and arithmetic.
+
+A turn is what stands after the first `Response:`, else `Query:` (`Message:` for documents), with
+its thinking; the phrase ends it wherever it stands, and so does a tag with nothing after it.
+Whoever is silent ends the conversation, which is judged all the same, and a document is asked for
+even where nothing was said. The mean has its full denominator: a part that no judge gave, or that
+the row lacks, counts 0. Numbers off a scale are moved to its end; verdicts on features belong to
+them by their place. There is no feedback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from soulkit.errors import CallError
+from soulkit.judge.fence import fence
+from soulkit.judge.panel import readable
+from soulkit.judge.structured import VerdictShape
+from soulkit.models.base import Cast, Panel
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.dialogue import Conversation
+from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
+from soulkit.tasks.sim_arena import judging
+from soulkit.tasks.sim_arena.fields import FEATURES, Target, targets
+from soulkit.tasks.sim_arena.judging import FULFILMENT, MATCH, Replies
+from soulkit.tasks.sim_arena.task import TOPS, SimArena, SimDoc, SimMath
+from soulkit.tasks.sim_arena.turns import PHRASE, Utterance
+from soulkit.types import (
+    BatchMetric,
+    Call,
+    Episode,
+    Example,
+    Feedback,
+    Line,
+    Record,
+    Score,
+    Segment,
+)
+
+NO_ROOM = "length"
+
+
+class PublishedPerson(SimArena):
+    """What differs in both tasks."""
+
+    tags_read: tuple[str, ...]
+    """The tags in the order in which they are looked for."""
+    shapes = (judging.LooseLikert, judging.LooseRating)
+    judges_silence = True
+    needs_all = False
+
+    # -- the road -----------------------------------------------------------------------------
+
+    def read(self, reply: str) -> Utterance:
+        return read_published(reply, self.tags_read)
+
+    def memory(self, reply: str) -> str:
+        return reply
+
+    async def speak(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> str:
+        """A turn with what is left of the episode; where that is next to nothing it is over."""
+        room = episode_room(cast.actor, talk.turns, talk.context)
+        if room < LEAST_TOKENS:
+            return NO_ROOM
+        actor = within_room(cast.actor, room)
+        reply = await talk.speak(actor, rollout.call("actor", example, index))
+        return self.take_turn(talk, reply.text)
+
+    async def ask_partner(
+        self, cast: Cast, context: Sequence[Segment], call: Call, talk: Conversation
+    ) -> str | None:
+        """One attempt, its thinking part of it."""
+        try:
+            reply = await cast.player("partner").complete(context, call)
+        except CallError as error:
+            talk.usage += error.usage
+            raise
+        talk.usage += reply.usage
+        return reply.text if reply.text.strip() else None
+
+    # -- scoring ------------------------------------------------------------------------------
+
+    def shape(self, name: str, example: Example) -> type[VerdictShape]:
+        if name == FULFILMENT:
+            return judging.loose_fulfilment(tuple(t.label for t in targets(example.fields)))
+        return super().shape(name, example)
+
+    def scaled(self, raw: Mapping[str, float]) -> dict[str, float]:
+        return {name: published_norm(raw[name], TOPS[name]) or 0.0 for name in raw}
+
+    def value(self, shares: Mapping[str, float]) -> float:
+        return published_mean([shares.get(part) for part in self.parts])
+
+    def feature_shares(
+        self, example: Example, replies: Replies, panel: Panel
+    ) -> Mapping[str, float]:
+        """Column → share, by the first opinion that could be read."""
+        opinions = readable(replies.get(FULFILMENT, ()))
+        verdicts = [r.classification for r in opinions[0].results] if opinions else None
+        return self.published_shares(targets(example.fields), verdicts)
+
+    def published_shares(
+        self, listed: Sequence[Target], verdicts: Sequence[str] | None
+    ) -> dict[str, float]:
+        """Column → share of its features, paired with the verdicts by their place."""
+        return by_position([target.column for target in listed], verdicts, self.feature_metrics)
+
+    def status_of(self, turns: Sequence[Utterance]) -> str:
+        return "ok"
+
+    def told(self, lines: Iterable[Line], mark: str) -> str:
+        """Lines as the published prompts show them."""
+        return fence(published_lines(lines, self.labels), mark)
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
+        """None for a row that lacks a part: not even its own person could have the maximum."""
+        whole = self.tags(example.fields)["parts"] == "all"
+        return super().gold(example, feedback) if whole else None
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    def gate(self, score: Score, step: int) -> bool:
+        """Nobody is given feedback."""
+        return False
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """The mean over the rows is all there is."""
+        return {}
+
+
+class SimMathReference(PublishedPerson, SimMath):
+    tags_read = ("Response", "Query")
+
+    def published_shares(
+        self, listed: Sequence[Target], verdicts: Sequence[str] | None
+    ) -> dict[str, float]:
+        """Over however many verdicts came back."""
+        if not verdicts:
+            return {}
+        return dict.fromkeys(self.feature_metrics, share_of_matches(verdicts))
+
+
+class SimDocReference(PublishedPerson, SimDoc):
+    tags_read = ("Message",)
+
+    def asked(self, example: Example) -> tuple[str, ...]:
+        """Features are asked about even where there are none."""
+        return (*super().asked(example)[:3], FULFILMENT)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_published(reply: str, tags: Sequence[str]) -> Utterance:
+    """What the published code takes for a turn."""
+    message, tagged = reply, False
+    for tag in tags:
+        _, mark, rest = reply.partition(f"{tag}:")
+        if mark:
+            message, tagged = rest.strip(), True
+            break
+    if PHRASE in message.lower():
+        return Utterance("", True)
+    if not message:
+        return Utterance("", tagged, "ok" if tagged else "empty")
+    return Utterance(message)
+
+
+def published_lines(lines: Iterable[Line], labels: Mapping[str, str]) -> str:
+    """One utterance after the other, as `- Student: ...`."""
+    return "\n".join(f"- {labels.get(line.seat, line.seat)}: {line.text}" for line in lines)
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def published_norm(raw: float | None, top: float) -> float | None:
+    """`raw` / `top` between 0 and 1, whatever is no number as 1; None for nothing."""
+    if raw is None:
+        return None
+    return 1.0 if math.isnan(raw) else min(1.0, max(0.0, raw / top))
+
+
+def published_mean(values: Sequence[float | None]) -> float:
+    """The mean, in which what is missing counts 0; 0 for no values."""
+    return sum(value or 0.0 for value in values) / len(values) if values else 0.0
+
+
+def share_of_matches(verdicts: Sequence[str]) -> float:
+    """The share of `Match`; 0 for no verdicts."""
+    return sum(verdict == MATCH for verdict in verdicts) / len(verdicts) if verdicts else 0.0
+
+
+def by_position(
+    columns: Sequence[str], verdicts: Sequence[str] | None, known: Iterable[str] = FEATURES
+) -> dict[str, float]:
+    """Column → share of `Match` among the verdicts that fall to its features, the first verdict to
+    the first feature; 0 where none does."""
+    pairs = list(zip(columns, verdicts or (), strict=False))
+    return {
+        column: share_of_matches([verdict for other, verdict in pairs if other == column])
+        for column in known
+    }
