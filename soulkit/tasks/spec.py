@@ -19,10 +19,14 @@ from soulkit.tasks.suites import Suite
 from soulkit.types import Protocol, Role
 
 HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+EVALUATION_ONLY = "evaluation_only"
+"""Column of rows that may be evaluated on and never trained on: their terms say so."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
-    name: {"type": "any", "required": False, "audience": [], "identity": False}
-    for name in ("index", "provenance", "licence")
-}
+    name: {"type": kind, "required": False, "audience": [], "identity": False}
+    for name, kind in {
+        "index": "any", "provenance": "any", "licence": "any", EVALUATION_ONLY: "bool"
+    }.items()
+}  # fmt: skip
 """Columns that any row may have: nobody sees them, and they are no part of what a row says."""
 
 READERS = ("judge", "coach", "gold")
@@ -135,6 +139,8 @@ class TaskSpec(Strict):
     feedback: FeedbackSpec = FeedbackSpec()
     options: dict[str, Any] = Field(default_factory=dict)
     """Numbers of the task itself (turn limits)."""
+    evaluation_only: bool = False
+    """Whether training refuses the task, whatever its rows say: the terms of its data forbid it."""
     published: str = ""
     """The row of the published results, when there is one."""
     citation: str = ""
