@@ -17,9 +17,10 @@ from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderErro
 from soulkit.judge.fence import fence
 from soulkit.judge.pairwise import judge_pair
 from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
+from soulkit.judge.transcripts import utterances
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.tasks.base import Task, utterances
+from soulkit.tasks.base import Task
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
 

@@ -11,13 +11,14 @@ once, the side drawn from the example: half the price, unbiased over many rows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from soulkit.judge.panel import Opinion, opinions, pair_orders, pooled
-from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.panel import Opinion, pair_orders, pooled
+from soulkit.judge.questions import ask_several
+from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict
 
@@ -68,29 +69,63 @@ class PairOutcome:
 async def judge_pair(
     cast: Cast, episode: Episode, prompt: Callable[[bool], str], purpose: str = PURPOSE
 ) -> PairOutcome:
-    """The cast's judges on a pair, in the orders that `cast.panel` asks for.
+    """The cast's judges on a pair, in the orders that `cast.panel` asks for, asked at once.
 
     `prompt(first)` is the question with the episode as A (True) or as B (False); texts of models
     are in it through `fence` only. Raises ConfigError without a judge, UnreadableVerdict when a
     judge has no readable answer in some order.
     """
-    all_opinions: list[Opinion[Preference]] = []
-    by_order: list[list[Ballot]] = []
-    means = []
-    for first in pair_orders(episode, cast.panel.orders, purpose):
-        ordered_question = question(
-            f"{purpose}_{'first' if first else 'second'}", prompt(first), Preference
-        )
-        order_opinions = await opinions(cast, ordered_question, episode)
-        all_opinions += order_opinions
-        by_order.append([_ballot(o, first) for o in order_opinions if o.answer is not None])
-        means.append(pooled(order_opinions, partial(_side, first), cast.panel.combine))
+    questions = pair_questions(cast, episode, prompt, purpose)
+    return pair_outcome(cast, await ask_several(cast, questions, episode), purpose)
+
+
+def pair_questions(
+    cast: Cast,
+    episode: Episode,
+    prompt: Callable[[bool], str],
+    purpose: str = PURPOSE,
+    samples: int = 1,
+) -> list[JudgeQuestion[Preference]]:
+    """The question in each order, for whoever asks others beside it (`ask_several`).
+
+    Each takes so many opinions as the task declares for its purpose, `pairwise_first` or
+    `pairwise_second`; without a declaration, `samples`.
+    """
+    return [
+        replace(question(_ordered(purpose, first), prompt(first), Preference), samples=samples)
+        for first in pair_orders(episode, cast.panel.orders, purpose)
+    ]
+
+
+def pair_outcome(
+    cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]], purpose: str = PURPOSE
+) -> PairOutcome:
+    """What the opinions on `pair_questions` come to; other purposes in `replies` are left alone.
+
+    Raises ValueError when there are none, or none readable in some order.
+    """
+    orders = [first for first in (True, False) if _ordered(purpose, first) in replies]
+    panels = [replies[_ordered(purpose, first)] for first in orders]
+    means = [
+        pooled(panel, partial(_side, first), cast.panel.combine)
+        for first, panel in zip(orders, panels, strict=True)
+    ]
+    if not means:
+        raise ValueError(f"nobody was asked for {purpose}")
+    by_order = [
+        [_ballot(opinion, first) for opinion in panel if opinion.answer is not None]
+        for first, panel in zip(orders, panels, strict=True)
+    ]
     return PairOutcome(
         value=sum(means) / len(means),
         flips=_flips(by_order),
         ballots=tuple(ballot for ballots in by_order for ballot in ballots),
-        verdicts=tuple(opinion.verdict() for opinion in all_opinions),
+        verdicts=tuple(opinion.verdict() for panel in panels for opinion in panel),
     )
+
+
+def _ordered(purpose: str, first: bool) -> str:
+    return f"{purpose}_{'first' if first else 'second'}"
 
 
 def _side(first: bool, preference: Preference) -> float:

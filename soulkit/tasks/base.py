@@ -20,6 +20,7 @@ from soulkit.errors import CallError, ConfigError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
+from soulkit.judge.transcripts import utterances as utterances
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.batches import as_batch_metrics, mean_of
@@ -382,12 +383,6 @@ def judged_dimensions(score: Score) -> tuple[str, ...]:
     readable = [verdict for verdict in score.verdicts if verdict.said]
     parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
     return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
-
-
-def utterances(episode: Episode) -> list[str]:
-    """What the acted seats said, turn by turn, as everybody heard it."""
-    seats = {trace.seat for trace in episode.traces}
-    return [line.text for line in episode.transcript if line.seat in seats]
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:

@@ -17,7 +17,6 @@ What differs under `reference` stands in `reference.py`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,8 @@ from soulkit.judge import panel
 from soulkit.judge.fence import fence
 from soulkit.judge.hacking import Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.structured import question
+from soulkit.judge.questions import ask_several
+from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.dialogue import Conversation, cut_note, others_words, play_out
@@ -253,19 +253,12 @@ class Sotopia(Task):
 
     async def _opinions(self, example: Example, episode: Episode, cast: Cast) -> _Opinions:
         shape, prompt = self.ratings, self.judge_prompt(example, episode)
-        rating_question = question("score", prompt, shape, beside=(Audit,))
-        rating = panel.opinions(cast, rating_question, episode)
-        lines = self._audited(example, episode)
-        if not lines:
-            return await rating, []
-        prompt = self.audit_prompt(example, lines)
-        audit = question("audit", prompt, Audit, beside=(shape,), role="auditor")
-        both = asyncio.gather(rating, panel.opinions(cast, audit, episode), return_exceptions=True)
-        rated, audits = await both
-        for outcome in (rated, audits):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return rated, audits  # type: ignore[return-value]
+        questions: list[JudgeQuestion[Any]] = [question("score", prompt, shape, beside=(Audit,))]
+        if lines := self._audited(example, episode):
+            prompt = self.audit_prompt(example, lines)
+            questions.append(question("audit", prompt, Audit, beside=(shape,), role="auditor"))
+        replies = await ask_several(cast, questions, episode)
+        return replies["score"], replies.get("audit", [])
 
     def judge_prompt(self, example: Example, episode: Episode) -> str:
         view, _ = self.view(example, self.acted_seat(example), "judge")
