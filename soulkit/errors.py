@@ -15,6 +15,7 @@ import difflib
 from collections.abc import Callable, Iterable
 
 from soulkit.extras import EXTRAS, install_line
+from soulkit.types import Usage
 
 
 class SoulError(Exception):
@@ -67,6 +68,8 @@ class CallError(SoulError):
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.usage = Usage()
+        """What replies cost that came before it gave up, and that nobody else has counted."""
 
 
 class ProviderError(CallError):

@@ -8,7 +8,7 @@ Episode.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach"]
@@ -104,6 +104,16 @@ class Call:
     """Repetition of one question: the judge samples of an episode, the reads of a blind reader."""
     step: int = 0
     """The training step (0 in evaluation): the same example drafted at two steps is two calls."""
+    seat: str = ""
+    """Which seat speaks, where several of one role have a turn."""
+    purpose: str = ""
+    """What the call is for, where one role has several things to do in a turn."""
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that name the call; seat and purpose are left out where they are empty, so
+        that whoever needs neither keeps the keys and random streams from before there were any."""
+        fields = asdict(self)
+        return {k: v for k, v in fields.items() if v != "" or k not in ("seat", "purpose")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

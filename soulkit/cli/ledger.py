@@ -58,7 +58,7 @@ def ledger_path(where: Path) -> Path:
 
 @app.command()
 def stats(where: Where, as_json: Json = False) -> None:
-    """Calls, tokens, cost and latency by role and model."""
+    """Calls, tokens, cost and latency by role, model and purpose."""
     from soulkit.models.ledger.view import View
 
     path = ledger_path(where)
@@ -73,14 +73,17 @@ def stats(where: Where, as_json: Json = False) -> None:
 
 
 def _print_stats(groups: list[Group]) -> None:
-    heads = ("role", "model", ">calls", ">attempts", ">prompt tokens", ">reply tokens", ">cost",
-             ">priced", ">p50", ">p95", "first (UTC)", "last (UTC)")  # fmt: skip
+    several = any(g.purpose for g in groups)
+    heads = ("role", *(("purpose",) if several else ()), "model", ">calls", ">attempts",
+             ">prompt tokens", ">reply tokens", ">cost", ">priced", ">p50", ">p95", "first (UTC)",
+             "last (UTC)")  # fmt: skip
     made = new_table(*heads)
     for g in groups:
         made.add_row(
-            safe(g.role), safe(g.model), str(g.calls), str(g.attempts), str(g.prompt_tokens),
-            str(g.completion_tokens), _dollars(g.cost), f"{g.priced}/{g.calls}",
-            f"{g.p50:.2f} s", f"{g.p95:.2f} s", _moment(g.first), _moment(g.last),
+            safe(g.role), *((safe(g.purpose),) if several else ()), safe(g.model), str(g.calls),
+            str(g.attempts), str(g.prompt_tokens), str(g.completion_tokens), _dollars(g.cost),
+            f"{g.priced}/{g.calls}", f"{g.p50:.2f} s", f"{g.p95:.2f} s",
+            _moment(g.first), _moment(g.last),
         )  # fmt: skip
     out.print(made)
     costs = [g.cost for g in groups if g.cost is not None]
@@ -130,10 +133,11 @@ def show(
 
 
 def _print_entry(stored: Stored) -> None:
+    from soulkit.models.ledger.ledger import call_words
+
     entry, call = stored.entry, stored.entry.call
     out.rule(f"[bold]{safe(call.role)}[/] {safe(entry.model)}", align="left")
-    who = (f"{stored.key[:12]}  example {call.example_id}, rollout {call.rollout}, {call.kind}, "
-           f"turn {call.turn}, sample {call.sample}, step {call.step}")  # fmt: skip
+    who = f"{stored.key[:12]}  {call_words(call)}"
     dropped = f", without {', '.join(entry.dropped)}" if entry.dropped else ""
     beside = stored.request.beside if stored.request is not None else {}
     dropped += f", with {', '.join(f'{k} {v:g}' for k, v in beside.items())}" if beside else ""

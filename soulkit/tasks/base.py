@@ -61,7 +61,11 @@ class Rollout:
     seed: int = 0
     feedback: Feedback | None = None
 
-    def call(self, role: Role, example: Example, turn: int = 0, sample: int = 0) -> Call:
+    def call(
+        self, role: Role, example: Example, turn: int = 0, sample: int = 0, *, seat: str = "",
+        purpose: str = "",
+    ) -> Call:  # fmt: skip
+        """A call of this play; `seat` and `purpose` where role and turn do not tell it apart."""
         return Call(
             role=role,
             example_id=example.id,
@@ -70,6 +74,8 @@ class Rollout:
             turn=turn,
             sample=sample,
             step=self.step,
+            seat=seat,
+            purpose=purpose,
         )
 
     def rng(self, example: Example, purpose: str) -> random.Random:

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from soulkit.errors import CallError, PartnerError
+from soulkit.errors import CallError
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout, Task, dropped_note
+from soulkit.tasks.partners import partner_reply
 from soulkit.types import (
     Call,
     Completion,
@@ -69,18 +70,24 @@ class Conversation:
 
     async def speak(self, actor: Player, call: Call) -> Completion:
         """The actor's next completion, kept as a turn; follow with `record`."""
-        context = tuple(self.context)
-        reply = await actor.complete(context, call)
+        reply = await actor.complete(tuple(self.context), call)
         self.usage += reply.usage
-        self.turns.append(Turn(context, reply))
+        self.take(reply)
         return reply
+
+    def take(self, reply: Completion) -> None:
+        """Keep a completion as this seat's turn, a scripted one for instance; then `record`."""
+        self.turns.append(Turn(tuple(self.context), reply))
 
     def record(self, line: Line, memory: str | None = None) -> None:
         """What the last completion came to: its line, and the text that its author sees later."""
         self.lines.append(line)
-        reply = self.turns[-1].completion
-        text = line.text if memory is None else memory
-        self.context.append(Segment("assistant", text, token_ids=reply.token_ids))
+        self.remember(line.text if memory is None else memory)
+
+    def remember(self, text: str) -> None:
+        """`text` is what this seat sees of its last completion from now on."""
+        ids = self.turns[-1].completion.token_ids
+        self.context.append(Segment("assistant", text, token_ids=ids))
 
     def episode(
         self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
@@ -94,8 +101,18 @@ class Conversation:
         )  # fmt: skip
 
 
+class UnderWay(Protocol):
+    """A conversation under way, of one acted seat or of several."""
+
+    usage: Usage
+
+    def episode(
+        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
+    ) -> Episode: ...
+
+
 async def play_out(
-    talk: Conversation, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
+    talk: UnderWay, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
 ) -> Episode:
     """The episode of `converse`, which returns why it stopped.
 
@@ -104,6 +121,7 @@ async def play_out(
     try:
         stop = await converse()
     except CallError as error:
+        talk.usage += error.usage
         return talk.episode(example, rollout, "failed", Failure(error.reason, error.detail))
     return talk.episode(example, rollout, stop)
 
@@ -196,12 +214,10 @@ class DialogueTask(Task):
         partner, seat = cast.player("partner"), self.partner_seat(example)
         context = self.partner_context(example, talk.lines)
         call = rollout.call("partner", example, index)
-        reply = await partner.complete(context, call)
-        talk.usage += reply.usage
-        text = spoken(reply.text, "paper")
-        if not text:
-            partner.set_aside(context, call)
-            raise PartnerError(f"the {seat} said nothing ({reply.stop_reason})")
+        text, usage = await partner_reply(
+            partner, context, call, partner_words, f"the {seat}", attempts=1, trouble=_silence
+        )
+        talk.usage += usage
         return Line(seat, text)
 
     def scripted(
@@ -222,6 +238,15 @@ class DialogueTask(Task):
             example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
             traces=(Trace(seat, tuple(turns)),), stop=stop,
         )  # fmt: skip
+
+
+def partner_words(reply: str) -> str | None:
+    """What a partner says in a reply, its thoughts left out; None: nothing."""
+    return spoken(reply, "paper") or None
+
+
+def _silence(reply: str) -> str:
+    return "said nothing"
 
 
 def others_words(context: Sequence[Segment]) -> str:

@@ -107,9 +107,9 @@ def test_export_is_whole_stable_and_holds_no_key(
     lines = [json.loads(line) for line in text.splitlines()]
     assert len(lines) == 6
     assert {tuple(line) for line in lines} == {
-        ("key", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "model",
-         "reply", "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts",
-         "created", "request"),
+        ("key", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "seat",
+         "purpose", "model", "reply", "dropped", "prompt_tokens", "completion_tokens", "cost",
+         "seconds", "attempts", "created", "request"),
     }  # fmt: skip
     assert {line["request"]["sampling"]["max_tokens"] for line in lines}
     assert {line["request"]["messages"][0]["role"] for line in lines} == {"user"}
@@ -119,7 +119,7 @@ def test_export_is_whole_stable_and_holds_no_key(
 def test_a_good_run_verifies(run: Path, capfd) -> None:
     capfd.readouterr()
     assert soul("ledger", "verify", run) == 0
-    assert "6 entries (version 2), 6 keys computed again, calls of 6 scored episodes: nothing" in (
+    assert "6 entries (version 3), 6 keys computed again, calls of 6 scored episodes: nothing" in (
         " ".join(capfd.readouterr().out.split())
     )
     assert soul("ledger", "verify", run / "ledger.sqlite", "--json") == 0
@@ -283,8 +283,9 @@ def isolated(script: str) -> subprocess.CompletedProcess[str]:
 def test_a_ledger_of_the_first_version_is_finished_by_this_one(run: Path, capfd) -> None:
     lost = records(run)[0].example_id
     change(run, f"DELETE FROM calls WHERE example_id = '{lost}'")
+    added = (*ledger_file.ADDED, *ledger_file.WHO)
     for statement in (
-        *(f"ALTER TABLE calls DROP COLUMN {name}" for name in ledger_file.ADDED),
+        *(f"ALTER TABLE calls DROP COLUMN {name}" for name in added),
         "DROP TABLE contexts", "DROP TABLE settings", "PRAGMA user_version=1",
     ):  # fmt: skip
         change(run, statement)
@@ -296,7 +297,7 @@ def test_a_ledger_of_the_first_version_is_finished_by_this_one(run: Path, capfd)
     capfd.readouterr()
     assert soul("ledger", "verify", run, "--json") == 0
     report = json.loads(capfd.readouterr().out)
-    assert (report["version"], report["entries"], report["recomputed"]) == (2, 6, 1)
+    assert (report["version"], report["entries"], report["recomputed"]) == (3, 6, 1)
     assert soul("ledger", "show", run, "--limit", 6) == 0
     assert capfd.readouterr().out.count("(not kept: the entry is of a ledger of version 1)") == 5
 

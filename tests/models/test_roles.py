@@ -199,9 +199,23 @@ def test_a_script_is_followed(tmp_path: Path) -> None:
     assert reply(ScriptedModel(Script()), "x") == ""
 
 
+def test_a_rule_may_hold_for_one_seat_or_purpose_alone() -> None:
+    rules = [{"purpose": "next", "seat": "b", "say": "Bo"}, {"purpose": "next", "say": "Ann"},
+             {"seat": "b", "when": "x", "say": "I am Bo."}]  # fmt: skip
+    model = ScriptedModel(Script.model_validate({"rules": rules, "replies": ["Hm."]}))
+
+    def answer(seat: str, purpose: str = "", last: str = "x") -> str:
+        call = Call(role="environment", example_id="e", seat=seat, purpose=purpose)
+        return asyncio.run(model.complete((Segment("user", last),), Sampling(), call)).text
+
+    assert [answer("b", "next"), answer("a", "next"), answer("", "next")] == ["Bo", "Ann", "Ann"]
+    assert [answer("b"), answer("b", last="y"), answer("a")] == ["I am Bo.", "Hm.", "Hm."]
+
+
 @pytest.mark.parametrize(
-    "text", ["rules: 5", "replies: {a: b}", "rules: [{when: '(', say: x}]", "say: x", "- a"]
-)
+    "text", ["rules: 5", "replies: {a: b}", "rules: [{when: '(', say: x}]", "say: x", "- a",
+             "rules: [{say: x}]"]
+)  # fmt: skip
 def test_what_is_no_script(tmp_path: Path, text: str) -> None:
     file = tmp_path / "script.yaml"
     file.write_text(text)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -145,7 +145,7 @@ def _strict_format(form: Form) -> dict[str, Any]:
 
 def sent_seed(seed: int, call: Call) -> int:
     """The seed that goes to a server: rollouts of one example have seeds of their own."""
-    text = json.dumps([seed, asdict(call)], sort_keys=True)
+    text = json.dumps([seed, call.identity()], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 

@@ -6,9 +6,9 @@
                eight drafts share their whole prompt, and a text is stored once
     settings   base URL and sampling, the same for thousands of calls; and what was sent beside
 
-A file of version 1 gets the new columns when it is opened for recording, in one transaction; a
-replay reads it as it is. A file of a newer version is refused, since it may hold what this one
-would not see.
+Version 3 has seat and purpose of a call beside its role. A file of an older version gets the new
+columns when it is opened for recording, in one transaction; a replay reads it as it is. A file of a
+newer version is refused, since it may hold what this one would not see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from soulkit.errors import RunError
 
-VERSION = 2
+VERSION = 3
 BUSY_S = 30.0
 """Seconds to wait for another process that writes at this moment."""
 COLUMNS = (
@@ -36,6 +36,8 @@ COLUMNS = (
 )  # fmt: skip
 ADDED = ("context", "settings", "seal")
 """The columns of version 2."""
+WHO = ("seat", "purpose")
+"""The columns of version 3, empty where a call names neither."""
 _SCHEMA = """
 CREATE TABLE calls (
     key TEXT PRIMARY KEY,
@@ -63,6 +65,7 @@ _SECOND = (
     "body BLOB NOT NULL)",
     "CREATE TABLE settings (digest BLOB PRIMARY KEY, body TEXT NOT NULL)",
 )
+_THIRD = tuple(f"ALTER TABLE calls ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in WHO)
 _DIGEST_BYTES = 16
 _PLAIN, _PACKED = b"t", b"z"
 
@@ -88,7 +91,7 @@ class Request:
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """A connection that records; the file and its folder are made, version 1 is brought forward.
+    """A connection that records; the file and its folder are made, older ones brought forward.
 
     sqlite3.Error, OSError or RunError when that cannot be done; the file is left as it was.
     """
@@ -108,7 +111,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing; a file of version 1 stays one."""
+    """A connection that changes nothing; a file of an older version stays one."""
     if not path.is_file():
         raise unusable_ledger(path, "there is no such file")
     # A WAL database needs side files even to be read: an archive that cannot hold them is read as
@@ -145,14 +148,14 @@ def _connect(path: Path, flags: str) -> sqlite3.Connection:
 
 
 def _bring_forward(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or those that a file of version 1 lacks; two processes may try at once."""
+    """Make the tables, or what an older file lacks of them; two processes may try at once."""
     with transaction(db):
         check_version(db, path, empty_ok=True)
-        if not _tables(db):
-            db.execute(_SCHEMA)
-        elif version(db) >= VERSION:  # the other process was first
-            return
-        for statement in _SECOND:
+        before = version(db)  # inside the transaction: the other process may have been first
+        statements = [] if _tables(db) else [_SCHEMA]
+        statements += [*_SECOND] if before < 2 else []
+        statements += [*_THIRD] if before < VERSION else []
+        for statement in statements:
             db.execute(statement)
         db.execute(f"PRAGMA user_version={VERSION}")
 
@@ -178,7 +181,8 @@ def version(db: sqlite3.Connection) -> int:
 
 def columns_of(db: sqlite3.Connection) -> tuple[str, ...]:
     """The columns of `calls` in this file."""
-    return (*COLUMNS, *ADDED) if version(db) >= VERSION else COLUMNS
+    number = version(db)
+    return (*COLUMNS, *(ADDED if number >= 2 else ()), *(WHO if number >= 3 else ()))
 
 
 def _tables(db: sqlite3.Connection) -> set[str]:

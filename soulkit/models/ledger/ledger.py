@@ -3,7 +3,8 @@
 One SQLite file in WAL mode, one row per call, one commit per row: a process that is killed loses at
 most the calls that were still in flight. A call is found again by `call_key`, a hash of everything
 that decides its answer (endpoint, model, messages, sampling) and of who asked (role, example,
-rollout, kind, turn, sample, step), so that eight drafts of one example stay eight entries.
+rollout, kind, turn, sample, step, and seat and purpose where there are any), so that eight drafts
+of one example stay eight entries.
 
 The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
 so a repaired reader also repairs old entries. Beside it stands what was asked (`ledger_file.py`):
@@ -30,6 +31,7 @@ from soulkit.errors import RunError, UserError
 from soulkit.models.ledger.file import (
     ADDED,
     COLUMNS,
+    WHO,
     Request,
     columns_of,
     keep_request,
@@ -120,7 +122,7 @@ def request_key(request: Request, model: str, call: Call) -> str:
         "model": model,
         "messages": [dict(m) for m in request.messages],
         "sampling": request.sampling,
-        "call": asdict(call),
+        "call": call.identity(),
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -292,9 +294,10 @@ def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tup
 def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request | None) -> None:
     with transaction(db):
         context, settings = keep_request(db, request) if request is not None else (None, None)
-        row = (*_row(key, entry), context, settings, seal(entry.reply))
+        call = entry.call
+        row = (*_row(key, entry), context, settings, seal(entry.reply), call.seat, call.purpose)
         marks = ",".join("?" * len(row))
-        names = ",".join((*COLUMNS, *ADDED))
+        names = ",".join((*COLUMNS, *ADDED, *WHO))
         db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
 
 
@@ -318,9 +321,16 @@ def _miss(path: Path | None, model: str, call: Call) -> ReplayMiss:
 
 
 def _who(model: str, call: Call) -> str:
+    return f"'{model}' for this call: role {call.role}, {call_words(call)}"
+
+
+def call_words(call: Call) -> str:
+    """Which call of its role it is, on one line; seat and purpose where it has any."""
+    beside = {"seat": call.seat, "purpose": call.purpose}
     return (
-        f"'{model}' for this call: role {call.role}, example {call.example_id}, rollout "
-        f"{call.rollout}, {call.kind}, turn {call.turn}, sample {call.sample}, step {call.step}"
+        f"example {call.example_id}, rollout {call.rollout}, {call.kind}, turn {call.turn}, sample "
+        f"{call.sample}, step {call.step}"
+        + "".join(f", {name} {value}" for name, value in beside.items() if value)
     )
 
 
@@ -345,8 +355,9 @@ def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[LedgerEntry, s
         dropped, problem = (), "its dropped parameters cannot be read"
     who = ("role", "example_id", "rollout", "kind", "turn", "sample", "step")
     rest = set(COLUMNS) - {"key", "dropped", *who}
+    beside: dict[str, Any] = {name: named.get(name) or "" for name in WHO}
     entry = LedgerEntry(
-        call=Call(**{name: named[name] for name in who}),
+        call=Call(**{name: named[name] for name in who}, **beside),
         dropped=dropped,
         **{name: named[name] for name in rest},
     )

@@ -69,9 +69,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What the calls of one role to one model came to."""
+    """What the calls of one role to one model, for one purpose, came to."""
 
     role: str
+    purpose: str
+    """Empty where the calls name none."""
     model: str
     calls: int
     attempts: int
@@ -167,24 +169,29 @@ class View:
             yield self._stored(row)
 
     def groups(self) -> list[Group]:
-        """Totals by role and model."""
+        """Totals by role, model and purpose."""
         sql = (
-            "SELECT role, model, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
+            f"SELECT role, model, {self._purpose}, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
             "SUM(completion_tokens), SUM(cost), COUNT(cost), MIN(created), MAX(created) "
-            "FROM calls GROUP BY role, model ORDER BY role, model"
+            "FROM calls GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
         )
         try:
             return [self._group(row) for row in self._rows(sql)]
         except (ValueError, TypeError) as error:  # an index or a number that is none any more
             raise unusable_ledger(self.path, "some of its entries are damaged") from error
 
+    @property
+    def _purpose(self) -> str:
+        """The purpose of a call in SQL; files of older versions know none."""
+        return "purpose" if "purpose" in self._columns else "''"
+
     def _group(self, row: Sequence[Any]) -> Group:
-        role, model, calls, attempts, prompt, reply, cost, priced, first, last = row
-        times = self._seconds(role, model)
+        role, model, purpose, calls, attempts, prompt, reply, cost, priced, first, last = row
+        times = self._seconds(role, model, purpose)
         return Group(
-            role=role, model=model, calls=calls, attempts=attempts, prompt_tokens=prompt,
-            completion_tokens=reply, cost=cost, priced=priced, p50=quantile(times, 0.5),
-            p95=quantile(times, 0.95), first=first, last=last,
+            role=role, purpose=purpose, model=model, calls=calls, attempts=attempts,
+            prompt_tokens=prompt, completion_tokens=reply, cost=cost, priced=priced,
+            p50=quantile(times, 0.5), p95=quantile(times, 0.95), first=first, last=last,
         )  # fmt: skip
 
     def counts(self) -> dict[EpisodeRole, int]:
@@ -225,9 +232,10 @@ class View:
             problem = problem or f"its prompt cannot be read ({error})"
         return Stored(key=str(named["key"]), entry=entry, request=request, problem=problem)
 
-    def _seconds(self, role: str, model: str) -> list[float]:
-        sql = "SELECT seconds FROM calls WHERE role = ? AND model = ? ORDER BY seconds"
-        return [float(row[0]) for row in self._rows(sql, (role, model))]
+    def _seconds(self, role: str, model: str, purpose: str) -> list[float]:
+        same = f"role = ? AND model = ? AND {self._purpose} = ?"
+        sql = f"SELECT seconds FROM calls WHERE {same} ORDER BY seconds"
+        return [float(row[0]) for row in self._rows(sql, (role, model, purpose))]
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         try:

@@ -45,7 +45,9 @@ def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
     Equal seeds and calls give equal numbers on every machine; None is a seed like any other.
     """
     parts = (seed, call.role, call.example_id, call.rollout, call.kind, call.turn, call.sample)
-    digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step))).encode()).digest()
+    # A stream without seat and purpose is the one from before calls had any.
+    beside = (call.seat, call.purpose) if call.seat or call.purpose else ()
+    digest = hashlib.sha256("\x1f".join(map(str, (*parts, call.step, *beside))).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16]))).random(n)
 
 

@@ -6,6 +6,8 @@
         say: "Twelve euros."
       - when: '"score"'
         say: ['{"reasoning": "fine", "score": 6}', '{"reasoning": "fine", "score": 7}']
+      - purpose: next_speaker       # of calls that name a seat or purpose: only of those
+        say: "Ann"
     replies:                        # else these, a turn each; the last one again and again
       - "Good morning."
       - "Anything else?"
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from soulkit.config import read_settings_file
 from soulkit.errors import ConfigError
@@ -31,7 +33,9 @@ from soulkit.types import Call, Completion, Sampling, Segment, Usage
 class _Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    when: str
+    when: str = ""
+    seat: str | None = None
+    purpose: str | None = None
     say: tuple[str, ...]
 
     @field_validator("say", mode="before")
@@ -54,6 +58,19 @@ class _Rule(BaseModel):
         except re.error as error:
             raise ValueError(f"'{when}' is no regular expression ({error})") from error
         return when
+
+    @model_validator(mode="after")
+    def _condition(self) -> Self:
+        if not self.model_fields_set & {"when", "seat", "purpose"}:
+            raise ValueError("a rule says when it holds: when, seat or purpose")
+        return self
+
+    def fits(self, last: str, call: Call) -> bool:
+        """Whether the rule holds for a call with this last message."""
+        seat, purpose = self.seat, self.purpose
+        if seat not in (None, call.seat) or purpose not in (None, call.purpose):
+            return False
+        return re.search(self.when, last) is not None
 
 
 class Script(BaseModel):
@@ -101,7 +118,7 @@ class ScriptedModel:
 
     def _reply(self, last: str, call: Call) -> str:
         for rule in self.script.rules:
-            if re.search(rule.when, last):
+            if rule.fits(last, call):
                 return rule.say[(call.sample + call.turn) % len(rule.say)]
         replies = self.script.replies
         return replies[min(call.turn, len(replies) - 1)] if replies else ""

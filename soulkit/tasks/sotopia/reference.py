@@ -28,7 +28,7 @@ from soulkit.tasks.sotopia.scores import (
 )
 from soulkit.tasks.sotopia.task import Sotopia
 from soulkit.tasks.spec import TaskSpec
-from soulkit.types import Completion, Episode, Example, Line, Protocol, Score, Segment, Turn
+from soulkit.types import Episode, Example, Line, Protocol, Score, Segment, Turn
 
 _THINKING = ("<think>", "<seed:think>")
 EPISODE_TOKENS, LEAST_TOKENS = 8192, 10
@@ -64,16 +64,16 @@ class ReferenceScene(Scene):
             call = self.rollout.call("partner", self.example, index, sample)
             reply = await partner.complete(context, call)
             self.talk.usage += reply.usage
-            action = self._read(seat, reply, context)
+            action = self._read(seat, reply.text, context)
             if action is not None:
                 return self._hear(seat, action)
             if reply.text.strip():
                 return None  # thinking and nothing else is not asked for again
         return None
 
-    def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
+    def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
         if seat != self.talk.seat:
-            reply = replace(reply, text=first_words(reply.text, MAX_WORDS))
+            reply = first_words(reply, MAX_WORDS)
         action = super()._read(seat, reply, context)
         return None if action is None or action.kind == NONE else action
 

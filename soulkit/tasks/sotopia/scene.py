@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from soulkit.errors import PartnerError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Rollout
 from soulkit.tasks.dialogue import Conversation, others_view, others_words
+from soulkit.tasks.partners import partner_reply
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
@@ -26,7 +26,7 @@ from soulkit.tasks.sotopia.actions import (
     Action,
     read_action,
 )
-from soulkit.types import Completion, Example, Line, Segment
+from soulkit.types import Example, Line, Segment
 
 if TYPE_CHECKING:
     from soulkit.tasks.sotopia.task import Sotopia
@@ -72,7 +72,7 @@ class Scene:
         call = self.rollout.call("actor", self.example, index)
         context = tuple(self.talk.context)
         reply = await self.talk.speak(self.actor(), call)
-        action = self._read(seat, reply, context)
+        action = self._read(seat, reply.text, context)
         if action is None:
             return None
         # A reply that never stopped would stand in every later context; ids are kept as they are.
@@ -85,16 +85,20 @@ class Scene:
     async def _answer(self, seat: str, index: int) -> Action | None:
         """The partner's turn: a reply that says nothing is asked for once more."""
         partner, context = self.cast.player("partner"), self._partner_context(seat)
-        calls = [self.rollout.call("partner", self.example, index, sample) for sample in range(2)]
-        for call in calls:
-            reply = await partner.complete(context, call)
-            self.talk.usage += reply.usage
+
+        def read(reply: str) -> Action | None:
             action = self._read(seat, reply, context)
-            if action is not None and self._usable(action):
-                return self._hear(seat, action)
-        for call in calls:
-            partner.set_aside(context, call)
-        raise PartnerError(f"the partner {self._trouble(action)}, twice ({reply.stop_reason})")
+            return action if action is not None and self._usable(action) else None
+
+        def trouble(reply: str) -> str:
+            return self._trouble(self._read(seat, reply, context))
+
+        call = self.rollout.call("partner", self.example, index)
+        action, usage = await partner_reply(
+            partner, context, call, read, "the partner", trouble=trouble
+        )
+        self.talk.usage += usage
+        return self._hear(seat, action)
 
     def _hear(self, seat: str, action: Action) -> Action:
         """What the partner did, brought into the actor's conversation."""
@@ -113,10 +117,10 @@ class Scene:
             return "left before the actor's first turn"
         return "said nothing usable"
 
-    def _read(self, seat: str, reply: Completion, context: Sequence[Segment]) -> Action | None:
+    def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
         """What was done; None where falling silent ends the scene."""
         name = self.task.names(self.example)[seat]
-        return read_action(reply.text, self.task.protocol, name, others_words(context))
+        return read_action(reply, self.task.protocol, name, others_words(context))
 
     def _partner_context(self, seat: str) -> tuple[Segment, ...]:
         """The partner's own actions in the form that is asked for, the actor's as heard."""

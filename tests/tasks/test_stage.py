@@ -1,0 +1,97 @@
+"""A stage: one transcript, a conversation for each acted seat, and thoughts stay at their table."""
+
+from __future__ import annotations
+
+import asyncio
+
+from soulkit.models.base import Player
+from soulkit.models.roles.scripted import Script, ScriptedModel
+from soulkit.tasks.base import Rollout
+from soulkit.tasks.dialogue import Conversation
+from soulkit.tasks.stage import Stage
+from soulkit.types import Completion, Episode, Example, Line, Segment
+from tests.support.road import played_by
+
+SEATS = ("ann", "bo", "cy")
+EXAMPLE = Example(
+    id="e", task="t", fields={}, audience={}, seats=dict.fromkeys(SEATS, "actor")
+)  # fmt: skip
+ROLLOUT = Rollout(index=3, kind="refined")
+
+
+def stage_of(*seats: str) -> Stage:
+    return Stage({s: Conversation(s, [Segment("system", f"You are {s}.")]) for s in seats})
+
+
+def messages(stage: Stage, seat: str) -> list[tuple[str, str]]:
+    return [(segment.role, segment.text) for segment in stage.tables[seat].context]
+
+
+def played() -> tuple[Stage, Episode]:
+    stage = stage_of(*SEATS)
+    stage.notify("(The scene begins.)")
+    replies = iter(["[I lie.] Good day.", "[A liar!] Is it?"])
+
+    async def scene() -> None:
+        with played_by(lambda body: next(replies)) as player:
+            first = await stage.speak("bo", player, ROLLOUT.call("actor", EXAMPLE, 0))
+            stage.record(Line("bo", "Good day."), memory=first.text)
+            stage.record(Line("room", "The clock strikes nine."))
+            second = await stage.speak("ann", player, ROLLOUT.call("actor", EXAMPLE, 1))
+            stage.record(Line("ann", second.text), shown="ann: Is it?")
+
+    asyncio.run(scene())
+    return stage, stage.episode(EXAMPLE, ROLLOUT, "over")
+
+
+def test_everybody_hears_a_line_and_only_its_author_remembers_more() -> None:
+    stage, _ = played()
+    assert messages(stage, "cy") == [
+        ("system", "You are cy."),
+        ("user", "(The scene begins.)\n\nGood day.\n\nThe clock strikes nine.\n\nann: Is it?"),
+    ]
+    assert messages(stage, "bo") == [
+        ("system", "You are bo."), ("user", "(The scene begins.)"),
+        ("assistant", "[I lie.] Good day."),
+        ("user", "The clock strikes nine.\n\nann: Is it?"),
+    ]  # fmt: skip
+    assert messages(stage, "ann")[1:] == [
+        ("user", "(The scene begins.)\n\nGood day.\n\nThe clock strikes nine."),
+        ("assistant", "[A liar!] Is it?"),
+    ]
+
+
+def test_the_episode_has_a_trace_for_each_seat_that_spoke_in_the_order_of_the_tables() -> None:
+    _, episode = played()
+    assert [(t.seat, len(t.turns)) for t in episode.traces] == [("ann", 1), ("bo", 1)]
+    assert [(line.seat, line.text) for line in episode.transcript] == [
+        ("bo", "Good day."), ("room", "The clock strikes nine."), ("ann", "[A liar!] Is it?"),
+    ]  # fmt: skip
+    assert (episode.kind, episode.rollout, episode.stop) == ("refined", 3, "over")
+    assert episode.usage.calls == 2
+
+
+def test_the_call_names_the_seat() -> None:
+    rules = [{"seat": name, "say": f"I am {name}."} for name in ("ann", "bo", "b")]
+    player = Player(ScriptedModel(Script.model_validate({"rules": rules})))
+    stage = stage_of("ann", "bo")
+    words = []
+    for seat, name in (("ann", ""), ("bo", ""), ("bo", "b")):
+        call = ROLLOUT.call("actor", EXAMPLE, 0, seat=name)
+        words.append(asyncio.run(stage.speak(seat, player, call)).text)
+    assert words == ["I am ann.", "I am bo.", "I am b."]
+
+
+def test_a_line_that_was_there_before_carries_no_ids_and_no_turn() -> None:
+    stage = stage_of("ann", "bo")
+    stage.record(Line("ann", "It was so."), memory="[Was it?] It was so.")
+    stage.take("ann", Completion(text="And now?", token_ids=(4, 5)))
+    stage.record(Line("ann", "And now?"))
+    stage.record(Line("bo", "(silence)"), shown="")
+    segments = stage.tables["ann"].context[1:]
+    assert [(s.role, s.text, s.token_ids) for s in segments] == [
+        ("assistant", "[Was it?] It was so.", ()), ("assistant", "And now?", (4, 5)),
+    ]  # fmt: skip
+    episode = stage.episode(EXAMPLE, ROLLOUT, "over")
+    assert [(t.seat, len(t.turns)) for t in episode.traces] == [("ann", 1)]
+    assert len(episode.transcript) == 3
