@@ -262,17 +262,15 @@ def _player_load(
     players: Sequence[PlayerTerms],
 ) -> PlayerLoad:
     others = {v.role: v for v in players}
-    calls = prompts = most = 0.0
+    calls = about = prompts = most = 0.0
     for example, words in zip(work.examples, lengths, strict=True):
-        role_calls = work.task.calls(example)
-        own_calls = dict(role_calls).get(player.role) or player.each  # type: ignore[call-overload]
-        times = own_calls * _repeats(work.task, player)
-        turns = int(role_calls.get("actor", 1))
-        calls += times
-        prompts += times * _prompt(words, turns, player, others, longest=False)
+        times, turns = _times(work.task, work.task.calls(example), player)
+        usual, usual_turns = _times(work.task, work.task.usual_calls(example), player)
+        calls, about = calls + times, about + usual
+        prompts += usual * _prompt(words, usual_turns, player, others, longest=False)
         most += times * _prompt(words, turns, player, others, longest=True)
-    calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
-    replies = int(calls) * player.reply
+    calls, about, prompts, most = (round(repeats * n) for n in (calls, about, prompts, most))
+    replies = int(about) * player.reply
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
@@ -280,9 +278,16 @@ def _player_load(
         reply_tokens=replies,
         cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
-        seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
+        seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
         paid=player.paid,
     )  # fmt: skip
+
+
+def _times(task: Task, role_calls: Mapping[Role, int], player: PlayerTerms) -> tuple[float, int]:
+    """(calls of a player in one episode, turns of the actor in it)."""
+    of_role = {str(role): count for role, count in role_calls.items()}
+    calls = of_role.get(player.role) or player.each
+    return calls * _repeats(task, player), int(of_role.get("actor", 1))
 
 
 def _repeats(task: Task, player: PlayerTerms) -> float:

@@ -188,7 +188,11 @@ class TaskSpec(Strict):
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words
         }  # fmt: skip
-        own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
+        own_options = {
+            name: option_value(name, value, self.options[name])
+            for name, value in options.items()
+            if name in self.options and value is not None
+        }
         changes = {
             "columns": {**self.columns, **budgets},
             "options": {**self.options, **own_options},
@@ -216,6 +220,26 @@ class TaskSpec(Strict):
         _check_names(self.cluster, self.columns, "'cluster'")
         _check_names(self.tags.values(), self.columns, "'tags'")
         return self
+
+
+def option_value(name: str, value: Any, usual: Any) -> Any:
+    """An option as the command line gives it, of the kind that its usual value is of; ConfigError
+    where it cannot be."""
+    kind = type(usual)
+    if not isinstance(value, str) or kind not in (bool, int, float):
+        return value
+    try:
+        return _TRUTH[value.lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"The option {name} cannot be '{value}'.",
+            f"It is {usual!r} by itself, and so it takes "
+            f"{'true or false' if kind is bool else 'a number'}.",
+            f"Write {name}={usual}, for example.",
+        ) from error
+
+
+_TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 
 def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> None:
