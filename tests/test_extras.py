@@ -22,7 +22,10 @@ from soulkit.extras import EXTRAS, install_line
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-MODULES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}
+MODULES = {
+    "pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "rouge-score": "rouge_score",
+    "bpe-openai": "bpe_openai",
+}  # fmt: skip
 BROUGHT_ALONG = {"tokenizers": "transformers"}
 """Package that soulkit imports → the one that always brings it."""
 

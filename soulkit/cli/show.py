@@ -167,13 +167,13 @@ def _cells(record: Record, room: int) -> tuple[str, ...]:
 def _print_pages(file: Path, pairs: Sequence[Places], full: bool) -> None:
     from soulkit.cli.console import out
     from soulkit.report.lookup import records_at
-    from soulkit.report.transcript import transcript
+    from soulkit.report.transcript import episode_blocks
 
     for number, pair in enumerate(pairs):
         draft, *rest = records_at(file, [p for p in pair if p is not None])
         if number:
             out.print()
-        for block in transcript(draft, rest[0] if rest else None, full=full):
+        for block in episode_blocks(draft, rest[0] if rest else None, full=full):
             _print_block(block)
 
 

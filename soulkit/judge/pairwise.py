@@ -88,11 +88,12 @@ def pair_questions(
 ) -> list[JudgeQuestion[Preference]]:
     """The question in each order, for whoever asks others beside it (`ask_several`).
 
-    Each takes so many opinions as the task declares for its purpose, `pairwise_first` or
-    `pairwise_second`; without a declaration, `samples`.
+    Each takes so many opinions as the task declares for `purpose` (or for the order alone:
+    `pairwise_first`, `pairwise_second`); without a declaration, `samples`.
     """
+    times = cast.panel.questions.get(purpose, samples)
     return [
-        replace(question(_ordered(purpose, first), prompt(first), Preference), samples=samples)
+        replace(question(_ordered(purpose, first), prompt(first), Preference), samples=times)
         for first in pair_orders(episode, cast.panel.orders, purpose)
     ]
 

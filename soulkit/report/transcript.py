@@ -55,7 +55,7 @@ def fold(text: str, words: int) -> str:
     return f"{begin} [… {hidden:,} words …] {end}".rstrip()
 
 
-def transcript(
+def episode_blocks(
     draft: Record, refined: Record | None = None, *, full: bool = False
 ) -> list[PageBlock]:
     """The page of a draft with its refined episode, or of one episode that stands alone."""

@@ -143,7 +143,8 @@ def test_purposes_are_told_apart(questions, may_miss):
         several(questions, may_miss=may_miss)
 
 
-def test_a_pair_is_asked_beside_other_questions():
+@pytest.mark.parametrize("declared", [{}, {"pairwise": 3}, {"pairwise": 2, "pairwise_first": 3}])
+def test_a_pair_is_asked_beside_other_questions(declared):
     def prompt(first: bool) -> str:
         return f"A: {'one' if first else 'two'}"
 
@@ -154,8 +155,8 @@ def test_a_pair_is_asked_beside_other_questions():
 
     async def run(server: ScriptedServer) -> tuple[Replies, Any]:
         judge = player(server.base_url, "j", seed=0)
-        cast = Cast(actor=judge, judges=(judge,))
-        pair = pair_questions(cast, episode(), prompt, samples=3)
+        cast = Cast(actor=judge, judges=(judge,), panel=Panel(questions=declared))
+        pair = pair_questions(cast, episode(), prompt, samples=1 if "pairwise" in declared else 3)
         try:
             replies = await ask_several(cast, [RATE, *pair], episode())
         finally:
@@ -165,7 +166,7 @@ def test_a_pair_is_asked_beside_other_questions():
     with ScriptedServer(answer=answer) as server:
         replies, outcome = asyncio.run(run(server))
     assert {name: len(of) for name, of in replies.items()} == {
-        "score": 1, "pairwise_first": 3, "pairwise_second": 3,
+        "score": 1, "pairwise_first": 3, "pairwise_second": declared.get("pairwise", 3),
     }  # fmt: skip
-    assert outcome.value == 0.75 and len(outcome.ballots) == 6
+    assert outcome.value == 0.75 and outcome.position_flip == 1
     assert isinstance(replies["pairwise_first"][0].answer, Preference)
