@@ -51,7 +51,7 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
-from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps
+from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps, service_gaps
 from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
@@ -135,12 +135,18 @@ def prepare(
     config = seated(config, work, registry, suite=config.suite)
     gaps += role_gaps(work, config)
     if asking and config.ledger != "replay":
-        gaps += key_gaps(config) + (model_gaps(config.model) if config.kind == "local" else [])
+        gaps += (
+            service_gaps(work)
+            + key_gaps(config)
+            + (model_gaps(config.model) if config.kind == "local" else [])
+        )
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
         for task, why in left_out(config, work).items():
             say(f"left out of {config.suite}: {task}: {why}")
+    for remark in (remark for part in work for remark in part.task.remarks() if say and asking):
+        (say or _silent)(remark)
     for part in work:
         if part.bad and say:
             first = part.bad[0]

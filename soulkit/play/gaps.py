@@ -22,11 +22,12 @@ from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import roles_of
 from soulkit.tasks.registry import Registry
 
-GapKind = Literal["tasks", "rows", "players", "keys", "model"]
-ORDER: tuple[GapKind, ...] = ("tasks", "rows", "players", "keys", "model")
+GapKind = Literal["tasks", "rows", "services", "players", "keys", "model"]
+ORDER: tuple[GapKind, ...] = ("tasks", "rows", "services", "players", "keys", "model")
 WORDS = {
     "tasks": "no class that plays",
     "rows": "no rows of",
+    "services": "what is needed beside models for",
     "players": "nobody as",
     "keys": "no key in",
     "model": "no model",
@@ -86,6 +87,17 @@ def role_gaps(work: Iterable[Work], config: RolesConfig) -> list[Gap]:
         for part in work
         for role in sorted(roles_of(part) - config.filled(part.task.name))
     ]  # fmt: skip
+
+
+def service_gaps(work: Iterable[Work]) -> list[Gap]:
+    """Tasks that lack something beside models: a service that answers, a file of an option."""
+    gaps = []
+    for part in work:
+        try:
+            part.task.check_ready(part.examples)
+        except UserError as error:
+            gaps.append(Gap("services", part.task.name, error.way_out.rstrip("."), error))
+    return gaps
 
 
 def key_gaps(config: RolesConfig) -> list[Gap]:

@@ -228,10 +228,9 @@ def plan_controls(
     loads = []
     for player in players:
         asks = [
-            Ask(words[example.id], _turns(task, example),
-                dict(control.calls).get(player.role, 0))  # type: ignore[call-overload]
+            _control_ask(task, control, example, words[example.id], player)
             for control, example in parts
-        ]  # fmt: skip
+        ]
         loads.append(_player_load(task, asks, 1, player, players))
     return TaskPlan(
         task=f"{task.name} {CONTROLS}", examples=len(words), episodes=0, prompt_words=0,
@@ -294,21 +293,25 @@ class Ask:
     words: int
     """Of the actor's first prompt."""
     turns: int
-    """Of the actor."""
+    """Of the actor, at most."""
     calls: float
-    """With the task's own samples."""
+    """At most, with the task's own samples."""
+    usual_turns: int
+    usual_calls: float
 
 
 def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
     """What an episode of each example asks of a player."""
-    calls = [dict(work.task.calls(e)).get(player.role) or player.each  # type: ignore[call-overload]
-             for e in work.examples]  # fmt: skip
-    turns = [_turns(work.task, example) for example in work.examples]
-    return [Ask(*one) for one in zip(lengths, turns, calls, strict=True)]
+    return [
+        Ask(words, *_times(work.task.calls(e), player), *_times(work.task.usual_calls(e), player))
+        for e, words in zip(work.examples, lengths, strict=True)
+    ]
 
 
-def _turns(task: Task, example: Example) -> int:
-    return int(task.calls(example).get("actor", 1))
+def _times(role_calls: Mapping[Role, int], player: PlayerTerms) -> tuple[int, float]:
+    """(turns of the actor in one episode, calls of a player in it)."""
+    of_role = {str(role): count for role, count in role_calls.items()}
+    return int(of_role.get("actor", 1)), of_role.get(player.role) or player.each
 
 
 def _player_load(
@@ -316,14 +319,15 @@ def _player_load(
     players: Sequence[PlayerTerms],
 ) -> PlayerLoad:  # fmt: skip
     others = {v.role: v for v in players}
-    calls = prompts = most = 0.0
+    calls = about = prompts = most = 0.0
     for ask in asks:
-        times = ask.calls * _repeats(task, player)
-        calls += times
-        prompts += times * _prompt(ask.words, ask.turns, player, others, longest=False)
+        repetitions = _repeats(task, player)
+        times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
+        calls, about = calls + times, about + usual
+        prompts += usual * _prompt(ask.words, ask.usual_turns, player, others, longest=False)
         most += times * _prompt(ask.words, ask.turns, player, others, longest=True)
-    calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
-    replies = int(calls) * player.reply
+    calls, about, prompts, most = (round(repeats * n) for n in (calls, about, prompts, most))
+    replies = int(about) * player.reply
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
@@ -331,7 +335,7 @@ def _player_load(
         reply_tokens=replies,
         cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
-        seconds=calls * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
+        seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
         paid=player.paid,
     )  # fmt: skip
 
@@ -372,3 +376,13 @@ def _words(task: Task, example: Example) -> list[int]:
 def _mean_words(by_seat: Sequence[int]) -> int:
     """Words of the first prompt of an acted seat, on average."""
     return round(sum(by_seat) / max(len(by_seat), 1))
+
+
+def _control_ask(
+    task: Task, control: Control, example: Example, words: int, player: PlayerTerms
+) -> Ask:
+    calls = {str(role): count for role, count in control.calls.items()}.get(player.role, 0)
+    turns, usual_turns = (
+        int(counts.get("actor", 1)) for counts in (task.calls(example), task.usual_calls(example))
+    )
+    return Ask(words, turns, calls, usual_turns, calls)

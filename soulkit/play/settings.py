@@ -81,6 +81,14 @@ class PlayConfig(RolesConfig):
         only=("plays",),
         help="Score as the paper says, or as the published code does.",
     )
+    option: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        only=("plays",),
+        metavar="NAME=VALUE",
+        unset="the tasks' own",
+        help="An option that `soul tasks show` lists for a task; may be repeated.",
+    )
     hack_penalty: Literal["train", "off", "always"] | None = setting(
         None,
         section="Task and model",
@@ -148,7 +156,11 @@ class PlayConfig(RolesConfig):
 
     def task_options(self) -> dict[str, Any]:
         """Options that stand in for those of the tasks, where a task has them."""
-        return {"hack_penalty": self.hack_penalty, "assistant": self.assistant}
+        return {
+            **self.option,
+            "hack_penalty": self.hack_penalty or self.option.get("hack_penalty"),
+            "assistant": self.assistant or self.option.get("assistant"),
+        }
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
         """The longest reply of a task whose own `sampling` this is."""
@@ -203,6 +215,8 @@ def configured_tasks(
             raise ConfigError(
                 f"None of {', '.join(tasks)} has anything to do with {option}.",
                 "A setting that nothing reads would be recorded as if it had been followed.",
-                f"Leave out --{option.replace('_', '-')}.",
+                f"Leave out --option {option}=…; see: soul tasks show TASK"
+                if option in config.option
+                else f"Leave out --{option.replace('_', '-')}.",
             )
     return tasks

@@ -165,6 +165,20 @@ class Task(ABC):
         turns = int(self.spec.options.get("max_turns", 1))
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
+    def usual_calls(self, example: Example) -> dict[Role, int]:
+        """Calls of one episode about, by role, where limits are far off: what an expected cost is
+        made of. By default as many as there may be."""
+        return self.calls(example)
+
+    def check_ready(self, examples: Sequence[Example]) -> None:
+        """Raise a UserError where something is missing that playing these rows needs beside models:
+        a service that does not answer, a file of an option. Asked before anything is paid for."""
+        return None
+
+    def remarks(self) -> Sequence[str]:
+        """What a run of the task should be told before it starts: numbers that it will not have."""
+        return ()
+
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """Break-down values of a row."""
         columns = self.spec.tags

@@ -118,6 +118,13 @@ class Registry:
         able = [name for name in near if not self.specs[name].rows_only]
         raise cannot_play(unplayable, able, suite)
 
+    def refuse_evaluation_only(self, names: Collection[str]) -> None:
+        """ConfigError when `names` hold tasks that may be evaluated and never trained on."""
+        marked = [name for name in names if self.spec(name).evaluation_only]
+        if marked:
+            able = [name for name in names if name not in marked]
+            raise not_for_training(f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}", able)
+
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
         return self.suite_spec(name).tasks
@@ -160,6 +167,17 @@ def cannot_play(
         f"--task {','.join(able)}"
         if able
         else "See which can: soul tasks list",
+    )
+
+
+def not_for_training(what: str, able: Sequence[str] = ()) -> ConfigError:
+    """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
+    rest = f"Train on what is left: --task {','.join(able)}" if able else "Leave them out"
+    return ConfigError(
+        f"Training was asked for on {what}, marked evaluation-only.",
+        "Their terms allow measuring with them and forbid training on them, and a model that was "
+        "trained on them could not be measured with them.",
+        f"{rest}; measure with: soul eval",
     )
 
 

@@ -19,10 +19,14 @@ from soulkit.tasks.suites import Suite
 from soulkit.types import Protocol, Role
 
 HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+EVALUATION_ONLY = "evaluation_only"
+"""Column of rows that may be evaluated on and never trained on: their terms say so."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
-    name: {"type": "any", "required": False, "audience": [], "identity": False}
-    for name in ("index", "provenance", "licence")
-}
+    name: {"type": kind, "required": False, "audience": [], "identity": False}
+    for name, kind in {
+        "index": "any", "provenance": "any", "licence": "any", EVALUATION_ONLY: "bool"
+    }.items()
+}  # fmt: skip
 """Columns that any row may have: nobody sees them, and they are no part of what a row says."""
 
 READERS = ("judge", "coach", "gold")
@@ -135,6 +139,8 @@ class TaskSpec(Strict):
     feedback: FeedbackSpec = FeedbackSpec()
     options: dict[str, Any] = Field(default_factory=dict)
     """Numbers of the task itself (turn limits)."""
+    evaluation_only: bool = False
+    """Whether training refuses the task, whatever its rows say: the terms of its data forbid it."""
     published: str = ""
     """The row of the published results, when there is one."""
     citation: str = ""
@@ -182,7 +188,11 @@ class TaskSpec(Strict):
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words
         }  # fmt: skip
-        own_options = {k: v for k, v in options.items() if k in self.options and v is not None}
+        own_options = {
+            name: option_value(name, value, self.options[name])
+            for name, value in options.items()
+            if name in self.options and value is not None
+        }
         changes = {
             "columns": {**self.columns, **budgets},
             "options": {**self.options, **own_options},
@@ -210,6 +220,26 @@ class TaskSpec(Strict):
         _check_names(self.cluster, self.columns, "'cluster'")
         _check_names(self.tags.values(), self.columns, "'tags'")
         return self
+
+
+def option_value(name: str, value: Any, usual: Any) -> Any:
+    """An option as the command line gives it, of the kind that its usual value is of; ConfigError
+    where it cannot be."""
+    kind = type(usual)
+    if not isinstance(value, str) or kind not in (bool, int, float):
+        return value
+    try:
+        return _TRUTH[value.lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"The option {name} cannot be '{value}'.",
+            f"It is {usual!r} by itself, and so it takes "
+            f"{'true or false' if kind is bool else 'a number'}.",
+            f"Write {name}={usual}, for example.",
+        ) from error
+
+
+_TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 
 def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> None:

@@ -201,9 +201,12 @@ def plan_arms(
 
 
 def refuse_unplayable(config: TrainConfig) -> None:
-    """ConfigError for unknown tasks and for those of which there are only rows."""
+    """ConfigError for unknown tasks, for those of which there are only rows, and for those that are
+    for evaluation only."""
     files = (Path(config.tasks_file),) if config.tasks_file else ()
-    load_registry(*files).refuse_rows_only(config.tasks)
+    registry = load_registry(*files)
+    registry.refuse_rows_only(config.tasks)
+    registry.refuse_evaluation_only(config.tasks)
 
 
 def arm_config(

@@ -26,7 +26,8 @@ from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import NoRows, examples_for
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.registry import load_registry, not_for_training
+from soulkit.tasks.spec import EVALUATION_ONLY
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
@@ -59,6 +60,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
     registry.refuse_rows_only(config.tasks)
+    registry.refuse_evaluation_only(config.tasks)
     tasks = configured_tasks(registry, config.tasks, config, training=True)
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
@@ -113,6 +115,7 @@ def rows_and_gaps(
     for name, task in tasks.items():
         try:
             rows[name] = chosen_rows(training_rows(task, config), config, name)
+            refuse_marked_rows(name, rows[name])
         except NoRows as error:
             pull = "soul data pull --task {} --split train"
             way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
@@ -131,6 +134,14 @@ def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     source = config.data.get(task.name)
     loaded = examples_for(task, source, split="train", limit=config.limit, seed=config.seed)
     return loaded.examples
+
+
+def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
+    """ConfigError for rows that say of themselves that nobody may train on them."""
+    marked = [row for row in rows if row.fields.get(EVALUATION_ONLY)]
+    if marked:
+        which = f"{len(marked)} of {len(rows)} rows of '{task}', the first {marked[0].source}"
+        raise not_for_training(which)
 
 
 def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:

@@ -1,0 +1,189 @@
+"""The user's own copies of what the index is measured with: people, word lists, difficulties.
+
+None of it is shipped. The data set of people (`cmu-lti/tau-usi` on the Hugging Face hub) stands
+behind terms that allow evaluation and research alone; word lists and difficulties belong to whoever
+published them. The options of the task name four JSON files (the word lists may be YAML):
+
+    human_file   {"retail_12": {"conversation": [{"role": "user", "content": "..."}, ...],
+                  "reward": 1, "keep": true, "survey": {"efficiency": {"answer": "..."}}},
+                  "retail_12_ann2": {...}}         up to three batches, by the ends of the ids
+    lexicons     {"politeness_rate": "REGEX", "emotion_rate": ["word", "two words"], ...}
+                 all twelve of features.LISTED; looked for in lower case
+    difficulty   {"retail_12": 0.62}, or {"retail_12": {"success": 0.62, "samples": 93}}, of which
+                 fewer than ten samples say nothing
+    survey_file  {"retail_12_ann2": {"survey": {"efficiency": {"answer": "..."}}}}: what the model
+                 answers about the conversations of the people; without it the index has no Eval
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from soulkit.errors import DataError, did_you_mean
+from soulkit.tasks.tau_usi.features import LISTED, Lexicons, features, of_person
+from soulkit.tasks.tau_usi.survey import SURVEY
+from soulkit.tasks.tau_usi.usi import Talk, Talks, survey_agreement
+
+BATCHES = ("", "_ann2", "_ann3")
+LEAST_SAMPLES = 10
+HUB = "https://huggingface.co/datasets/cmu-lti/tau-usi"
+NEEDED = ("human_file", "lexicons", "difficulty")
+"""The options without which no number is called the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """What simulated customers are compared with."""
+
+    batches: tuple[Talks, ...]
+    difficulty: Mapping[str, float]
+    survey: float | None
+
+
+def missing_files(options: Mapping[str, Any]) -> list[str]:
+    """The options that the index needs and that name no file."""
+    return [name for name in NEEDED if not options.get(name)]
+
+
+def read_people(options: Mapping[str, Any]) -> People | None:
+    """Everything that the options name; None where something that the index needs is missing.
+
+    DataError for a file that cannot be read as what it should be.
+    """
+    if missing_files(options):
+        return None
+    return _people(*(str(options.get(name) or "") for name in (*NEEDED, "survey_file")))
+
+
+@cache
+def _people(human_file: str, lexicons: str, difficulty: str, survey_file: str) -> People:
+    entries, lists = _entries(human_file, "human_file"), read_lexicons(lexicons)
+    batches = tuple(
+        {i: _talk(entry, lists) for i, entry in batch.items() if entry.get("keep", True)}
+        for batch in in_batches(entries) if batch
+    )  # fmt: skip
+    survey = None
+    if survey_file:
+        model = in_batches(_entries(survey_file, "survey_file"))
+        answers = [{i: answers_of(entry) for i, entry in batch.items()} for batch in model]
+        survey = survey_agreement(batches, answers)
+    return People(batches, read_difficulty(difficulty), survey)
+
+
+def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries by who gave them, under ids without that ending."""
+    batches: list[dict[str, Any]] = [{} for _ in BATCHES]
+    for instance, entry in entries.items():
+        number = next((n for n, end in enumerate(BATCHES) if end and instance.endswith(end)), 0)
+        batches[number][instance.removesuffix(BATCHES[number])] = entry
+    return batches
+
+
+def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> Talk:
+    turns = [
+        str(message.get("content") or "")
+        for message in entry.get("conversation") or ()
+        if isinstance(message, Mapping) and message.get("role") == "user"
+    ]
+    own_turns = [turn for turn in turns if of_person(turn)]
+    return Talk(features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry))
+
+
+def _success(reward: Any) -> bool:
+    return isinstance(reward, int | float) and reward > 0
+
+
+def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Question → answer of an entry; what is no text is no answer."""
+    survey = entry.get("survey")
+    fields = survey if isinstance(survey, Mapping) else {}
+    chosen = {q: f.get("answer") for q in SURVEY if isinstance(f := fields.get(q), Mapping)}
+    return {question: answer for question, answer in chosen.items() if isinstance(answer, str)}
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@cache
+def read_lexicons(path: str) -> Lexicons:
+    """The word lists of a file, compiled; DataError unless all of them are there."""
+    lists = _object(path, "lexicons", "a pattern, or a list of words, under each feature")
+    missing = [name for name in LISTED if name not in lists]
+    if missing:
+        raise DataError(
+            f"The word lists of '{path}' lack {', '.join(missing)}.",
+            f"Twelve features need one each; the file has {', '.join(lists) or 'none'}.",
+            f"Add them. {did_you_mean(missing[0], lists) if lists else ''}".strip(),
+        )
+    return {name: _pattern(name, lists[name], path) for name in LISTED}
+
+
+def _pattern(name: str, value: Any, path: str) -> re.Pattern[str]:
+    words = value if isinstance(value, list) and value else None
+    text = rf"\b(?:{'|'.join(re.escape(str(w).lower()) for w in words)})\b" if words else value
+    try:
+        return re.compile(text)
+    except (re.error, TypeError) as error:
+        raise DataError(
+            f"The word list '{name}' of '{path}' cannot be used.",
+            f"It holds {type(value).__name__} {value!r:.60}: {error}.",
+            "Write a regular expression, or a list of words and phrases.",
+        ) from error
+
+
+@cache
+def read_difficulty(path: str) -> Mapping[str, float]:
+    """Task → the share of published simulators with which the service succeeded."""
+    values = _object(path, "difficulty", "a share in [0, 1] under each task")
+    shares: dict[str, float] = {}
+    for task, value in values.items():
+        share, samples = value, LEAST_SAMPLES
+        if isinstance(value, Mapping):
+            share, samples = value.get("success"), value.get("samples", LEAST_SAMPLES)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise DataError(
+                f"The difficulty of '{task}' in '{path}' is no share.",
+                f"It holds {value!r:.60}.",
+                'Write a number in [0, 1], or {"success": 0.6, "samples": 90}.',
+            )
+        if samples >= LEAST_SAMPLES:
+            shares[task] = float(share)
+    return shares
+
+
+def _entries(path: str, option: str) -> Mapping[str, Mapping[str, Any]]:
+    entries = _object(path, option, "an object for each conversation, under its id")
+    if not entries or not all(isinstance(entry, Mapping) for entry in entries.values()):
+        raise _of_other_shape(path, option, "an object for each conversation, under its id")
+    return entries
+
+
+def _object(path: str, option: str, expected: str) -> dict[str, Any]:
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        value = yaml.safe_load(text) if path.endswith((".yaml", ".yml")) else json.loads(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DataError(
+            f"'{path}', which the option {option} names, cannot be read.",
+            " ".join(str(error).split())[:200],
+            f"Name a file with {expected}. The people's stands behind terms: {HUB}",
+        ) from error
+    if not isinstance(value, dict):
+        raise _of_other_shape(path, option, expected)
+    return {str(key): part for key, part in value.items()}
+
+
+def _of_other_shape(path: str, option: str, expected: str) -> DataError:
+    return DataError(
+        f"'{path}', which the option {option} names, is of another shape.",
+        f"It should hold {expected}.",
+        "See docs/tasks.md for the shapes, and check that the option names the right file.",
+    )

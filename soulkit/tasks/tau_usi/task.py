@@ -1,0 +1,308 @@
+"""Tau-USI: the actor is a customer who wants something from a service, and a model is its agent.
+
+A runtime serves the domain (records, tools, rules, and at the end whether they are as they should
+be); rows of the made domain need none. The agent opens with a fixed greeting. In its turn it may
+call tools, in the format of `tools.py`, before it speaks; a customer has 80 turns and ends the
+conversation with ###STOP###. Then the customer fills in a survey as JSON, with one more try where
+that cannot be read; after that there are no answers.
+
+A row's value is whether the service succeeded with this customer: an outcome, and no measure of
+likeness, high or low. How like people the customers are is a number over the batch (`usi.py`), and
+the headline. It needs people to compare with, word lists and difficulties: the user's own copies
+(`people.py`). Without them there is no index, and nothing else is called so: features that need no
+list are reported one by one.
+
+Both protocols play and score alike; what differs from the published code stands in docs/tasks.md.
+The data of people may be evaluated with and never trained on, so the task is evaluation-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.judge.verdict import spoken
+from soulkit.models.base import Cast
+from soulkit.runs.records import drafts
+from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.dialogue import Conversation, play_out
+from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.tau_usi import scripts
+from soulkit.tasks.tau_usi.agent import GREETING, ServiceAgent, tool_lines
+from soulkit.tasks.tau_usi.desk import DOMAIN, desk
+from soulkit.tasks.tau_usi.features import STOP, features, of_model
+from soulkit.tasks.tau_usi.people import HUB, People, missing_files, read_lexicons, read_people
+from soulkit.tasks.tau_usi.runtime import RuntimeServer, refuse_absent, service_of
+from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
+from soulkit.tasks.tau_usi.usi import Index, Talk, Talks, index, split_runs
+from soulkit.types import (
+    BatchMetric,
+    Episode,
+    Example,
+    Line,
+    Protocol,
+    Record,
+    Role,
+    Score,
+    Segment,
+    unscored,
+)
+
+CUSTOMER, AGENT, FORM = "customer", "agent", "survey"
+INSTANCE, REWARD, ANSWERS = "instance_id", "service_reward", "answers"
+UNIT = "tasks"
+
+
+class TauUSI(Task):
+    def __init__(
+        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
+    ) -> None:
+        super().__init__(name, spec, protocol=protocol, folder=folder)
+        self.max_turns = int(spec.options["max_turns"])
+        self.tool_rounds = int(spec.options["tool_rounds"])
+        wait_s = float(spec.options["runtime_wait_s"])
+        self.server = RuntimeServer(str(spec.options["runtime_url"]), wait_s)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The instance's name, and of the made domain the instruction."""
+        domain, number = fields["env_name"], fields["task_index"]
+        if number < 0:
+            raise DataError(
+                f"The row's task_index is {number}.",
+                "It is the number of a task in its domain, the first is 0.",
+                "Mend the row, or leave it out.",
+            )
+        made = {"instruction": desk(number).instruction} if domain == DOMAIN else {}
+        name = fields.get(INSTANCE) or f"{domain}_{number}"
+        return {**fields, **made, INSTANCE: name}
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """At most: a turn each and the survey, twice; before each answer as many tools as there
+        may be."""
+        return {"actor": self.max_turns + 2, "partner": self.max_turns * (self.tool_rounds + 1)}
+
+    def usual_calls(self, example: Example) -> dict[Role, int]:
+        turns, rounds = (int(self.spec.options[f"usual_{what}"]) for what in ("turns", "rounds"))
+        return {"actor": turns + 1, "partner": turns * rounds}
+
+    def check_ready(self, examples: Sequence[Example]) -> None:
+        """The files that the options name can be read, and a runtime answers if one is needed."""
+        self._lexicons()
+        self._people()
+        if any(example.fields["env_name"] != DOMAIN for example in examples):
+            refuse_absent(self.server, self.name)
+
+    def remarks(self) -> tuple[str, ...]:
+        missing = missing_files(self.spec.options)
+        if not missing:
+            return ()
+        options = ", ".join(f"--option {name}=FILE" for name in missing)
+        return (
+            f"{self.name}: there will be features and no USI, for which it lacks {options}; the "
+            f"people's conversations stand behind terms at {HUB}",
+        )
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        """Where a runtime has the instruction, the prompt without it."""
+        return (self._opening(example.visible(CUSTOMER).get("instruction") or ""),
+                Segment("user", GREETING))  # fmt: skip
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        yield "format_error", self.prompts.render("format_error", why="it has no end")
+        yield "survey", self._form(again=True)
+
+    def _opening(self, instruction: str) -> Segment:
+        text = self.prompts.render("customer", instruction=instruction, stop=STOP)
+        return Segment("system", text, bare=text)
+
+    def _form(self, again: bool = False) -> str:
+        questions = [
+            {"key": key, "text": ASKED[key], "options": " | ".join(f'"{o}"' for o in options)}
+            for key, options in SURVEY.items()
+        ]
+        return self.prompts.render("survey", questions=questions, again=again)
+
+    # -- the road ---------------------------------------------------------------------------------
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        cast.player("partner")
+        call = rollout.call("environment", example, purpose="runtime")
+        fields = example.fields
+        service = service_of(
+            fields["env_name"], fields["task_index"], self.server, call, cast.ledger
+        )
+        meta = await service.open()
+        instruction = example.visible(CUSTOMER).get("instruction") or meta.instruction
+        talk = Conversation(
+            CUSTOMER, [self._opening(instruction)], notes={INSTANCE: fields[INSTANCE]}
+        )
+        brief = self.prompts.render("agent", wiki=meta.wiki, tools=tool_lines(meta))
+        agent = ServiceAgent(
+            cast.player("partner"), service, meta,
+            [Segment("system", brief), Segment("assistant", GREETING)],
+            lambda number: rollout.call("partner", example, number),
+            lambda why: self.prompts.render("format_error", why=why), self.tool_rounds,
+        )  # fmt: skip
+        return await play_out(
+            talk, example, rollout, lambda: self._converse(example, cast, rollout, talk, agent)
+        )
+
+    async def _converse(
+        self,
+        example: Example,
+        cast: Cast,
+        rollout: Rollout,
+        talk: Conversation,
+        agent: ServiceAgent,
+    ) -> str:
+        """Turn by turn, then the reward and the survey; returns why it stopped."""
+        talk.hear(Line(AGENT, GREETING))
+        stop = "max_turns"
+        for turn in range(self.max_turns):
+            reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
+            words = spoken_words(reply.text)
+            talk.record(Line(CUSTOMER, words))
+            if not words or STOP in words:
+                stop = "stop" if words else "empty"
+                break
+            talk.hear(Line(AGENT, await self._answer(agent, talk, words)))
+        talk.notes |= {
+            REWARD: await agent.service.reward(), "tool_calls": agent.tool_calls,
+            "format_errors": agent.format_errors,
+        }  # fmt: skip
+        if any(line.seat == CUSTOMER and line.text for line in talk.lines):
+            talk.notes[ANSWERS] = await self._survey(example, cast, rollout, talk)
+        return stop
+
+    async def _answer(self, agent: ServiceAgent, talk: Conversation, words: str) -> str:
+        try:
+            return await agent.answer(words)
+        finally:
+            talk.usage, agent.usage = talk.usage + agent.usage, type(agent.usage)()
+
+    async def _survey(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> dict[str, str]:
+        """The customer's answers; empty where neither of two replies could be read."""
+        for attempt in (0, 1):
+            talk.notify(self._form(again=bool(attempt)))
+            call = rollout.call("actor", example, self.max_turns + attempt, purpose="survey")
+            reply = await talk.speak(cast.actor, call)
+            talk.record(Line(FORM, spoken_words(reply.text)))
+            if answers := read_answers(reply.text):
+                return answers
+        return {}
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        turns = customer_turns(episode)
+        reward = float(episode.notes[REWARD])
+        value = float(reward > 0) if turns else self.spec.metric.low
+        return Score(
+            value=value, reward=value, status="ok" if turns else "empty", protocol=self.protocol,
+            metrics={
+                **features(turns, self._lexicons()), **self._answered(episode),
+                "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
+                "format_errors": float(episode.notes["format_errors"]),
+            },
+            prompts=self.prompts.hashes("customer", "agent", "survey", "format_error"),
+        )  # fmt: skip
+
+    def _answered(self, episode: Episode) -> dict[str, float | None]:
+        answers = episode.notes.get(ANSWERS) or {}
+        places = {f"survey/{q}": ordinal(q, answers.get(q)) for q in SURVEY}
+        return {**places, "survey/answered": float(len(answers) / len(SURVEY))}
+
+    def _lexicons(self) -> Mapping[str, Any]:
+        path = self.spec.options.get("lexicons")
+        return read_lexicons(str(path)) if path else {}
+
+    def _people(self) -> People | None:
+        return read_people(self.spec.options)
+
+    # -- over the batch ---------------------------------------------------------------------------
+
+    @property
+    def headline_metric(self) -> str:
+        """The published code has no other headline either."""
+        return self.spec.metric.headline
+
+    def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """The index with its parts; nothing where what it needs is missing."""
+        people = self._people()
+        if people is None:
+            return {}
+        every = set().union(*people.batches) if people.batches else set()
+        result = index(_runs(records), people.batches, people.difficulty, people.survey)
+        return {} if result is None else _metrics(result, len(every))
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def gold(self, example: Example, feedback: Any = None) -> Episode | None:
+        """A customer of the made desk whose wishes an agent fulfils by the rules."""
+        return self._scripted(example, right=True)
+
+    def wrong(self, example: Example) -> Episode | None:
+        """The same customer before an agent that does what it should not."""
+        episode = self._scripted(example, right=False)
+        return replace(episode, kind="draft") if episode is not None else None
+
+    def gold_text(self, example: Example) -> str:
+        made = example.fields["env_name"] == DOMAIN
+        return scripts.outcome(desk(example.fields["task_index"])) if made else ""
+
+    def _scripted(self, example: Example, *, right: bool) -> Episode | None:
+        if example.fields["env_name"] != DOMAIN:
+            return None  # what is right there only a runtime knows
+        opening = self._opening(example.fields["instruction"])
+        notes = {INSTANCE: example.fields[INSTANCE]}
+        talk = Conversation(CUSTOMER, [opening], notes=notes)
+        place = desk(example.fields["task_index"])
+        scripts.play_desk(talk, place, right, self._form())
+        talk.notes |= {REWARD: place.reward(), "tool_calls": len(place.calls), "format_errors": 0}
+        return replace(talk.episode(example, Rollout(), "stop"), kind="gold")
+
+
+def spoken_words(text: str) -> str:
+    """What a customer's reply says aloud."""
+    return spoken(text, "paper")
+
+
+def customer_turns(episode: Episode) -> list[str]:
+    """What the customer said, without bare stop marks and silent turns."""
+    lines = [line.text for line in episode.transcript if line.seat == CUSTOMER]
+    return [text for text in lines if text.strip() and of_model(text)]
+
+
+def _runs(records: Sequence[Record]) -> list[Talks]:
+    """The scored conversations by rollout; a rollout of very many is several runs."""
+    by_rollout: dict[int, dict[str, Talk]] = {}
+    for record in drafts(records):
+        instance = record.episode.notes.get(INSTANCE)
+        if record.score.value is not None and instance and customer_turns(record.episode):
+            answers = record.episode.notes.get(ANSWERS) or {}
+            talk = Talk(record.score.metrics, record.score.value > 0, answers)
+            by_rollout.setdefault(record.rollout, {})[instance] = talk
+    return [run for talks in by_rollout.values() for run in split_runs(talks)]
+
+
+def _metrics(result: Index, tasks: int) -> dict[str, BatchMetric]:
+    def metric(value: float | None, high: float) -> BatchMetric:
+        return BatchMetric(value, tasks, result.tasks, UNIT, 0.0, high)
+
+    parts = {name: metric(value, 100.0) for name, value in result.dimensions.items()}
+    survey = {} if result.survey is None else {"survey_agreement": metric(result.survey, 100.0)}
+    return {
+        "usi": metric(result.usi, 100.0), "usi_spread": metric(result.spread, 50.0), **parts,
+        **survey, "ece": metric(result.ece, 1.0),
+    }  # fmt: skip

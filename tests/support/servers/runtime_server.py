@@ -1,0 +1,108 @@
+"""A service runtime on a real loopback socket, whose every domain is a made desk.
+
+    with DeskRuntime(faults={("/step", 1): "hang up"}) as runtime:
+        RuntimeServer(runtime.url)
+
+A fault is keyed by the path and the so-many-th request for it (from 0): a status, or
+`hang up` (nothing was done), `done, then hang up`, or `forget` (the environment is gone).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from soulkit.tasks.tau_usi.desk import Desk, desk
+
+Reply = tuple[int, dict[str, Any]]
+GONE: Reply = (404, {"detail": "no such runtime"})
+
+
+class DeskRuntime:
+    """Serves POST in threads of its own until it is left."""
+
+    def __init__(
+        self, faults: Mapping[tuple[str, int], int | str] | None = None, port: int = 0
+    ) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        """Path and body of every request, in order of arrival."""
+        self.desks: dict[str, Desk] = {}
+        self._faults, self._counts = dict(faults or {}), Counter[str]()
+        self._lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.requests]
+
+    def answer(self, path: str, body: dict[str, Any]) -> Reply | None:
+        """The reply, None for a connection that is closed without one."""
+        with self._lock:
+            self.requests.append((path, body))
+            fault = self._faults.get((path, self._counts[path]))
+            self._counts[path] += 1
+            if fault == "hang up":
+                return None
+            if isinstance(fault, int):
+                return fault, {"detail": "scripted fault"}
+            if fault == "forget":
+                self.desks.pop(body["runtime_id"], None)
+            reply = self._served(path, body)
+            return None if fault == "done, then hang up" else reply
+
+    def _served(self, path: str, body: dict[str, Any]) -> Reply:
+        if path == "/create":
+            assert body["env_type"] == "tau"
+            number = json.loads(body["params"])["task_index"]
+            name = f"desk-{len(self.desks)}-{self._counts[path]}"
+            self.desks[name] = desk(number)
+            return 200, {"runtime_id": name, "meta_info": json.dumps(self.desks[name].meta())}
+        place = self.desks.get(body["runtime_id"])
+        if path == "/ping":
+            return 200, {"exists": place is not None}
+        if place is None:
+            return GONE
+        if path == "/reward":
+            return 200, {"reward": place.reward()}
+        call = json.loads(body["params"])
+        return 200, {"result": place.step(call["name"], call["arguments"])}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                reply = owner.answer(self.path, json.loads(raw))
+                if reply is None:
+                    self.close_connection = True
+                    return
+                content = json.dumps(reply[1]).encode()
+                self.send_response(reply[0])
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with suppress(ConnectionError):
+                    self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Quiet: tests read `requests` instead of a log."""
+
+        return Handler

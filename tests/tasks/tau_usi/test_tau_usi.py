@@ -1,0 +1,282 @@
+"""Customers before an agent with tools: played, surveyed, scored and compared, through the command.
+
+The runtime, the agent and the customer are real servers on loopback; the agent and the customer
+follow the scripts of tests/support/desk.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.tau_usi.features import LISTED
+from soulkit.tasks.tau_usi.survey import SURVEY
+from tests.support.desk import answering, call, clerk, customer, write_people
+from tests.support.evaluation import records, soul, start, summary, three_lines
+from tests.support.road import synth, task_of
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.runtime_server import DeskRuntime
+
+Body = dict[str, Any]
+Answer = Callable[[Body], str]
+REST = ("--backoff", 0, "--seed", 1)
+
+
+def write_rows(path: Path, n: int, domain: str = "retail") -> Path:
+    rows = [{"env_name": domain, "task_index": i} for i in range(n)]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return path
+
+
+@contextmanager
+def table(
+    actor: Answer = customer, agent: Answer = clerk, **servers: Any
+) -> Iterator[tuple[list[Any], ScriptedServer, ScriptedServer]]:
+    """(the players' options, the actor's server, the agent's)."""
+    with (
+        ScriptedServer(answer=actor, **servers) as one,
+        ScriptedServer(answer=agent, **servers) as two,
+    ):
+        players = ["--model", "m", "--base-url", one.base_url, "--task", "tau_usi",
+                   "--partner", f"endpoint:a@{two.base_url}", *REST]  # fmt: skip
+        yield players, one, two
+
+
+def evaluated(out: Path, data: object, *options: Any, **players: Any) -> int:
+    with table(**players) as (arguments, _, _):
+        data_option = ("--data", f"tau_usi={data}")
+        return soul("eval", "api", *arguments, *data_option, "--out", out, *options)
+
+
+# --- the made domain ------------------------------------------------------------------------------
+
+
+def test_customers_of_the_made_desk_are_helped_and_answer(tmp_path: Path) -> None:
+    assert evaluated(tmp_path / "run", "synth:8") == 0
+    played = records(tmp_path / "run")
+    assert [record.score.value for record in played] == [1.0] * 8
+    for record in played:
+        episode, metrics = record.episode, record.score.metrics
+        assert episode.stop == "stop" and record.score.status == "ok"
+        assert episode.notes["answers"].keys() == SURVEY.keys()
+        assert episode.transcript[0].seat == "agent" and episode.transcript[-1].seat == "survey"
+        assert metrics["survey/answered"] == 1 and metrics["survey/overall_score"] == 0
+        assert metrics["turns"] == len(episode.traces[0].turns) - 1
+        assert metrics["tool_calls"] >= 2 and metrics["format_errors"] == 0
+        assert all(metrics[name] is None for name in LISTED)
+        assert metrics["opening_words"] == 6
+    assert {r.score.metrics["tool_calls"] for r in played} == {2, 3, 4}
+    cells = summary(tmp_path / "run")["tasks"]["tau_usi"]
+    assert cells["opening_words"]["mean"] == 6
+    assert cells["usi"]["mean"] is None and "D1_conv" not in cells
+
+
+def test_the_agent_sees_no_instruction_and_the_customer_no_tools(tmp_path: Path) -> None:
+    with table() as (arguments, actor, agent):
+        data = ("--data", "tau_usi=synth:4", "--out", tmp_path / "run")
+        assert soul("eval", "api", *arguments, *data) == 0
+        texts = [json.dumps(body["messages"]) for body in actor.requests]
+        assert not any("find_member" in text or "Rules of the desk" in text for text in texts)
+        for body in agent.requests:
+            assert "You do not know the numbers" not in json.dumps(body["messages"])
+            roles = [message["role"] for message in body["messages"]]
+            assert roles[:3] == ["system", "assistant", "user"]
+
+
+def test_what_is_missing_for_the_index_is_said(tmp_path: Path, capfd: Any) -> None:
+    assert evaluated(tmp_path / "run", "synth:2") == 0
+    remarks = capfd.readouterr().err
+    assert "no USI" in remarks and "human_file" in remarks and "cmu-lti/tau-usi" in remarks
+
+
+def test_an_agent_may_mend_a_call_and_is_told_how(tmp_path: Path) -> None:
+    def clumsy(body: Body) -> str:
+        line = clerk(body)
+        corrected = any("call that can be made" in m["content"] for m in body["messages"])
+        return line if corrected else line.replace("</function>", "")
+
+    assert evaluated(tmp_path / "run", "synth:2", agent=clumsy) == 0
+    for record in records(tmp_path / "run"):
+        assert record.score.value == 1 and record.score.metrics["format_errors"] == 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [(lambda body: "", "said nothing"), (lambda body: call("list_loans"), "called tools 5 times")],
+)
+def test_an_agent_that_never_speaks_is_not_the_customers_fault(
+    tmp_path: Path, agent: Answer, why: str
+) -> None:
+    options = ("--option", "tool_rounds=5", "--max-unscored", 0)
+    assert evaluated(tmp_path / "run", "synth:1", *options, agent=agent) == 1
+    (record,) = records(tmp_path / "run")
+    assert record.score.value is None and record.score.reason == "partner_error"
+    assert why in record.score.words
+    assert record.episode.usage.calls == 1 + (2 if why == "said nothing" else 6)
+
+
+def test_a_customer_who_says_nothing_fails_by_itself(tmp_path: Path) -> None:
+    assert evaluated(tmp_path / "run", "synth:2", actor=lambda body: "") == 0
+    for record in records(tmp_path / "run"):
+        assert (record.score.value, record.score.status) == (0, "empty")
+        assert "answers" not in record.episode.notes
+
+
+def test_a_customer_without_an_end_stops_at_the_limit(tmp_path: Path) -> None:
+    options = ("--option", "max_turns=3")
+    endless = answering("no object")
+    assert evaluated(
+        tmp_path / "run", "synth:1", *options,
+        actor=lambda b: endless(b).replace("###STOP###", "and more"), agent=lambda b: "Well.",
+    ) == 0  # fmt: skip
+    (record,) = records(tmp_path / "run")
+    assert record.episode.stop == "max_turns" and record.score.metrics["turns"] == 3
+    # Neither the first answers nor those to the second question could be read.
+    assert record.episode.notes["answers"] == {} and record.score.metrics["survey/answered"] == 0
+    assert [line.seat for line in record.episode.transcript][-2:] == ["survey", "survey"]
+    assert record.score.metrics["survey/reuse"] is None
+
+
+# --- a runtime ------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_runtime_are_played_there(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 4)
+    with DeskRuntime({("/step", 3): "hang up"}) as runtime:
+        url = ("--option", f"runtime_url={runtime.url}")
+        assert evaluated(tmp_path / "run", rows, *url) == 0
+        assert runtime.paths().count("/reward") == 4
+    played = records(tmp_path / "run")
+    assert [record.score.value for record in played] == [1.0] * 4
+    assert {r.episode.notes["instance_id"] for r in played} == {f"retail_{i}" for i in range(4)}
+
+
+def test_a_runtime_that_is_not_there_is_named_before_anything_is_asked(
+    tmp_path: Path, capfd: Any
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 2)
+    with table() as (arguments, actor, _):
+        data = ("--data", f"tau_usi={rows}", "--out", tmp_path / "run")
+        assert (
+            soul("eval", "api", *arguments, *data, "--option", "runtime_url=http://127.0.0.1:9")
+            == 2
+        )
+        assert actor.requests == []
+    what, _, fix = three_lines(capfd.readouterr().err)
+    assert "http://127.0.0.1:9" in what and "runtime_url" in fix
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_runtime_that_breaks_leaves_episodes_unscored(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 3)
+    with DeskRuntime({("/reward", 0): 500}) as runtime:
+        url = ("--option", f"runtime_url={runtime.url}")
+        assert evaluated(tmp_path / "run", rows, *url, "--concurrency", 1) == 1
+    scores = [record.score for record in records(tmp_path / "run")]
+    assert [score.value for score in scores].count(None) == 1
+    assert {score.reason for score in scores if score.value is None} == {"partner_error"}
+
+
+def test_an_option_that_no_task_has_is_refused(tmp_path: Path, capfd: Any) -> None:
+    assert evaluated(tmp_path / "run", "synth:1", "--option", "runtime=http://h:1") == 2
+    what, _, fix = three_lines(capfd.readouterr().err)
+    assert "runtime" in what and "soul tasks show" in fix
+    assert evaluated(tmp_path / "run", "synth:1", "--option", "max_turns=few") == 2
+    assert "max_turns" in three_lines(capfd.readouterr().err)[0]
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def file_options(folder: Path, n: int) -> list[str]:
+    folder.mkdir()
+    files = write_people(folder, range(30_000, 30_000 + n))
+    return [part for name, path in files.items() for part in ("--option", f"{name}={path}")]
+
+
+def test_with_the_users_files_there_is_an_index(tmp_path: Path) -> None:
+    options = file_options(tmp_path / "files", 12)
+    assert evaluated(tmp_path / "run", "synth:8", *options) == 0
+    cells = summary(tmp_path / "run")["tasks"]["tau_usi"]
+    usi = cells["usi"]
+    assert usi["headline"] and (usi["n_scored"], usi["n"]) == (8, 12)
+    parts = [cells[name]["mean"] for name in ("D1_conv", "D2_info", "D3_clarif", "D4_react")]
+    # The index of one batch is the mean of its terms; so is their mean over the batches.
+    assert usi["mean"] == pytest.approx((sum(parts) + 100 * (1 - cells["ece"]["mean"])) / 5)
+    assert cells["ece"]["mean"] == pytest.approx(0.5, abs=0.05)  # all helped, of people one in two
+    assert 0 < usi["ci_low"] <= usi["mean"] <= usi["ci_high"] <= 100
+    assert all(r.score.metrics["politeness_rate"] is not None for r in records(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_has_the_same_table(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 6, "tool_library_x")
+    options = ["--data", f"tau_usi={rows}", "--concurrency", "2"]
+    with DeskRuntime() as runtime, table(delay_s=0.02) as (arguments, actor, agent):
+        options += ["--option", f"runtime_url={runtime.url}"]
+        assert soul("eval", "api", *arguments, *options, "--out", tmp_path / "whole") == 0
+        whole = len(actor.requests), len(agent.requests)
+        for requests in (10, 30):
+            process = start("eval", "api", *arguments, *options, "--out", tmp_path / "killed")
+            before = len(actor.requests)
+            while len(actor.requests) < before + requests // 3 and process.poll() is None:
+                time.sleep(0.01)
+            process.kill()
+            process.communicate()
+        assert soul("eval", "api", *arguments, *options, "--out", tmp_path / "killed") == 0
+        assert len(actor.requests) <= 2 * whole[0] + 2 * 2 * 2  # what was in flight at a kill
+    tables = [summary(tmp_path / name)["tasks"] for name in ("whole", "killed")]
+    assert tables[0] == tables[1]
+    lines = [[(r.key, r.score.metrics, r.episode.transcript) for r in records(tmp_path / name)]
+             for name in ("whole", "killed")]  # fmt: skip
+    assert sorted(map(repr, lines[0])) == sorted(map(repr, lines[1]))
+
+
+def test_a_finished_run_is_replayed_without_any_server(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 3)
+    with DeskRuntime() as runtime, table() as (arguments, _, _):
+        options = ["--data", f"tau_usi={rows}", "--option", f"runtime_url={runtime.url}"]
+        assert soul("eval", "api", *arguments, *options, "--out", tmp_path / "run") == 0
+    replay = ("--ledger", "replay", "--ledger-file", tmp_path / "run" / "ledger.sqlite")
+    assert soul("eval", "api", *arguments, *options, *replay, "--out", tmp_path / "again") == 0
+    assert summary(tmp_path / "again")["tasks"] == summary(tmp_path / "run")["tasks"]
+
+
+# --- rows and scripts -----------------------------------------------------------------------------
+
+
+def test_made_rows_are_numbers_and_those_of_the_published_domains_end() -> None:
+    task = task_of("tau_usi")
+    assert synth("tau_usi", 3, 1) == [
+        {"env_name": "tool_library", "task_index": 10_000 + i,
+         "instance_id": f"tool_library_{10_000 + i}"} for i in range(3)
+    ]  # fmt: skip
+    rows = task.spec.hook("tau_usi", "synth")(n=900, seed=3, options={"--domain": "airline"})
+    assert len(rows) == 50 and rows[-1]["instance_id"] == "airline_49"
+    example = task.example(rows[-1])
+    assert task.gold(example) is None and task.wrong(example) is None
+    assert "instruction" not in {k for k, v in example.fields.items() if v is not None}
+    assert len({task.example(row).id for row in rows}) == 50
+
+
+def test_gold_is_right_and_wrong_is_wrong_of_every_kind_of_wish() -> None:
+    task = task_of("tau_usi")
+    for row in synth("tau_usi", 8, 0):
+        example = task.example(row)
+        gold, wrong = task.gold(example), task.wrong(example)
+        assert (gold.notes["service_reward"], wrong.notes["service_reward"]) == (1, 0)
+        assert bool(task.gold_text(example) != "no change") == (gold.notes["tool_calls"] > 0)
+
+
+def test_it_stands_beside_the_axes_and_in_no_other_suite() -> None:
+    registry = load_registry()
+    named = [name for name, suite in registry.suites.items() if "tau_usi" in suite.tasks]
+    assert named == ["soul-agent"]
+    assert registry.suites["soul-agent"].average == ""
