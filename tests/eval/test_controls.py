@@ -16,7 +16,10 @@ from soulkit.eval.compare import compare_runs
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import read_config
 from soulkit.runs.records import CONTROLS, load_controls
+from soulkit.tasks.base import Task
+from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
+from soulkit.tasks.selfcheck import check_task
 from soulkit.types import ControlRecord, Score
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.judged import essay, first_message, opinion, topic
@@ -297,6 +300,31 @@ def test_a_control_leaves_a_batch_with_its_cluster(run: Path) -> None:
         score=Score(value=0.0, reward=0.0),
     )  # fmt: skip
     assert calibrated(task, [*controls, strange])(part) == metrics
+
+
+# -- for authors -----------------------------------------------------------------------------------
+
+
+def test_a_task_shows_its_controls(capfd: pytest.CaptureFixture[str]) -> None:
+    assert soul("tasks", "show", "anchored", "--tasks", TASKS) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "controls: human_human (of each row, judge 2); proxy_proxy (of each episode" in shown
+
+
+def test_the_check_of_a_task_asks_about_its_controls(rows: Path) -> None:
+    task = load_registry(TASKS).task("anchored")
+    loaded = load_examples(task, [rows])
+    checked = check_task(task, loaded)
+    assert checked.breaks == () and "alike" not in checked.unrendered
+
+    class Forgetful(type(task)):  # type: ignore[misc]
+        control = Task.control
+
+    broken = check_task(Forgetful(task.name, task.spec), loaded)
+    assert ["does not define control()" in line.why for line in broken.breaks] == [True, True]
+
+
+# -- kills -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
