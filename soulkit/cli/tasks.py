@@ -74,6 +74,8 @@ def show(
         print_json({"name": name, **facts})
     else:
         _print_task(name, spec, suites)
+        if controls := _controls(registry, name):
+            out.print(f"controls: {safe(controls)}", soft_wrap=True)
 
 
 app.command("check")(check_tasks)
@@ -112,6 +114,17 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
     for label, text in _facts(name, spec, suites):
         if text:
             out.print(f"{label}: {safe(text)}", soft_wrap=True)
+
+
+def _controls(registry: Registry, name: str) -> str:
+    """The controls of a task that can be played, each with what it costs."""
+    if registry.spec(name).rows_only:
+        return ""
+    return "; ".join(
+        f"{one.name} (of each {one.per}, "
+        + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
+        for one in registry.task(name).controls
+    )  # fmt: skip
 
 
 def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:

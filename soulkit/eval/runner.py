@@ -212,7 +212,7 @@ async def _play_and_close(
 def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
     """What a run that was begun before still has to do; a finished one says so."""
     if left or controls:
-        also = f", {controls} controls are left to ask about" if controls else ""
+        also = f", controls left to ask about: {controls}" if controls else ""
         return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
     again = f"soul report {shlex.quote(str(run.path))}"
     return f"{run.path} is finished already: nothing is left to play; see: {again}"

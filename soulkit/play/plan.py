@@ -48,8 +48,12 @@ class Work:
     def roles(self) -> frozenset[Role]:
         """The roles that an episode of these examples, or a control, may call."""
         controls = frozenset(role for one in self.controls for role in one.calls)
-        episodes = frozenset(r for example in self.examples for r in self.task.calls(example))
-        return episodes | controls if self.examples else frozenset()
+        return self.episode_roles | controls if self.examples else frozenset()
+
+    @property
+    def episode_roles(self) -> frozenset[Role]:
+        """The roles that an episode of these examples may call: what its score depends on."""
+        return frozenset(role for example in self.examples for role in self.task.calls(example))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
