@@ -85,7 +85,7 @@ class HumanualReference(Humanual):
         return Feedback(text=text, author=feedback.author, kind=feedback.kind,
                         dimensions=feedback.dimensions)  # fmt: skip
 
-    def remarks(self, example: Example, score: Score) -> str:
+    def judge_remarks(self, example: Example, score: Score) -> str:
         """All that the judge said: this coach sees the original as well."""
         return "\n".join(f"{axis} ({n:g}): {text}" for axis, (text, n) in thoughts(score).items())
 

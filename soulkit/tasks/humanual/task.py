@@ -179,7 +179,7 @@ class Humanual(ChoiceTask):
         """Row and draft without the original, and the judge's thoughts that tell none of it."""
         view, _ = self.within_budget(example.visible("coach"))
         reply, _ = self.parse(episode.transcript[-1].text if episode.transcript else "")
-        remarks = self.remarks(example, score)
+        remarks = self.judge_remarks(example, score)
         return {
             "persona": view["persona"],
             "context": fence(last_words(view["prompt"], CUT_FOR_THE_COACH), "context"),
@@ -188,7 +188,7 @@ class Humanual(ChoiceTask):
             "short": coaching.is_short(score), "long": coaching.is_long(score),
         }  # fmt: skip
 
-    def remarks(self, example: Example, score: Score) -> str:
+    def judge_remarks(self, example: Example, score: Score) -> str:
         """What the judge said about the draft, for a coach that must not know the original."""
         original = str(example.fields["completion"])
         return coaching.judge_remarks(score, original, self._public(example))
