@@ -91,6 +91,10 @@ class Sampling:
     form: Form | None = None
 
 
+CONTROL_PURPOSE = "control/"
+"""What the purpose of every call about a control begins with; the control's name follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Who asks for a completion: keys its random stream and its ledger entry."""
@@ -334,6 +338,24 @@ class Record:
     """The gold answer, for readers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRecord:
+    """One line of `controls.jsonl`: what the judges made of a control."""
+
+    task: str
+    example_id: str
+    rollout: int
+    """Of the draft that it is about; 0 for a control of the row."""
+    name: str
+    score: Score
+    cluster: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique in a run; a later line with the same key replaces an earlier one."""
+        return f"{self.name}/{self.example_id}/{self.rollout}"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMetric:
     """A number over a batch, which is no mean over its episodes: joint accuracy, diversity."""
@@ -350,6 +372,8 @@ class BatchMetric:
     """The ends of its scale, where it has any."""
     is_mean: bool = False
     """Whether it is the plain mean over its units, each counting alike."""
+    beside: bool = False
+    """Whether it is shown beside the headline, as what controls make of a batch always is."""
 
 
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:

@@ -146,6 +146,7 @@ def _say_next(run: Run) -> None:
 def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, replies that ran into their limit, and the first failure of each kind
     in its own words."""
+    from soulkit.eval.controls import unscored_controls
     from soulkit.eval.remarks import limits_text, truncation_text
     from soulkit.eval.runner import failures
     from soulkit.report.hints import odd_cells
@@ -159,7 +160,7 @@ def _say_failures(run: Run, summary: Summary) -> None:
         _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
     if text := limits_text(summary.limits, summary.statuses):
         _say(f"replies that ended at their limit, whatever was read of them: {text}")
-    for line in odd_cells(summary, run.path):
+    for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         _say(line)
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes)).items():

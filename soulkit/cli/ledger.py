@@ -219,9 +219,9 @@ def verify(where: Where, as_json: Json = False) -> None:
 
 def _check_run(folder: Path, view: Any, findings: Findings) -> None:
     from soulkit.eval.rescore import CHANGES
-    from soulkit.models.ledger.view import check_episodes
+    from soulkit.models.ledger.view import check_controls, check_episodes
     from soulkit.runs.folder import is_run, read_config
-    from soulkit.runs.records import load_records
+    from soulkit.runs.records import load_controls, load_records
 
     if not is_run(folder) or not (folder / "episodes.jsonl").is_file():
         return
@@ -231,6 +231,8 @@ def _check_run(folder: Path, view: Any, findings: Findings) -> None:
     judged_only = (folder / CHANGES).is_file() and settings.get("ledger") != "replay"
     check_episodes(view, records, findings, judges=_over_http(settings),
                    actor=settings.get("kind") == "api" and not judged_only)  # fmt: skip
+    if _over_http(settings):
+        check_controls(view, load_controls(folder), findings)
 
 
 def _over_http(settings: dict[str, Any]) -> bool:

@@ -12,8 +12,9 @@ from soulkit.cli.options import DRY_RUN, Json, Trust
 from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from soulkit.eval.again import Recorded
     from soulkit.eval.asking import Renewal
-    from soulkit.eval.rescore import Change, Recorded, Rescored
+    from soulkit.eval.rescore import Change, Rescored
     from soulkit.models.roles.settings import RoleSettings
 
 
@@ -130,11 +131,14 @@ def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None
     if dry_run:
         show_plan(plan, as_json)
         return None
-    say(f"{survey.questions} questions of {len(survey.episodes)} episodes are not in the ledger")
+    controls = f" and {len(survey.controls)} controls" if survey.controls else ""
+    say(f"{survey.questions} questions of {len(survey.episodes)} episodes{controls} are not in the "
+        "ledger")  # fmt: skip
     confirm_cost(plan, renewal.config, say, ask_user())
     for server in renewal.servers() if survey.questions else ():
         say(server)
-    with progress(len(renewal.recorded.records), "rescore") as bar:
+    recorded = renewal.recorded
+    with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
         return renew(renewal, bar.advance)
 
 
@@ -177,8 +181,9 @@ def _print(done: Rescored, here: Path) -> None:
     out.print(made)
     misses = f", {done.misses} of them for want of a recorded reply" if done.misses else ""
     shown = _seen_from(here, Path(done.path))
+    beside = f", and {done.controls_changed} of {done.controls} controls" if done.controls else ""
     out.print(
-        safe(f"{done.changed} of {done.episodes} episodes have another score now{misses}; "
+        safe(f"{done.changed} of {done.episodes} episodes{beside} have another score now{misses}; "
              f"new scores in {shown}"),
         soft_wrap=True,
     )  # fmt: skip

@@ -20,6 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
+from soulkit.eval.again import (
+    Absent,
+    Recorded,
+    control_again,
+    judged_again,
+    recorded_drafts,
+    regrouped,
+)
 from soulkit.eval.judging import no_judge_asked
 from soulkit.eval.keeping import alone
 from soulkit.eval.planning import voice_of
@@ -27,12 +35,8 @@ from soulkit.eval.provenance import actor_print, keep_provenance, players_of, re
 from soulkit.eval.rescore import (
     CHANGES,
     PREFIX,
-    Absent,
-    Recorded,
     Rescored,
-    judged_again,
     refuse_lost_rows,
-    regrouped,
     write_rescored,
 )
 from soulkit.eval.templates import (
@@ -55,7 +59,7 @@ from soulkit.play.engine import gather
 from soulkit.play.plan import AGAIN, TOKENS_PER_WORD, Plan, PlayerLoad, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import write_json
-from soulkit.types import Call, Completion, Record, Sampling, Segment
+from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"
 Advance = Callable[[int], object]
@@ -96,6 +100,8 @@ class Survey:
     """Role and player → the words of each prompt that it was not asked yet."""
     episodes: set[str] = field(default_factory=set)
     """Keys of the episodes that are to be judged again."""
+    controls: set[str] = field(default_factory=set)
+    """Keys of the controls."""
 
     @property
     def questions(self) -> int:
@@ -266,6 +272,11 @@ async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
         await asyncio.sleep(0)  # other opinions of the same question are noted as well
         if miss is not None:
             survey.episodes.add(record.key)
+    for control, draft in recorded_drafts(renewal.recorded):
+        _, miss = await control_again(renewal.recorded, control, draft, cast)
+        await asyncio.sleep(0)
+        if miss is not None:
+            survey.controls.add(control.key)
     await players.close()
 
 
@@ -351,8 +362,9 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
         if renewal.prompts is not None:
             copy_prompts(renewal.prompts, run.path)
         with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
-            records = asyncio.run(_ask(renewal, run, ledger, advance))
-            return write_rescored(recorded, run, regrouped(recorded, records), paid=ledger)
+            records, controls = asyncio.run(_ask(renewal, run, ledger, advance))
+            grouped = regrouped(recorded, records)
+            return write_rescored(recorded, run, grouped, controls, paid=ledger)
 
 
 def _settings(renewal: Renewal) -> dict[str, Any]:
@@ -367,7 +379,7 @@ def _settings(renewal: Renewal) -> dict[str, Any]:
 
 async def _ask(
     renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None
-) -> list[Record]:  # fmt: skip
+) -> tuple[list[Record], list[ControlRecord]]:
     recorded = renewal.recorded
     actor = _actor(renewal)
     players = Players(**_terms(renewal, ledger, recorded.load))
@@ -379,18 +391,31 @@ async def _ask(
         await players.close()
 
 
-async def _judged(renewal: Renewal, cast: Cast, advance: Advance | None) -> list[Record]:
-    turn = asyncio.Semaphore(renewal.config.concurrency)
+async def _judged(
+    renewal: Renewal, cast: Cast, advance: Advance | None
+) -> tuple[list[Record], list[ControlRecord]]:
+    turn, recorded = asyncio.Semaphore(renewal.config.concurrency), renewal.recorded
     records: dict[str, Record] = {}
+    controls: dict[str, ControlRecord] = {}
 
     async def judge(record: Record) -> None:
         async with turn:
-            records[record.key], _ = await judged_again(renewal.recorded, record, cast)
+            records[record.key], _ = await judged_again(recorded, record, cast)
         if advance is not None:
             advance(1)
 
-    await gather(judge(record) for record in renewal.recorded.records)
-    return [records[record.key] for record in renewal.recorded.records]
+    async def ask(control: ControlRecord, draft: Record | None) -> None:
+        async with turn:
+            controls[control.key], _ = await control_again(recorded, control, draft, cast)
+        if advance is not None:
+            advance(1)
+
+    await gather(judge(record) for record in recorded.records)
+    await gather(ask(control, draft) for control, draft in recorded_drafts(recorded))
+    return (
+        [records[record.key] for record in recorded.records],
+        [controls[control.key] for control in recorded.controls],
+    )
 
 
 def _actor(renewal: Renewal) -> ChatModel:

@@ -7,12 +7,12 @@ diversity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from soulkit.tasks.base import Task
-from soulkit.types import BatchMetric, Record
+from soulkit.types import BatchMetric, ControlRecord, Record
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
 """What a task computes over its whole batch."""
@@ -62,11 +62,34 @@ class LeaveOneOut:
         return None if computed is None else computed.value
 
 
-def summary_terms(tasks: Iterable[Task]) -> dict[str, Any]:
+def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
+    """The task's numbers over a batch, with those that the controls of the batch have a part in.
+
+    A control belongs to its cluster: without any record of that, it is left out as well. Where
+    there is no control at all there is no such number.
+    """
+    # In an order of their own: sums would else depend on which judge was the first to answer.
+    controls = sorted((c for c in controls if c.task == task.name), key=lambda c: c.key)
+    if not controls:
+        return task.batch_metrics
+
+    def summariser(records: Sequence[Record]) -> dict[str, BatchMetric]:
+        clusters = {record.cluster or record.example_id for record in records}
+        there = [c for c in controls if (c.cluster or c.example_id) in clusters]
+        numbers = task.calibrate(records, there)
+        beside = {name: replace(number, beside=True) for name, number in numbers.items()}
+        return {**task.batch_metrics(records), **beside}
+
+    return summariser
+
+
+def summary_terms(
+    tasks: Iterable[Task], controls: Sequence[ControlRecord] = ()
+) -> dict[str, Any]:  # fmt: skip
     """What `summarise` has to be told of these tasks, as its keyword arguments."""
     every = list(tasks)
     return {
-        "batch": {task.name: task.batch_metrics for task in every},
+        "batch": {task.name: calibrated(task, controls) for task in every},
         "headlines": {task.name: task.headline_metric for task in every if task.headline_metric},
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},

@@ -20,6 +20,7 @@ from typing import Any
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast, unknown_metric
+from soulkit.eval.controls import SharedControls, shared_controls
 from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.live_tasks import live_tasks, recorded_cells, summary_steps
@@ -128,7 +129,9 @@ def compare_runs(
     if mixed and not allow_mixed:
         raise _refused(mixed)
     metrics = {metric, *(gate.metric for gate in gates)}
-    whole = _Pairs(_pairs((a, b), shared, runs_a, runs_b, metrics, trust=trust), registry)
+    controls = shared_controls(a, b, shared)
+    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, trust=trust)
+    whole = _Pairs(pairs, registry)
     compared, lacking = whole.contrasts(metric)
     if not any(t.paired.n_shared for t in compared.values()):
         raise _no_common_episode(a, b, metric)
@@ -148,6 +151,7 @@ def compare_runs(
         remarks=(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(f"no metric '{metric}': {task}" for task in lacking),
+            *controls.remarks,
             *_training(one, other, compared.values(), len(last)),
         ),
         suite=suite,
@@ -196,7 +200,8 @@ def _alone(
 
 def _pairs(
     folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
-    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], *, trust: bool,
+    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls, *,
+    trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
     """What the runs recorded of each task, with its code where one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
@@ -206,6 +211,7 @@ def _pairs(
             task=task, a=a[task], b=b[task],
             recorded=(cells_a.get(task, {}), cells_b.get(task, {})),
             held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
+            controls=controls.sides.get(task, ((), ())),
         )
         for task in shared
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """What an evaluation can be told, and what that resolves to: tasks, rows, sampling.
 
 Settings that change only speed, retries and prices are no part of a run's identity: a run that
-was cut short by an impatient time-out may be finished with a longer one. Everything else must stay
-as it was, or the run folder refuses.
+was cut short by an impatient time-out may be finished with a longer one. Controls stand beside the
+episodes and may be added later. Everything else must stay as it was, or the run folder refuses.
 
 Rows come from `data[task]` (a file, a folder with the released files, or `synth:N`), else from the
 folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
@@ -40,7 +40,7 @@ class EvalConfig(PlayConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
-        "concurrency", "batch_size", "max_unscored",
+        "concurrency", "batch_size", "max_unscored", "controls",
     }  # fmt: skip
 
     kind: Literal["local", "api"] = setting(flag=None, help="The name of the command.")
@@ -83,6 +83,12 @@ class EvalConfig(PlayConfig):
         help="Of the suite what can be played here; the rest is named, and there is no average.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
+
+    controls: bool = setting(
+        False,
+        section="Run",
+        help="Judge the controls of tasks that have some, too; a finished run gets them added.",
+    )
 
     # -- sampling; None is the task's own --
     temperature: float | None = setting(
@@ -360,4 +366,5 @@ def _work(task: Task, config: EvalConfig) -> Work:
 
     source = config.data.get(task.name) or config.data.get("*")
     loaded = examples_for(task, source, limit=config.limit, seed=config.seed)
-    return Work(task, chosen_rows(loaded.examples, config, task.name), loaded.bad)
+    rows = chosen_rows(loaded.examples, config, task.name)
+    return Work(task, rows, loaded.bad, task.controls if config.controls else ())

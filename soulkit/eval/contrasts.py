@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.eval.batch import LeaveOneOut
+from soulkit.eval.batch import LeaveOneOut, calibrated
 from soulkit.eval.summary import DEV, Cell, cluster_of, headline_name, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
@@ -27,7 +27,7 @@ from soulkit.metrics.comparisons import (
 )
 from soulkit.metrics.intervals import Interval
 from soulkit.runs.records import drafts
-from soulkit.types import Failure, Record, unscored
+from soulkit.types import ControlRecord, Failure, Record, unscored
 
 if TYPE_CHECKING:
     from soulkit.tasks.base import Task
@@ -55,6 +55,8 @@ class TaskPair:
     """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
     """Of two trainings that held rows out: their newest episodes on those, the headline's."""
+    controls: tuple[Sequence[ControlRecord], Sequence[ControlRecord]] = ((), ())
+    """What the judges of both runs made of controls; empty unless both may be compared."""
 
     @property
     def headline(self) -> str:
@@ -142,9 +144,10 @@ def _recorded_names(pair: TaskPair) -> list[str]:
 
 def _batch_names(pair: TaskPair) -> list[str]:
     """Metrics that both tasks compute over their whole batches."""
+    both = zip((pair.live_a, pair.live_b), (pair.a, pair.b), pair.controls, strict=True)
     sides = [
-        {} if live is None else live.batch_metrics(drafts(records))
-        for live, records in ((pair.live_a, pair.a), (pair.live_b, pair.b))
+        {} if live is None else calibrated(live, controls)(drafts(records))
+        for live, records, controls in both
     ]
     return sorted(sides[0].keys() & sides[1].keys())
 
@@ -199,12 +202,14 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
     in_both = scored[0] & scored[1]
     batches = [
         LeaveOneOut(
-            live.batch_metrics,
+            calibrated(live, controls),
             [side[key] if key in in_both else _lost(side[key]) for key in sorted(played[0].keys()
              & played[1].keys())],
             cluster_of,
         )
-        for live, side in zip((pair.live_a, pair.live_b), played, strict=True)
+        for live, side, controls in zip(
+            (pair.live_a, pair.live_b), played, _in_both(pair.controls), strict=True
+        )
         if live is not None
     ]  # fmt: skip
     paired = replace(
@@ -212,6 +217,18 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
     )  # fmt: skip
     return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
+
+
+def _in_both(
+    sides: tuple[Sequence[ControlRecord], Sequence[ControlRecord]],
+) -> list[list[ControlRecord]]:
+    """The controls of both runs, those that either could not score as lost in both."""
+    a, b = ({c.key for c in side if c.score.scored} for side in sides)
+    return [
+        [c if c.key in a & b else replace(c, score=unscored(Failure(UNPAIRED), c.score.protocol))
+         for c in side]
+        for side in sides
+    ]  # fmt: skip
 
 
 def _lost(record: Record) -> Record:

@@ -26,7 +26,7 @@ from soulkit.runs.folder import (
 )
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import RecordWriter
-from soulkit.types import Record
+from soulkit.types import ControlRecord, Record
 
 CLOCK, LOCK = "clock.json", ".lock"
 _SAVE_EVERY = 5.0
@@ -59,8 +59,9 @@ def unfinished(
 def _finished(path: Path) -> bool:
     try:
         line = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return bool(line["n"] == line["n_scored"])
-    except (OSError, ValueError, KeyError, TypeError):
+        counts = [line, *(c for part in line.get("controls", {}).values() for c in part.values())]
+        return all(one["n"] == one["n_scored"] for one in counts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -109,10 +110,10 @@ class GroupWriter:
 
     def __init__(self, path: Path) -> None:
         self._writer = RecordWriter(path)
-        self._waiting: list[Record] = []
+        self._waiting: list[Record | ControlRecord] = []
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record | ControlRecord) -> None:
         """Have `record` written soon; raises what broke an earlier group."""
         self._waiting.append(record)
         if self._task is not None and self._task.done():

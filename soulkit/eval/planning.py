@@ -13,6 +13,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.settings import PANELS, RoleSettings
+from soulkit.play.controls import ControlJob, control_jobs
 from soulkit.play.costs import is_paid, prices_of
 from soulkit.play.plan import (
     TOKENS_PER_WORD,
@@ -20,18 +21,33 @@ from soulkit.play.plan import (
     Plan,
     PlayerLoad,
     PlayerTerms,
+    TaskPlan,
     Work,
     on_machine,
+    plan_controls,
     plan_work,
 )
+from soulkit.tasks.base import Task
 from soulkit.types import MAX_TOKENS
 
 
-def evaluation_plan(config: EvalConfig, work: Sequence[Work]) -> Plan:
-    """What `config` will ask for."""
+def evaluation_plan(
+    config: EvalConfig, work: Sequence[Work], controls: Sequence[ControlJob] | None = None
+) -> Plan:
+    """What `config` will ask for; `controls` are all that `work` has where nothing else is said."""
     voices = {w.task.name: _voices(config, w) for w in work}
     whole = plan_work(work, config.repeats, voices, concurrency=config.concurrency)
+    if controls is None:
+        controls = [job for part in work for job in control_jobs(part, config.repeats)]
+    tasks = {job.task.name: job.task for job in controls}
+    beside = [_controls_plan(config, task, controls) for task in tasks.values()]
+    whole = replace(whole, tasks=(*whole.tasks, *beside))
     return on_machine(whole, together(_machines(config, whole)))
+
+
+def _controls_plan(config: EvalConfig, task: Task, controls: Sequence[ControlJob]) -> TaskPlan:
+    parts = [(job.control, job.example) for job in controls if job.task is task]
+    return plan_controls(task, parts, _voices(config, Work(task, ())))
 
 
 def _voices(config: EvalConfig, work: Work) -> list[PlayerTerms]:

@@ -3,11 +3,12 @@
     a run's config ──▶ its rows, by id ──▶ task.score(row, recorded episode) ──▶ a new run folder
                                               judges answer from the ledger
 
-Nothing is played: what the actor said stays as it is. Judges answer from the run's ledger, opened
-for replay; a question that was never asked (its prompt has changed) is a *miss*, and misses stop
-the command before anything is written, unless they are to be left unscored. What was unscored
-because a model failed stays so: there is no reply to read. The old folder is only read; the new
-one is written aside and renamed, so that a killed command is simply given again.
+Nothing is played: what the actor said stays as it is. Controls of the run are judged again in the
+same way, for they belong to the judges that scored its episodes. Judges answer from the run's
+ledger, opened for replay; a question that was never asked (its prompt has changed) is a *miss*, and
+misses stop the command before anything is written, unless they are to be left unscored. What was
+unscored because a model failed stays so: there is no reply to read. The old folder is only read;
+the new one is written aside and renamed, so that a killed command is simply given again.
 
 A training run is rescored the same way; what knows its rows is in `train/state/recorded.py`. How
 judges are asked again, with an edited prompt or in place of others, stands in `asking.py`.
@@ -21,7 +22,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +31,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from soulkit.errors import RunError
+from soulkit.eval.again import (
+    Absent,
+    Recorded,
+    control_again,
+    judged_again,
+    recorded_drafts,
+    regrouped,
+)
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.costs import costs_by_task, joined_costs
 from soulkit.eval.provenance import keep_provenance, rescored
@@ -59,80 +68,15 @@ from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import RecordWriter, drafts, load_records
+from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
 from soulkit.tasks.base import Task
-from soulkit.tasks.grouped import with_group_rewards
 from soulkit.trust import refuse_foreign, run_settings
-from soulkit.types import (
-    Call,
-    Completion,
-    Example,
-    Failure,
-    Record,
-    Sampling,
-    Score,
-    Segment,
-    unscored,
-)
+from soulkit.types import ControlRecord, Example, Record, Score
 
 RescoreMissing = Literal["stop", "unscored"]
-MISS = "replay_miss"
-"""Why an episode is unscored whose judge was never asked this question."""
 CHANGES = "rescore.json"
 PREFIX = "rescore "
 Config = TypeVar("Config", bound=RolesConfig)
-
-
-class Absent:
-    """Stands where a model sat that leaves nothing in a ledger; to ask it is a miss."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        raise ReplayMiss(
-            f"The scorer asks '{self.name}' (role {call.role}, example {call.example_id}), whose "
-            "replies no ledger holds.",
-            "Rescoring makes no call, and only what a server answered is recorded.",
-            "Evaluate the model again.",
-        )
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A run as rescoring needs it."""
-
-    path: Path
-    command: str
-    """The command that played it, such as `eval api`."""
-    settings: Mapping[str, Any]
-    """Its `config.yaml`."""
-    sealed: bool
-    """Whether those are known to be the user's own: only then are the new folder's."""
-    rows: Mapping[str, tuple[Task, Example]]
-    """Example id → the row, and the task as its code is now."""
-    records: Sequence[Record]
-    ledger: Path | None
-    cast: Callable[[Ledger], Cast]
-    """The players, asking that ledger; called inside the event loop."""
-    sampling: Callable[[Task], Sampling] | None
-    """How the actor is sampled in a task; None leaves it as the cast says."""
-    summary: Callable[[Sequence[Record], float, float | None], Summary]
-    """The contents of `summary.json` for records, seconds and cost."""
-    config: RolesConfig
-    """The settings, read."""
-    seed: int
-    actor: Callable[[], ChatModel]
-    """Loads or reaches the model under test, for where it judges itself."""
-    load: Callable[[str], ChatModel]
-    """Loads another checkpoint."""
-    grouped: bool = False
-    """Whether rewards of a row depend on each other, as those of training do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +107,9 @@ class Rescored:
     """Episodes whose value, reward, metrics or status are others now."""
     misses: int
     changes: tuple[Change, ...]
+    controls: int = 0
+    """Controls that were judged again, beside the episodes."""
+    controls_changed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -179,67 +126,30 @@ def rescore(recorded: Recorded, out: Path | None, missing: RescoreMissing = "sto
     _check_new(folder)
     refuse_lost_rows(recorded)
     with _replay(recorded.ledger) as ledger:
-        records, misses = asyncio.run(_scored_again(recorded, ledger))
+        records, controls, misses = asyncio.run(_scored_again(recorded, ledger))
     if misses and missing == "stop":
         raise _missed(recorded, misses)
-    return _write(recorded, folder, records, len(misses))
+    return _write(recorded, folder, records, controls, len(misses))
 
 
 async def _scored_again(
     recorded: Recorded, ledger: Ledger
-) -> tuple[list[Record], list[ReplayMiss]]:
+) -> tuple[list[Record], list[ControlRecord], list[ReplayMiss]]:
     cast = recorded.cast(ledger)
-    records, misses = [], []
+    records, controls, misses = [], [], []
     for record in recorded.records:
         scored, miss = await judged_again(recorded, record, cast)
         records.append(scored)
         if miss is not None and record.score.scored:  # else a model failed then: nothing is there
             misses.append(miss)
+    for control, draft in recorded_drafts(recorded):
+        again, miss = await control_again(recorded, control, draft, cast)
+        controls.append(again)
+        if miss is not None and control.score.scored:
+            misses.append(miss)
     for model in {id(p.model): p.model for p in cast.players}.values():
         await model.close()
-    return regrouped(recorded, records), misses
-
-
-def regrouped(recorded: Recorded, records: Sequence[Record]) -> list[Record]:
-    """The records, in their order, with what their rewards owe to the others of their rows."""
-    if not recorded.grouped:
-        return list(records)
-    tasks = {task.name: task for task, _ in recorded.rows.values()}
-    by_key = {record.key: record for record in with_group_rewards(tasks, records)}
-    return [by_key[record.key] for record in records]
-
-
-async def judged_again(
-    recorded: Recorded, record: Record, cast: Cast
-) -> tuple[Record, ReplayMiss | None]:
-    """The record with its score of now, and the question that nobody answers, if there is one.
-
-    Such an episode is unscored; one that was unscored before keeps its reason.
-    """
-    try:
-        return _with_score(recorded, record, await _score(recorded, record, cast)), None
-    except ReplayMiss as miss:
-        lost = unscored(Failure(MISS, miss.what), record.score.protocol)
-        score = lost if record.score.scored else record.score
-        return _with_score(recorded, record, score), miss
-
-
-async def _score(recorded: Recorded, record: Record, players: Cast) -> Score:
-    task, example = recorded.rows[record.example_id]
-    players = players.in_task(task.name)
-    if recorded.sampling is not None:
-        actor = replace(players.actor, sampling=recorded.sampling(task))
-        players = replace(players, actor=actor)
-    return await task.judged(example, replace(record.episode, step=record.step), players)
-
-
-def _with_score(recorded: Recorded, record: Record, score: Score) -> Record:
-    """The record with what follows from the task's code: score, break-downs, gold."""
-    task, example = recorded.rows[record.example_id]
-    return replace(
-        record, score=score, tags=example.tags, cluster=example.cluster,
-        gold=task.gold_text(example),
-    )  # fmt: skip
+    return regrouped(recorded, records), controls, misses
 
 
 # -- the run that is rescored ----------------------------------------------------------------------
@@ -265,12 +175,16 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
         players.load = Absent  # a checkpoint that judged left nothing behind either
         return eval_cast(config, players)
 
-    def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
-        return summary_of(work, records, config, seconds, cost)
+    def summary(
+        records: Sequence[Record], seconds: float, cost: float | None,
+        controls: Sequence[ControlRecord],
+    ) -> Summary:  # fmt: skip
+        return summary_of(work, records, config, seconds, cost, controls)
 
     return Recorded(
         path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
-        records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
+        records=load_records(path / "episodes.jsonl"), controls=load_controls(path),
+        ledger=ledger_of(path, settings),
         cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
         config=config, seed=config.seed, actor=lambda: _live_actor(config),
         load=lambda model: checkpoint_model(model, config),
@@ -373,8 +287,10 @@ def refuse_lost_rows(recorded: Recorded) -> None:
 
 
 def _missed(recorded: Recorded, misses: Sequence[ReplayMiss]) -> ReplayMiss:
+    beside = f" and {len(recorded.controls)} controls" if recorded.controls else ""
     return ReplayMiss(
-        f"{len(misses)} of {len(recorded.records)} episodes need replies that were never recorded; "
+        f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were never "
+        "recorded; "
         f"the first: {misses[0].what}",
         "The question to that model has changed since (its prompt, its sampling, its form), and "
         "rescoring asks nobody.",
@@ -396,7 +312,10 @@ def _replay(path: Path | None) -> Iterator[Ledger]:
 # -- the new folder --------------------------------------------------------------------------------
 
 
-def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: int) -> Rescored:
+def _write(
+    recorded: Recorded, folder: Path, records: Sequence[Record], controls: Sequence[ControlRecord],
+    misses: int,
+) -> Rescored:  # fmt: skip
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
@@ -404,46 +323,51 @@ def _write(recorded: Recorded, folder: Path, records: Sequence[Record], misses: 
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
     keep_provenance(run, rescored(recorded.path, recorded.rows))
     copy_prompts(recorded.path / PROMPTS, run.path)
-    done = write_rescored(recorded, run, records, misses=misses, shown=folder)
+    done = write_rescored(recorded, run, records, controls, misses=misses, shown=folder)
     aside.replace(folder.resolve())
     return done
 
 
 def write_rescored(
-    recorded: Recorded, run: Run, records: Sequence[Record], *, misses: int = 0,
-    paid: Ledger | None = None, shown: Path | None = None,
+    recorded: Recorded, run: Run, records: Sequence[Record],
+    controls: Sequence[ControlRecord] = (), *, misses: int = 0, paid: Ledger | None = None,
+    shown: Path | None = None,
 ) -> Rescored:  # fmt: skip
-    """Write episodes, summary and changes into `run`, in place of earlier ones, and return what
-    changed. `paid` holds what judges were paid for it; `shown` is the folder that will be told."""
-    _write_episodes(run, records)
+    """Write episodes, controls, summary and changes into `run`, in place of earlier ones, and
+    return what changed. `paid` holds what judges were paid for it; `shown` is the folder that will
+    be told."""
+    _write_records(run.episodes, records)
+    if controls:
+        _write_records(run.path / CONTROLS, controls)
     before = _old_summary(recorded)
     new, unpriced = (paid.totals()["cost"], paid.totals()["unpriced"]) if paid else (None, 0)
     costs = [cost for cost in (before.cost, new) if cost is not None]
     asked = costs_by_task(paid, {r.example_id: r.task for r in records}) if paid else {}
     after = replace(
-        recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None),
+        recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None, controls),
         unpriced_calls=before.unpriced_calls + unpriced, costs=joined_costs(before.costs, asked),
         rescored_from=str(recorded.path),
     )  # fmt: skip
     run.write_summary(with_origin(run.path, after.to_json()))
     done = Rescored(
         source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
-        misses=misses, changed=sum(map(_differs, recorded.records, records)),
+        misses=misses, changed=_changed(recorded.records, records), controls=len(controls),
+        controls_changed=_changed(recorded.controls, controls),
         changes=tuple(_changes(recorded.records, records, before, after)),
     )  # fmt: skip
     write_json(run.path / CHANGES, done.as_dict())
     return done
 
 
-def _write_episodes(run: Run, records: Sequence[Record]) -> None:
-    half = run.episodes.with_name(".episodes.half")
+def _write_records(path: Path, records: Sequence[Record] | Sequence[ControlRecord]) -> None:
+    half = path.with_name(f".{path.stem}.half")
     half.unlink(missing_ok=True)
     writer = RecordWriter(half)
     try:
         writer.write(*records)
     finally:
         writer.close()
-    half.replace(run.episodes)
+    half.replace(path)
 
 
 def _new_settings(recorded: Recorded) -> dict[str, Any]:
@@ -466,14 +390,20 @@ def _old_summary(recorded: Recorded) -> Summary:
     for task, cells in before.tasks.items():
         batch = {name: cell for name, cell in cells.items() if cell.of_batch}
         tasks[task] = {**tasks.get(task, {}), **batch}
-    return replace(made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs)
+    return replace(
+        made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs,
+        controls=before.controls,
+    )  # fmt: skip
 
 
-def _differs(old: Record, new: Record) -> bool:
+def _changed(olds: Sequence[Record | ControlRecord], news: Sequence[Record | ControlRecord]) -> int:
+    """How many of them have other numbers or another status."""
+
     def numbers(score: Score) -> tuple[Any, ...]:
         return score.value, score.reward, dict(score.metrics), score.status
 
-    return numbers(old.score) != numbers(new.score)
+    pairs = zip(olds, news, strict=True)
+    return sum(numbers(old.score) != numbers(new.score) for old, new in pairs)
 
 
 def _changes(

@@ -19,12 +19,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import ConfigError, ProviderError, RunError
+from soulkit.errors import ConfigError, RunError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
+from soulkit.eval.controls import (
+    control_counts,
+    controls_left,
+    controls_words,
+    play_controls,
+    recorded_controls,
+)
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
@@ -36,6 +44,7 @@ from soulkit.eval.provenance import (
     with_rows,
 )
 from soulkit.eval.summary import Summary, summarise
+from soulkit.eval.tally import MeanSoFar, Streak
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players, cast_of
@@ -48,14 +57,13 @@ from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import load_records
-from soulkit.types import Record, record_key
+from soulkit.types import ControlRecord, Record, record_key
 
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
 
 GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
-_OUTSIDE = ("provider_error", "partner_error", "judge_error")
 
 
 class EvalBar(Protocol):
@@ -89,6 +97,8 @@ def run_eval(
     """
     say = say or _silent
     config, work = prepare(config, say)
+    if remark := controls_words(work, on=config.controls):
+        say(remark)
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
@@ -148,11 +158,12 @@ def _confirm(
     """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
+    controls = None if run is None else controls_left(run.path, work, config.repeats)
     if run is not None:
         waiting = {job.example.id for job in jobs_left(run, work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
-    confirm_cost(evaluation_plan(config, work), config, say, ask)
+    confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
@@ -182,19 +193,21 @@ async def _play_and_close(
     cast = eval_cast(config, players)
     try:
         left = len(jobs_left(run, work, config.repeats))
+        controls = len(controls_left(run.path, work, config.repeats))
         if run.resumed:
-            say(resuming_words(run, left, len(_keys(work, config.repeats))))
-        with bars(left) if bars else nullcontext() as bar:
+            say(resuming_words(run, left, len(_keys(work, config.repeats)), controls))
+        with bars(left + controls) if bars else nullcontext() as bar:
             return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
     finally:
         await cast.actor.model.close()
         await players.close()
 
 
-def resuming_words(run: Run, left: int, total: int) -> str:
+def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
     """What a run that was begun before still has to do; a finished one says so."""
-    if left:
-        return f"resuming {run.path}: {left} of {total} episodes are left to play"
+    if left or controls:
+        also = f", controls left to ask about: {controls}" if controls else ""
+        return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
     again = f"soul report {shlex.quote(str(run.path))}"
     return f"{run.path} is finished already: nothing is left to play; see: {again}"
 
@@ -328,7 +341,7 @@ async def run_evaluation(
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
-    mean = _Mean(scored.values())
+    mean = MeanSoFar(scored.values())
     writer = GroupWriter(run.episodes)
 
     def sink(record: Record) -> None:
@@ -338,17 +351,30 @@ async def run_evaluation(
         clock.tick()
         if bar is not None:
             bar.advance(1, mean.words())
-        streak.add(record)
+        streak.add(record.score)
+
+    def notice(control: ControlRecord) -> None:
+        clock.tick()
+        if bar is not None:
+            bar.advance(1, mean.words())
+        streak.add(control.score)
+
+    async def play() -> None:
+        try:
+            await gather(_play_part(part, jobs, players, config, sink) for part in work)
+        finally:
+            await writer.close()
+        # All drafts are on disk: no control can be about words that a kill would take back.
+        engine = partial(_engine, players=players, config=config)
+        await play_controls(run.path, work, config.repeats, scored, engine, notice)
 
     try:
-        await gather(_play_part(part, jobs, players, config, sink) for part in work)
+        await play()
     finally:
-        try:
-            await writer.close()
-        finally:
-            seconds = clock.save()
+        seconds = clock.save()
     records = [scored[key] for key in _keys(work, config.repeats)]
-    summary = summary_of(work, records, config, seconds, _cost(records, ledger))
+    controls = recorded_controls(run.path, work, config.repeats)
+    summary = summary_of(work, records, config, seconds, _cost(records, ledger), controls)
     if ledger is not None and ledger.mode == "record":
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
@@ -360,13 +386,18 @@ async def run_evaluation(
 async def _play_part(
     part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
 ) -> None:
+    jobs_of_task = [job for job in jobs if job.task is part.task]
+    await _engine(part, players, config).run(jobs_of_task, sink)
+
+
+def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
+    """What plays a task, and asks about its controls."""
     sampling = config.sampling(part.task.spec)
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
-    jobs_of_task = [job for job in jobs if job.task is part.task]
-    await Engine(table, config.seed, room).run(jobs_of_task, sink)
+    return Engine(table, config.seed, room)
 
 
 def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
@@ -403,9 +434,9 @@ def _recorded(run: Run, work: Sequence[Work], repeats: int) -> list[Record]:
 
 def summary_of(
     work: Sequence[Work], records: Sequence[Record], config: EvalConfig, seconds: float,
-    cost: float | None,
+    cost: float | None, controls: Sequence[ControlRecord] = (),
 ) -> Summary:  # fmt: skip
-    """What `summary.json` says of these records."""
+    """What `summary.json` says of these records, and of the controls beside them."""
     summary = summarise(
         records,
         command=config.command,
@@ -413,8 +444,9 @@ def summary_of(
         protocol=config.protocol,
         seconds=round(seconds, 3),
         cost=cost,
-        **summary_terms(w.task for w in work),
+        **summary_terms((w.task for w in work), controls),
     )
+    summary = replace(summary, controls=control_counts(controls))
     if config.suite is None:
         return summary
     missing = left_out(config, work) if config.playable else {}
@@ -427,42 +459,6 @@ def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
         return ledger.totals()["cost"]
     costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
     return sum(costs) if costs else None
-
-
-class _Mean:
-    """The mean of the scores so far, in words: of episodes, which need not be the headline."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.total, self.count, self.failed = 0.0, 0, 0
-        for record in records:
-            if record.score.scored:  # the others are about to be played again
-                self.add(record)
-
-    def add(self, record: Record) -> None:
-        if record.score.value is None:
-            self.failed += 1
-        else:
-            self.total, self.count = self.total + record.score.value, self.count + 1
-
-    def words(self) -> str:
-        mean = f"mean over episodes {self.total / self.count:.3f}" if self.count else "no score yet"
-        return f"{mean}, {self.failed} unscored" if self.failed else mean
-
-
-class Streak:
-    """Counts failures in a row and stops the run when there are too many."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.length = limit, 0
-
-    def add(self, record: Record) -> None:
-        """ProviderError after `limit` records in a row that something outside the actor broke."""
-        failed = not record.score.scored and record.score.reason in _OUTSIDE
-        self.length = self.length + 1 if failed else 0
-        if self.length >= self.limit:
-            raise ProviderError(
-                f"{self.length} episodes in a row failed, the last with: {record.score.words}"
-            )
 
 
 def failures(records: Iterable[Record]) -> dict[str, str]:

@@ -156,6 +156,8 @@ class Summary:
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
     whoever was asked over HTTP."""
+    controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
 
     def to_json(self) -> dict[str, Any]:
         line = {one.name: getattr(self, one.name) for one in fields(Summary)}
@@ -165,7 +167,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "costs",
+            "costs", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -195,12 +197,13 @@ class Summary:
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
             left_out={n: str(why) for n, why in _members(line.get("left_out")).items()},
-            costs=_costs(line.get("costs")),
+            costs=_parts(line.get("costs")),
+            controls=_parts(line.get("controls")),
         )
 
 
-def _costs(value: object) -> dict[str, dict[str, dict[str, Any]]]:
-    """Costs by task and role of a file of any age."""
+def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
+    """Costs by task and role, or controls by task and name, of a file of any age."""
     return {
         task: {role: one for role, one in roles.items() if isinstance(one, dict)}
         for task, roles in _members(value).items()
@@ -414,6 +417,7 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
             n_clusters=batch.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
+            beside=metric.beside,
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip
     return cells

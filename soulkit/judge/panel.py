@@ -48,8 +48,11 @@ class Opinion(Generic[T]):
         )  # fmt: skip
 
 
-def judge_call(episode: Episode, sample: int = 0, role: Role = "judge") -> Call:
-    """The call of a judge or auditor on an episode: the same whenever the episode is judged."""
+def judge_call(episode: Episode, sample: int = 0, role: Role = "judge", purpose: str = "") -> Call:
+    """The call of a judge or auditor on an episode: the same whenever the episode is judged.
+
+    `purpose` is that of the cast, where something else than the episode's score is asked for.
+    """
     return Call(
         role=role,
         example_id=episode.example_id,
@@ -57,6 +60,7 @@ def judge_call(episode: Episode, sample: int = 0, role: Role = "judge") -> Call:
         kind=episode.kind,
         sample=sample,
         step=episode.step,
+        purpose=purpose,
     )
 
 
@@ -73,7 +77,12 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
-        _opinion(name, judge.asked_times(times), question, judge_call(episode, sample, role))
+        _opinion(
+            name,
+            judge.asked_times(times),
+            question,
+            judge_call(episode, sample, role, cast.purpose),
+        )
         for name, judge in zip(names, judges, strict=True)
         for sample in range(times)
     ]

@@ -123,6 +123,8 @@ class Cast:
     coach_sees_gold: bool = False
     """Whether coaches are told the right answer; the leak check stays."""
     panel: Panel = Panel()
+    purpose: str = ""
+    """What judges are asked for where it is not the episode's own score: a part of their calls."""
     ledger: Ledger | None = None
     """Where a task keeps replies that it pays for itself (a detection service's); models have
     their own way to it."""

@@ -34,6 +34,8 @@ from soulkit.types import (
 
 Sink = Callable[[Record], None]
 T = TypeVar("T")
+J = TypeVar("J")
+"""What is walked: a Job, or whatever else is asked in the same places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Engine:
         walked = await self.each(jobs, lambda job: self.walk(job, sink))
         return [record for records in walked for record in records]
 
-    async def each(self, jobs: Iterable[Job], walk: Callable[[Job], Awaitable[T]]) -> list[T]:
+    async def each(self, jobs: Iterable[J], walk: Callable[[J], Awaitable[T]]) -> list[T]:
         """What `walk` gives for every job, in job order, at most `concurrency` of them at once.
 
         The first error cancels the rest and is raised. With a deterministic sampler in the cast the

@@ -16,6 +16,7 @@ from soulkit.data.files import BadRow
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.roles.settings import PANELS
 from soulkit.tasks.base import Task
+from soulkit.tasks.controls import Control
 from soulkit.types import Example, Role
 
 TOKENS_PER_WORD = 4 / 3
@@ -26,6 +27,8 @@ RUBRIC = 800
 """Tokens of a judge's or coach's instructions, about."""
 AGAIN = 600
 """Tokens that a judge's second prompt has more than the first: its reply, and what is wrong."""
+CONTROLS = "controls"
+"""What follows a task's name where its controls are planned."""
 SECONDS_PER_TOKEN, SECONDS_PER_CALL = 0.012, 0.6
 """Assumed of a served model: what each reply token takes, and what each call takes before it."""
 
@@ -38,10 +41,18 @@ class Work:
     examples: tuple[Example, ...]
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out, and why."""
+    controls: tuple[Control, ...] = ()
+    """Those of the task that are asked about beside its episodes."""
 
     @property
     def roles(self) -> frozenset[Role]:
-        """The roles that an episode of these examples may call."""
+        """The roles that an episode of these examples, or a control, may call."""
+        controls = frozenset(role for one in self.controls for role in one.calls)
+        return self.episode_roles | controls if self.examples else frozenset()
+
+    @property
+    def episode_roles(self) -> frozenset[Role]:
+        """The roles that an episode of these examples may call: what its score depends on."""
         return frozenset(role for example in self.examples for role in self.task.calls(example))
 
 
@@ -212,6 +223,28 @@ def plan_work(
     return Plan(tasks=tasks, concurrency=concurrency)
 
 
+def plan_controls(
+    task: Task, parts: Sequence[tuple[Control, Example]], players: Sequence[PlayerTerms]
+) -> TaskPlan:
+    """The plan of asking about controls of a task's rows and drafts, under a name of its own; it
+    plays no episode."""
+    words = {example.id: _mean_words(_words(task, example)) for _, example in parts}
+    loads = []
+    for player in players:
+        asks = [
+            Ask(words[example.id], _turns(task, example),
+                dict(control.calls).get(player.role, 0))  # type: ignore[call-overload]
+            for control, example in parts
+        ]  # fmt: skip
+        loads.append(_player_load(task, asks, 1, player, players))
+    return TaskPlan(
+        task=f"{task.name} {CONTROLS}", examples=len(words), episodes=0, prompt_words=0,
+        longest_prompt=max(words.values(), default=0),
+        asked=tuple(one for one in loads if one.calls),
+        chain=sum(one.seconds for one in loads) / max(len(parts), 1),
+    )  # fmt: skip
+
+
 def scaled(base: Plan, factor: float, label: str = "") -> Plan:
     """The plan of `factor` times as many episodes, its tasks marked with `label`."""
     return replace(base, tasks=tuple(_scale_task(t, factor, label) for t in base.tasks))
@@ -241,8 +274,11 @@ def on_machine(base: Plan, machine: Machine | None) -> Plan:
 
 def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
     by_seat = [_words(work.task, example) for example in work.examples]
-    lengths = [round(sum(words) / max(len(words), 1)) for words in by_seat]
-    loads = [_player_load(work, lengths, repeats, player, players) for player in players]
+    lengths = [_mean_words(words) for words in by_seat]
+    loads = [
+        _player_load(work.task, _asks(work, lengths, player), repeats, player, players)
+        for player in players
+    ]
     episodes = repeats * len(work.examples)
     return TaskPlan(
         task=work.task.name,
@@ -255,23 +291,41 @@ def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> Task
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one episode, or one control, asks of a player."""
+
+    words: int
+    """Of the actor's first prompt."""
+    turns: int
+    """Of the actor."""
+    calls: float
+    """With the task's own samples."""
+
+
+def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
+    """What an episode of each example asks of a player."""
+    calls = [dict(work.task.calls(e)).get(player.role) or player.each  # type: ignore[call-overload]
+             for e in work.examples]  # fmt: skip
+    turns = [_turns(work.task, example) for example in work.examples]
+    return [Ask(*one) for one in zip(lengths, turns, calls, strict=True)]
+
+
+def _turns(task: Task, example: Example) -> int:
+    return int(task.calls(example).get("actor", 1))
+
+
 def _player_load(
-    work: Work,
-    lengths: Sequence[int],
-    repeats: int,
-    player: PlayerTerms,
+    task: Task, asks: Sequence[Ask], repeats: int, player: PlayerTerms,
     players: Sequence[PlayerTerms],
-) -> PlayerLoad:
+) -> PlayerLoad:  # fmt: skip
     others = {v.role: v for v in players}
     calls = prompts = most = 0.0
-    for example, words in zip(work.examples, lengths, strict=True):
-        role_calls = work.task.calls(example)
-        own_calls = dict(role_calls).get(player.role) or player.each  # type: ignore[call-overload]
-        times = own_calls * _repeats(work.task, player)
-        turns = int(role_calls.get("actor", 1))
+    for ask in asks:
+        times = ask.calls * _repeats(task, player)
         calls += times
-        prompts += times * _prompt(words, turns, player, others, longest=False)
-        most += times * _prompt(words, turns, player, others, longest=True)
+        prompts += times * _prompt(ask.words, ask.turns, player, others, longest=False)
+        most += times * _prompt(ask.words, ask.turns, player, others, longest=True)
     calls, prompts, most = (round(repeats * n) for n in (calls, prompts, most))
     replies = int(calls) * player.reply
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
@@ -317,3 +371,8 @@ def _words(task: Task, example: Example) -> list[int]:
     """Words of the first prompt of every acted seat."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]
+
+
+def _mean_words(by_seat: Sequence[int]) -> int:
+    """Words of the first prompt of one acted seat: their mean."""
+    return round(sum(by_seat) / max(len(by_seat), 1))

@@ -16,12 +16,13 @@ from typing import Any, BinaryIO
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.batch import summary_terms
+from soulkit.eval.controls import control_counts
 from soulkit.eval.keeping import CLOCK
 from soulkit.eval.provenance import read_provenance
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.records import stream_records, without_tokens
+from soulkit.runs.records import load_controls, stream_records, without_tokens
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
@@ -142,6 +143,7 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     records, settings = list(newest.values()), read_config(path) if is_run(path) else {}
     tasks = _built_in(settings, records)
     cost, unpriced = paid_so_far(path)
+    controls = load_controls(path)
     model, adapter = str(settings.get("model") or ""), settings.get("adapter")
     summary = summarise(
         records,
@@ -150,9 +152,9 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
         protocol=str(settings.get("protocol") or ""),
         seconds=_seconds(path),
         cost=cost,
-        **summary_terms(tasks.values()),
+        **summary_terms(tasks.values(), controls),
     )
-    return replace(summary, unpriced_calls=unpriced)
+    return replace(summary, unpriced_calls=unpriced, controls=control_counts(controls))
 
 
 def _built_in(settings: Mapping[str, Any], records: list[Record]) -> dict[str, Task]:

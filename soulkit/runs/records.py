@@ -1,4 +1,4 @@
-"""Records on disk: one JSON line an episode, read back as the dataclasses they were.
+"""Records on disk: one JSON line an episode or control, read back as the dataclasses they were.
 
 Later lines with the same key replace earlier ones: an unscored episode that was played again, say.
 """
@@ -9,31 +9,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
 from soulkit.runs.jsonl import JsonlWriter, placed_objects
-from soulkit.types import Record, Trace, Turn
+from soulkit.types import ControlRecord, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
+CONTROLS = "controls.jsonl"
+"""Where an evaluation keeps what its judges made of controls."""
+R = TypeVar("R", Record, ControlRecord)
 
 
 @cache
-def _adapter() -> TypeAdapter[Record]:
+def _episode_form() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
+@cache
+def _control_form() -> TypeAdapter[ControlRecord]:
+    return TypeAdapter(ControlRecord)
+
+
 class RecordWriter:
-    """Appends records to `episodes.jsonl`; what `write` was given is on disk when it returns."""
+    """Appends records to `episodes.jsonl` or `controls.jsonl`; what `write` was given is on disk
+    when it returns."""
 
     def __init__(self, path: Path) -> None:
         self._lines = JsonlWriter(path)
 
-    def write(self, *records: Record) -> None:
-        self._lines.write_all(_adapter().dump_python(r, mode="json") for r in records)
+    def write(self, *records: Record | ControlRecord) -> None:
+        self._lines.write_all(_line_of(record) for record in records)
 
     @property
     def offset(self) -> int:
@@ -44,6 +53,12 @@ class RecordWriter:
 
     def close(self) -> None:
         self._lines.close()
+
+
+def _line_of(record: Record | ControlRecord) -> dict[str, Any]:
+    form: TypeAdapter[Any] = _episode_form() if isinstance(record, Record) else _control_form()
+    line: dict[str, Any] = form.dump_python(record, mode="json")
+    return line
 
 
 def load_records(path: Path) -> list[Record]:
@@ -65,6 +80,17 @@ def load_records(path: Path) -> list[Record]:
     return list(records.values())
 
 
+def load_controls(folder: Path) -> list[ControlRecord]:
+    """The controls of the run in `folder`, in the order their keys first appear, as `load_records`
+    reads episodes; none where none were asked about. DataError for a line that cannot be read."""
+    path = folder / CONTROLS
+    lines = enumerate(placed_objects(path), 1) if path.is_file() else ()
+    controls = [
+        _of_line(_control_form(), "a control", line, path, number) for number, (_, line) in lines
+    ]
+    return list({control.key: control for control in controls}.values())
+
+
 def stream_records(path: Path) -> Iterator[Record]:
     """Every line of an `episodes.jsonl`, one at a time, replaced ones as well.
 
@@ -76,17 +102,23 @@ def stream_records(path: Path) -> Iterator[Record]:
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
+    return _of_line(_episode_form(), "an episode", line, path, number)
+
+
+def _of_line(
+    form: TypeAdapter[R], what: str, line: Mapping[str, Any], path: Path, number: int
+) -> R:  # fmt: skip
     try:
-        return _adapter().validate_python(line)
+        return form.validate_python(line)
     except ValidationError as error:
-        raise _unreadable(path, number, error) from error
+        raise _unreadable(path, number, what, error) from error
 
 
-def _unreadable(path: Path, number: int, error: ValidationError) -> DataError:
+def _unreadable(path: Path, number: int, what: str, error: ValidationError) -> DataError:
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the line"
     return DataError(
-        f"Object {number} of '{path}' is no record of an episode ({where}: {first['msg']}).",
+        f"Object {number} of '{path}' is no record of {what} ({where}: {first['msg']}).",
         "The file was edited, damaged, or written by another version of soulkit.",
         "Restore the file, or remove that line and run the same command again to replay it.",
     )

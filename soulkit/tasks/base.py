@@ -26,6 +26,7 @@ from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.batches import as_batch_metrics, mean_of
 from soulkit.tasks.budgets import first_words, last_words
+from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
 from soulkit.tasks.prompting import PromptFolder
@@ -35,6 +36,7 @@ from soulkit.types import (
     BatchMetric,
     Call,
     Completion,
+    ControlRecord,
     Episode,
     Example,
     Failure,
@@ -199,15 +201,18 @@ class Task(ABC):
 
         Questions take as many opinions as the declaration says.
         """
-        cast = replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
         try:
-            score = await self.score(example, episode, cast)
+            score = await self.score(example, episode, self._asking(cast))
         except CallError as error:
             return self._without_score(episode, error)
         dialogue = self.calls(example).get("actor", 1) > 1
         low = self.spec.metric.low
         score = with_endings(score, episode, low, strict=self.strict_endings, dialogue=dialogue)
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
+
+    def _asking(self, cast: Cast) -> Cast:
+        """The cast, whose judges give as many opinions as the declaration says."""
+        return replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:
         """Unscored; but an actor whose own words pose as the verdict that nobody could read is
@@ -334,6 +339,50 @@ class Task(ABC):
         Called once a row, when all of them are scored. By default a reward stands alone.
         """
         return records
+
+    # -- controls -----------------------------------------------------------------------------
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """The controls of the task under its protocol, each name once; none by default."""
+        return ()
+
+    async def control(
+        self, name: str, example: Example, episode: Episode | None, cast: Cast
+    ) -> Score:
+        """What the judges of the cast make of the control `name`.
+
+        `episode` is what it is about: the draft, or `gold(example)` for a control of the row. A
+        CallError leaves it unscored.
+        """
+        raise ConfigError(
+            f"Task '{self.name}' cannot ask about its control '{name}'.",
+            "It declares controls, and does not define control().",
+            "Define control() in the task's class.",
+        )
+
+    async def controlled(
+        self, name: str, example: Example, episode: Episode | None, cast: Cast
+    ) -> Score:
+        """`control`, or what a broken call makes of it; the calls say that they are a control's."""
+        try:
+            cast = replace(self._asking(cast), purpose=purpose_of(name))
+            score = await self.control(name, example, episode, cast)
+        except CallError as error:
+            return unscored(Failure(error.reason, error.detail), self.protocol)
+        return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
+
+    def calibrate(
+        self, records: Sequence[Record], controls: Sequence[ControlRecord]
+    ) -> dict[str, BatchMetric]:
+        """Numbers over a batch that the controls of its rows and drafts have a part in.
+
+        Pure, and total on every subset of both, as `summarise` is; unscored controls are among
+        them, with their reason. Not called where a run has no controls.
+        """
+        return {}
+
+    # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""

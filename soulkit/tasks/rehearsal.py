@@ -14,12 +14,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, UserError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.controls import Control
 from soulkit.types import Call, Completion, Episode, Example, Feedback, Sampling, Score, Segment
 
 ADVICE = Feedback(text="Look at it once more, and take your time.", author="check")
@@ -116,8 +118,19 @@ async def breaks_beside_scoring(
         steps.append(lambda: _critique(task, example, draft, score))
     if "symbolic" in task.spec.feedback.coaches:
         steps.append(lambda: task.explain(example, draft, score))
+    steps += [partial(_control, task, control, example, draft) for control in task.controls]
     problems = [await _broken(step) for step in steps]
     return [problem for problem in problems if problem]
+
+
+async def _control(
+    task: Task, control: Control, example: Example, draft: Episode | None
+) -> Score | None:
+    """Asks about a control; without a draft there is none of an episode."""
+    episode = task.gold(example) if control.per == "row" else draft
+    if episode is None and control.per == "episode":
+        return None
+    return await task.controlled(control.name, example, episode, _cast(task, None))
 
 
 def _critique(

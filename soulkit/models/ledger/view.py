@@ -27,7 +27,7 @@ from soulkit.models.ledger.file import (
     version,
 )
 from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
-from soulkit.types import Record, Role
+from soulkit.types import CONTROL_PURPOSE, ControlRecord, Record, Role
 
 _NAMED = 5
 """Findings of one kind that are named one by one; the others are counted."""
@@ -195,11 +195,27 @@ class View:
         )  # fmt: skip
 
     def counts(self) -> dict[EpisodeRole, int]:
-        """Entries by who asked, whatever the turn and sample."""
+        """Entries by who asked, whatever the turn and sample; those of controls left out."""
         names = "role, example_id, rollout, kind, step"
-        rows = self._rows(f"SELECT {names}, COUNT(*) FROM calls GROUP BY {names}")
+        rest = f"NOT {self._of_controls}"
+        rows = self._rows(f"SELECT {names}, COUNT(*) FROM calls WHERE {rest} GROUP BY {names}")
         return {(role, example, rollout, kind, step): n
                 for role, example, rollout, kind, step, n in rows}  # fmt: skip
+
+    def control_calls(self) -> dict[str, int]:
+        """Entries by the key of the control that they are about."""
+        names = "purpose, example_id, rollout"
+        there = "purpose" in self._columns
+        rows = self._rows(
+            f"SELECT {names}, COUNT(*) FROM calls WHERE {self._of_controls} GROUP BY {names}"
+        ) if there else ()  # fmt: skip
+        return {f"{purpose.removeprefix(CONTROL_PURPOSE)}/{example}/{rollout}": n
+                for purpose, example, rollout, n in rows}  # fmt: skip
+
+    @property
+    def _of_controls(self) -> str:
+        """Whether a call is about a control, in SQL."""
+        return f"(substr({self._purpose}, 1, {len(CONTROL_PURPOSE)}) = '{CONTROL_PURPOSE}')"
 
     def verify(self) -> Findings:
         """Look at every page and every entry of the file."""
@@ -311,6 +327,20 @@ def check_episodes(
         if record.task in talking:
             least_calls["partner"] = 1
         _check_calls(record, least_calls, counts, findings)
+
+
+def check_controls(view: View, controls: Sequence[ControlRecord], findings: Findings) -> None:
+    """Look for the calls of every scored control: a verdict is a call. For runs whose judges were
+    asked over HTTP."""
+    counts = view.control_calls()
+    for control in controls:
+        least = len({(v.judge, v.sample) for v in control.score.verdicts})
+        have = counts.get(control.key, 0)
+        if control.score.scored and have < least:
+            findings.add(
+                "missing calls",
+                f"control {control.key} of {control.task} has {have} of {least} calls",
+            )
 
 
 def _check_calls(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from soulkit.eval.again import Absent, Recorded
 from soulkit.eval.batch import task_scales
-from soulkit.eval.rescore import Absent, Recorded, ledger_of, load_recorded
+from soulkit.eval.rescore import ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
 from soulkit.models.base import Cast, ChatModel, Player
@@ -24,7 +25,7 @@ from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.material.assemble import training_rows
 from soulkit.train.objectives.registry import built_in
 from soulkit.trust import run_settings
-from soulkit.types import Example, Record
+from soulkit.types import ControlRecord, Example, Record
 
 
 def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
@@ -44,7 +45,10 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
 
-    def summary(records: Sequence[Record], seconds: float, cost: float | None) -> Summary:
+    def summary(
+        records: Sequence[Record], seconds: float, cost: float | None,
+        controls: Sequence[ControlRecord],
+    ) -> Summary:  # fmt: skip
         return summarise(
             records, command=f"train {config.method}", model=config.model,
             protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
