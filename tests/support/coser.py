@@ -106,7 +106,8 @@ def whose_turn(body: Body) -> bool:
 @contextmanager
 def book_table(
     actor: str | Says = "(nods) Well.", *, predictor: str | Says = "",
-    surroundings: str | Says = "Wind.", judge: str | Says = "", coach: str | Says = "", **server: Any,
+    surroundings: str | Says = "Wind.", judge: str | Says = "", coach: str | Says = "",
+    **server: Any,
 ) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
     """(cast, requests) of a running server; a text is said again and again."""
     judge = judge or critics()
