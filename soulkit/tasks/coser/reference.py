@@ -137,9 +137,10 @@ class CoserReference(Coser):
     def purposes(self) -> tuple[str, ...]:
         return (PURPOSE,)
 
-    def profile_words(self, feedback: Feedback | None) -> int:
+    def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
         """Only a prompt with feedback is cut."""
-        return int(self.spec.options["refined_words"]) if feedback is not None else UNBOUNDED
+        words = UNBOUNDED if feedback is None else int(self.spec.options["refined_words"])
+        return words, words
 
     def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
         prompt = self.prompts.render("judge", **self.judge_view(example, episode))
