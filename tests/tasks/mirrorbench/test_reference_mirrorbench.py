@@ -19,7 +19,9 @@ from tests.support.mirrorbench import (
     prompt_of,
 )
 
-LONG = [{"role": role, "content": f"{role} {i}"} for i in range(12) for role in ("user", "assistant")]
+LONG = [
+    {"role": role, "content": f"{role} {i}"} for i in range(12) for role in ("user", "assistant")
+]
 
 
 def similar(score: float) -> str:
