@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from soulkit.runs.records import load_records
-from soulkit.tasks.mirrorbench.anchors import CONTROLS, HUMAN, PROXY, between, calibrated_metrics
+from soulkit.tasks.mirrorbench.anchors import (
+    CONTROLS,
+    HUMAN,
+    PROXY,
+    between_anchors,
+    calibrated_metrics,
+)
 from soulkit.types import ControlRecord, Episode, Record, Score
 from tests.support.evaluation import FAST, soul, summary
 from tests.support.mirrorbench import Body, answers, conversations, kind_of
@@ -38,7 +44,7 @@ SCORES = (0.2, 0.5, 0.7, 0.95)
 @pytest.mark.parametrize(("human", "proxy"), [(0.9, 0.3), (0.5, 0.4), (1.0, 0.0)])
 def test_scores_are_read_between_the_anchors_as_published(human: float, proxy: float) -> None:
     expected = reference.calibrated(SCORES, human, proxy)
-    assert [between(s, human, proxy) for s in SCORES] == pytest.approx(expected)
+    assert [between_anchors(s, human, proxy) for s in SCORES] == pytest.approx(expected)
     controls = [control(HUMAN, 0, human), control(PROXY, 0, proxy), control(HUMAN, 1, None)]
     metrics = calibrated_metrics([draft(i, s) for i, s in enumerate(SCORES)], controls)
     assert metrics["calibrated/gteval"].value == pytest.approx(sum(expected) / len(expected))
@@ -97,6 +103,6 @@ def test_people_stand_at_their_anchor_and_a_machine_below(tmp_path: Path) -> Non
     assert cells[f"{PROXY}/gteval"]["mean"] == pytest.approx(0.2)
     records = load_records(out / "episodes.jsonl")
     raw = [float(r.score.metrics["gteval"] or 0) for r in records]
-    expected = [between(value, 1.0, 0.2) for value in raw]
+    expected = [between_anchors(value, 1.0, 0.2) for value in raw]
     assert cells["calibrated/gteval"]["mean"] == pytest.approx(sum(expected) / 4)
     assert cells["calibrated/pairwise"]["mean"] is None

@@ -15,7 +15,7 @@ import pytest
 from soulkit.metrics.ngrams import mattr, subword_tokens
 from soulkit.runs.records import load_records
 from soulkit.tasks.loading import load_examples
-from soulkit.tasks.mirrorbench.lexical import MEASURES, lexical_metrics, measured
+from soulkit.tasks.mirrorbench.lexical import MEASURES, lexical_metrics, word_measures
 from soulkit.types import Episode, Record, Score
 from tests.support.evaluation import FAST, soul, summary
 from tests.support.mirrorbench import TURNS, answers, mirrorbench
@@ -120,10 +120,10 @@ def test_subsets_weigh_alike() -> None:
 def test_without_the_tokenizer_nothing_is_said() -> None:
     code = (
         "import sys; sys.modules['bpe_openai'] = None\n"
-        "from soulkit.tasks.mirrorbench.lexical import measured\n"
-        "print(measured(['hello']))"
+        "from soulkit.tasks.mirrorbench.lexical import word_measures\n"
+        "print(word_measures(['hello']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": "."})  # fmt: skip
     assert done.stdout.strip() == str(dict.fromkeys(MEASURES))
-    assert None not in measured(["hello"]).values()
+    assert None not in word_measures(["hello"]).values()
