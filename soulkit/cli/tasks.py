@@ -14,6 +14,7 @@ from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
+from soulkit.errors import UserError
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
@@ -74,6 +75,8 @@ def show(
         print_json({"name": name, **facts})
     else:
         _print_task(name, spec, suites)
+        if controls := _controls(registry, name):
+            out.print(f"controls: {safe(controls)}", soft_wrap=True)
 
 
 app.command("check")(check_tasks)
@@ -112,6 +115,20 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
     for label, text in _facts(name, spec, suites):
         if text:
             out.print(f"{label}: {safe(text)}", soft_wrap=True)
+
+
+def _controls(registry: Registry, name: str) -> str:
+    """The controls of a task, each with what it costs; empty where its class cannot be had, which
+    is no reason not to show its declaration."""
+    try:
+        controls = () if registry.spec(name).rows_only else registry.task(name).controls
+    except UserError:
+        controls = ()
+    return "; ".join(
+        f"{one.name} (of each {one.per}, "
+        + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
+        for one in controls
+    )  # fmt: skip
 
 
 def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ def provenance(
         "panel": {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")},
         "tasks": {
             part.task.name: {
-                "roles": sorted(part.roles - {"actor"}),
+                "roles": sorted(part.episode_roles - {"actor"}),
                 "players": players_of(config, actor, players, part.task.name),
                 "samples": dict(part.task.spec.samples),
                 "sampling": sampling_print(sampling[part.task.name]),

@@ -206,7 +206,7 @@ async def _play_and_close(
 def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
     """What a run that was begun before still has to do; a finished one says so."""
     if left or controls:
-        also = f", {controls} controls are left to ask about" if controls else ""
+        also = f", controls left to ask about: {controls}" if controls else ""
         return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
     again = f"soul report {shlex.quote(str(run.path))}"
     return f"{run.path} is finished already: nothing is left to play; see: {again}"
@@ -288,7 +288,8 @@ def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalCo
     for part in work:
         sampling = config.sampling(part.task.spec)
         lengths = [
-            model.prompt_length(part.task.preview(e), sampling.thinking) for e in part.examples
+            max(model.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
+            for e in part.examples
         ]
         over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
         if over:

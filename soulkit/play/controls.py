@@ -66,7 +66,7 @@ async def ask_control(job: ControlJob, episode: Episode | None, cast: Cast) -> C
 
 
 def control_names(work: Sequence[Work]) -> str:
-    """The controls that the tasks have, in words: `mirrorbench (human_human, proxy_proxy)`."""
+    """The controls that the tasks have, in words: `TASK (human_human, proxy_proxy)`."""
     return ", ".join(
         f"{part.task.name} ({', '.join(control.name for control in part.task.controls)})"
         for part in work

@@ -48,8 +48,12 @@ class Work:
     def roles(self) -> frozenset[Role]:
         """The roles that an episode of these examples, or a control, may call."""
         controls = frozenset(role for one in self.controls for role in one.calls)
-        episodes = frozenset(r for example in self.examples for r in self.task.calls(example))
-        return episodes | controls if self.examples else frozenset()
+        return self.episode_roles | controls if self.examples else frozenset()
+
+    @property
+    def episode_roles(self) -> frozenset[Role]:
+        """The roles that an episode of these examples may call: what its score depends on."""
+        return frozenset(role for example in self.examples for role in self.task.calls(example))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +228,7 @@ def plan_controls(
 ) -> TaskPlan:
     """The plan of asking about controls of a task's rows and drafts, under a name of its own; it
     plays no episode."""
-    words = {example.id: _words(task, example) for _, example in parts}
+    words = {example.id: _mean_words(_words(task, example)) for _, example in parts}
     loads = []
     for player in players:
         asks = [
@@ -269,7 +273,8 @@ def on_machine(base: Plan, machine: Machine | None) -> Plan:
 
 
 def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
-    lengths = [_words(work.task, example) for example in work.examples]
+    by_seat = [_words(work.task, example) for example in work.examples]
+    lengths = [_mean_words(words) for words in by_seat]
     loads = [
         _player_load(work.task, _asks(work, lengths, player), repeats, player, players)
         for player in players
@@ -280,7 +285,7 @@ def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> Task
         examples=len(work.examples),
         episodes=episodes,
         prompt_words=repeats * sum(lengths),
-        longest_prompt=max(lengths, default=0),
+        longest_prompt=max((max(words, default=0) for words in by_seat), default=0),
         asked=tuple(one for one in loads if one.calls),
         chain=sum(one.seconds for one in loads) / max(episodes, 1),
     )
@@ -362,5 +367,12 @@ def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
     return (player.prices[0] * prompt + player.prices[1] * reply) / 1e6
 
 
-def _words(task: Task, example: Example) -> int:
-    return sum(len(segment.text.split()) for segment in task.preview(example))
+def _words(task: Task, example: Example) -> list[int]:
+    """Words of the first prompt of every acted seat."""
+    contexts = task.previews(example).values()
+    return [sum(len(segment.text.split()) for segment in context) for context in contexts]
+
+
+def _mean_words(by_seat: Sequence[int]) -> int:
+    """Words of the first prompt of one acted seat: their mean."""
+    return round(sum(by_seat) / max(len(by_seat), 1))

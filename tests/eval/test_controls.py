@@ -14,8 +14,12 @@ import pytest
 from soulkit.eval.batch import calibrated
 from soulkit.eval.compare import compare_runs
 from soulkit.models.ledger.view import View
+from soulkit.runs.folder import read_config
 from soulkit.runs.records import CONTROLS, load_controls
+from soulkit.tasks.base import Task
+from soulkit.tasks.loading import load_examples
 from soulkit.tasks.registry import load_registry
+from soulkit.tasks.selfcheck import check_task
 from soulkit.types import ControlRecord, Score
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.judged import essay, first_message, opinion, topic
@@ -71,6 +75,10 @@ def cells(out: Path) -> dict[str, Any]:
     return by_metric
 
 
+def means(out: Path) -> dict[str, float]:
+    return {name: cell["mean"] for name, cell in cells(out).items()}
+
+
 def figures(out: Path) -> dict[str, Any]:
     """A summary without what a clock or the money decides."""
     every = summary(out)
@@ -116,9 +124,8 @@ def test_each_control_is_asked_as_often_as_it_says_and_the_plan_counts_it(
     assert by_task["anchored"]["calls"] == {"actor": 12, "judge": 24}
     assert by_task["anchored controls"]["calls"] == {"judge": 2 * (12 + 24)}
     assert plan["episodes"] == 12
-    purposes = Counter(
-        stored.entry.call.purpose for stored in View(out / "ledger.sqlite").entries()
-    )
+    with View(out / "ledger.sqlite") as view:
+        purposes = Counter(stored.entry.call.purpose for stored in view.entries())
     assert purposes == {"": 24, "control/human_human": 12, "control/proxy_proxy": 24}
     made = load_controls(out)
     assert Counter(control.name for control in made) == {"human_human": 6, "proxy_proxy": 12}
@@ -206,7 +213,9 @@ def test_an_unreadable_control_is_unscored_and_asked_about_again(
         assert soul(*words) == 0
         assert counts(server, before) == {"human": 2}
     assert counted(out) == {"n": 6, "n_scored": 6}
-    assert "0 of 12 episodes are left to play, 1 controls" in capfd.readouterr().err
+    assert (
+        "0 of 12 episodes are left to play, controls left to ask about: 1" in capfd.readouterr().err
+    )
 
 
 def counted(out: Path) -> dict[str, Any]:
@@ -232,15 +241,9 @@ def test_a_draft_without_a_score_has_no_control_of_its_own(tmp_path: Path, rows:
 
 
 def test_a_replay_asks_nobody(tmp_path: Path, run: Path, rows: Path) -> None:
-    url = records(run)[0]  # the run knows its server; nobody listens there any more
-    assert url.score.scored
-    settings = (run / "config.yaml").read_text(encoding="utf-8")
-    address = next(
-        line.split()[-1] for line in settings.splitlines() if line.startswith("base_url")
-    )
-    again = tmp_path / "again"
-    words = command(address, again, rows, "--controls", "--ledger", "replay", "--ledger-file",
-                    run / "ledger.sqlite")  # fmt: skip
+    address, again = str(read_config(run)["base_url"]), tmp_path / "again"
+    replay = ("--ledger", "replay", "--ledger-file", run / "ledger.sqlite")
+    words = command(address, again, rows, "--controls", *replay)  # nobody listens there any more
     assert soul(*words) == 0
     assert cells(again) == cells(run)
     assert in_order(again) == in_order(run)
@@ -251,7 +254,7 @@ def test_rescoring_judges_controls_as_well(
 ) -> None:
     same, other = tmp_path / "same", tmp_path / "other"
     assert soul("rescore", run, "--out", same) == 0
-    assert cells(same) == cells(run)
+    assert means(same) == pytest.approx(means(run))
     assert "0 of 18 controls" in " ".join(capfd.readouterr().out.split())
     with ScriptedServer(answer=player(human=8, proxy=2)) as server:
         judge = f"endpoint:k@{server.base_url}"
@@ -297,6 +300,31 @@ def test_a_control_leaves_a_batch_with_its_cluster(run: Path) -> None:
         score=Score(value=0.0, reward=0.0),
     )  # fmt: skip
     assert calibrated(task, [*controls, strange])(part) == metrics
+
+
+# -- for authors -----------------------------------------------------------------------------------
+
+
+def test_a_task_shows_its_controls(capfd: pytest.CaptureFixture[str]) -> None:
+    assert soul("tasks", "show", "anchored", "--tasks", TASKS) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "controls: human_human (of each row, judge 2); proxy_proxy (of each episode" in shown
+
+
+def test_the_check_of_a_task_asks_about_its_controls(rows: Path) -> None:
+    task = load_registry(TASKS).task("anchored")
+    loaded = load_examples(task, [rows])
+    checked = check_task(task, loaded)
+    assert checked.breaks == () and "alike" not in checked.unrendered
+
+    class Forgetful(type(task)):  # type: ignore[misc]
+        control = Task.control
+
+    broken = check_task(Forgetful(task.name, task.spec), loaded)
+    assert ["does not define control()" in line.why for line in broken.breaks] == [True, True]
+
+
+# -- kills -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
