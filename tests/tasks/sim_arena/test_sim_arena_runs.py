@@ -104,8 +104,8 @@ def test_the_real_documents_are_played_and_resumed(tmp_path: Path) -> None:
     assert len({str(b["messages"][0]) for b in questions}) == 3 * 51, "no row has features"
     told = summary(out)["tasks"]["sim_doc"]
     assert told["value"]["mean"] == pytest.approx((0.8 + 4 / 5 + 3 / 5) / 3)
-    batch = told["batch"]
-    assert batch["similarity/some_parts"]["n"] == 51 and "similarity/all_parts" not in batch
+    assert told["similarity/some_parts"]["n"] == 51 and "similarity/all_parts" not in told
+    assert "parts/features_writing" not in told, "nobody knows it of any row"
 
 
 @pytest.mark.slow
