@@ -127,9 +127,9 @@ def with_private_strings(example: Example) -> tuple[Example, dict[str, str]]:
 def contexts_of(task: Any, example: Example) -> dict[str, str]:
     """Seat → all it reads."""
     seats = {s: "".join(m.text for m in c) for s, c in task.previews(example).items()}
-    if "visitor" in example.seats:
+    if hasattr(task, "partner_context"):
         brief = task.partner_context(example, [])
-        seats["visitor"] = "".join(s.text for s in brief)
+        seats[task.partner_seat(example)] = "".join(s.text for s in brief)
     for seat in set(example.seats) - set(seats):
         seats[seat] = task.slot(example, seat, None).text
     return seats
