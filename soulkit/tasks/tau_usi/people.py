@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.tasks.tau_usi.features import LISTED, Lexicons, features, of_person
+from soulkit.tasks.tau_usi.features import LISTED, Lexicons, of_person, talk_features
 from soulkit.tasks.tau_usi.survey import SURVEY
-from soulkit.tasks.tau_usi.usi import Talk, Talks, survey_agreement
+from soulkit.tasks.tau_usi.usi import MeasuredTalk, Talks, survey_agreement
 
 BATCHES = ("", "_ann2", "_ann3")
 LEAST_SAMPLES = 10
@@ -87,14 +87,16 @@ def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
     return batches
 
 
-def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> Talk:
+def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
     turns = [
         str(message.get("content") or "")
         for message in entry.get("conversation") or ()
         if isinstance(message, Mapping) and message.get("role") == "user"
     ]
     own_turns = [turn for turn in turns if of_person(turn)]
-    return Talk(features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry))
+    return MeasuredTalk(
+        talk_features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry)
+    )
 
 
 def _success(reward: Any) -> bool:

@@ -140,7 +140,7 @@ class MadeService:
     desk: Desk
 
     async def open(self) -> Meta:
-        return _meta(self.desk.meta())
+        return meta_of(self.desk.meta())
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self.desk.step(name, arguments)
@@ -164,7 +164,7 @@ class RuntimeService:
     _asked: int = 0
 
     async def open(self) -> Meta:
-        return _meta(_decoded(await self._kept("/create", {}, self._create)))
+        return meta_of(_decoded(await self._kept("/create", {}, self._create)))
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         call = {"name": name, "arguments": dict(arguments)}
@@ -288,7 +288,8 @@ def _decoded(text: str) -> Mapping[str, Any]:
     return value
 
 
-def _meta(info: Mapping[str, Any]) -> Meta:
+def meta_of(info: Mapping[str, Any]) -> Meta:
+    """What a service said, as far as it is there."""
     tools = info.get("tools_info") or ()
     parts = [tool for tool in tools if isinstance(tool, Mapping)] if tools else []
     return Meta(str(info.get("instruction") or ""), str(info.get("wiki") or ""), tuple(parts))
