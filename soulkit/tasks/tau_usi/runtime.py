@@ -63,6 +63,7 @@ class RuntimeServer:
     pause_s: float = 0.5
     """Between two attempts to reach it."""
     _down_since: float | None = None
+    _reached: bool = False
 
     async def ask(
         self, path: str, body: Mapping[str, Any], timeout_s: float = STEP_S
@@ -75,15 +76,23 @@ class RuntimeServer:
             async with asyncio.timeout(timeout_s), http.make_client(url, timeout_s, 1) as client:
                 received = await http.post(client, f"{url}{path}", {}, body, MAX_BYTES)
         except (TimeoutError, errors.HTTPError) as error:
+            self._refuse_strange(error)
             raise Unreached(clean_detail(f"{type(error).__name__} at {path}")) from error
         except http.TooLong as error:
             raise Refused(f"the answer to {path} is longer than {MAX_BYTES} bytes") from error
         if received.status in _AWAY:
             raise Unreached(f"HTTP {received.status} at {path}")
-        self._down_since = None
+        self._down_since, self._reached = None, True
         if received.status != 200:
             raise Refused(f"HTTP {received.status} at {path}: {clean_detail(received.text)}")
         return _object(received.text, path)
+
+    def _refuse_strange(self, error: Exception) -> None:
+        """PartnerError where nothing listens and nothing ever did: there is nobody to wait for."""
+        import httpx2 as errors
+
+        if isinstance(error, errors.ConnectError) and not self._reached:
+            raise PartnerError(f"nobody answers as the service at {self.url}") from error
 
     async def wait(self, error: Unreached) -> None:
         """Pause before the next attempt; PartnerError once the server has been away too long."""
@@ -97,7 +106,7 @@ class RuntimeServer:
         """Whether a runtime answers there."""
         try:
             await self.ask("/ping", {"runtime_id": ""}, PING_S)
-        except Unreached:
+        except (Unreached, PartnerError):
             return False
         except Refused:
             return True  # it answers, and knows no such environment

@@ -187,6 +187,12 @@ def test_a_server_that_is_away_is_waited_for_once() -> None:
     assert counts[0] > 1 and counts[1] == counts[0] + 1
 
 
+def test_where_nobody_ever_answered_nobody_is_waited_for() -> None:
+    server = RuntimeServer("http://127.0.0.1:9", wait_s=1e9)
+    with pytest.raises(PartnerError, match="nobody answers"):
+        asyncio.run(RuntimeService(server, {}, CALL).open())
+
+
 def test_an_environment_that_answers_otherwise_is_not_the_one_that_was_lost() -> None:
     with DeskRuntime({("/step", 1): "forget"}) as runtime:
         first = runtime.answer
