@@ -17,6 +17,7 @@ published them. The options of the task name four JSON files (the word lists may
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ LEAST_SAMPLES = 10
 HUB = "https://huggingface.co/datasets/cmu-lti/tau-usi"
 NEEDED = ("human_file", "lexicons", "difficulty")
 """The options without which no number is called the index."""
+FILES = (*NEEDED, "survey_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,20 @@ def missing_files(options: Mapping[str, Any]) -> list[str]:
     return [name for name in NEEDED if not options.get(name)]
 
 
+def file_hashes(options: Mapping[str, Any]) -> dict[str, str]:
+    """Option → what its file says, in short: numbers that were made with other lists or other
+    people are no more to be compared than those of other prompts."""
+    return {name: _file_hash(str(options[name])) for name in FILES if options.get(name)}
+
+
+@cache
+def _file_hash(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
+    except OSError:
+        return "unreadable"
+
+
 def read_people(options: Mapping[str, Any]) -> People | None:
     """Everything that the options name; None where something that the index needs is missing.
 
@@ -60,7 +76,7 @@ def read_people(options: Mapping[str, Any]) -> People | None:
     """
     if missing_files(options):
         return None
-    return _people(*(str(options.get(name) or "") for name in (*NEEDED, "survey_file")))
+    return _people(*(str(options.get(name) or "") for name in FILES))
 
 
 @cache

@@ -34,7 +34,14 @@ from soulkit.tasks.tau_usi import scripts
 from soulkit.tasks.tau_usi.agent import GREETING, ServiceAgent, tool_lines
 from soulkit.tasks.tau_usi.desk import DOMAIN, desk
 from soulkit.tasks.tau_usi.features import STOP, of_model, talk_features
-from soulkit.tasks.tau_usi.people import HUB, People, missing_files, read_lexicons, read_people
+from soulkit.tasks.tau_usi.people import (
+    HUB,
+    People,
+    file_hashes,
+    missing_files,
+    read_lexicons,
+    read_people,
+)
 from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
 from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
 from soulkit.tasks.tau_usi.usi import Index, MeasuredTalk, Talks, index, split_runs
@@ -230,7 +237,10 @@ class TauUSI(Task):
                 "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
                 "format_errors": float(episode.notes["format_errors"]),
             },
-            prompts=self.prompts.hashes("customer", "agent", "survey", "format_error"),
+            prompts={
+                **self.prompts.hashes("customer", "agent", "survey", "format_error"),
+                **file_hashes(self.spec.options),
+            },
         )  # fmt: skip
 
     def _answered(self, episode: Episode) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ import pytest
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.tau_usi.features import LISTED
 from soulkit.tasks.tau_usi.survey import SURVEY
-from tests.support.desk import answering, call, clerk, customer, write_people
+from tests.support.desk import LISTS, answering, call, clerk, customer, write_people
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.road import synth, task_of
 from tests.support.servers.openai_server import ScriptedServer
@@ -223,12 +223,25 @@ def test_two_runs_are_compared_by_the_index_on_its_own_scale(tmp_path: Path, cap
     assert evaluated(tmp_path / "a", "synth:6", *options) == 0
     assert evaluated(tmp_path / "b", "synth:6", *options, actor=polite) == 0
     capfd.readouterr()
-    command = ("compare", tmp_path / "a", tmp_path / "b", "--force-mixed", "--json")
-    assert soul(*command) == 0
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--force-mixed", "--json") == 0
     (line,) = json.loads(capfd.readouterr().out)["tasks"]
     means = [summary(tmp_path / name)["tasks"]["tau_usi"]["usi"]["mean"] for name in "ab"]
     assert line["metric"] == "usi" and [line["mean_a"], line["mean_b"]] == pytest.approx(means)
     assert line["difference"] == pytest.approx(means[1] - means[0]) != 0
+
+
+def test_runs_with_other_word_lists_are_not_compared(tmp_path: Path, capfd: Any) -> None:
+    with table() as (arguments, _, _):
+        for name in "ab":
+            options = file_options(tmp_path / f"files_{name}", 3)
+            if name == "b":
+                lists = {**LISTS, "pivot_rate": "instead|rather"}
+                (tmp_path / "files_b" / "lexicons.json").write_text(json.dumps(lists))
+            out = ("--out", tmp_path / name, "--data", "tau_usi=synth:3")
+            assert soul("eval", "api", *arguments, *options, *out) == 0
+    capfd.readouterr()
+    assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
+    assert "lexicons" in " ".join(three_lines(capfd.readouterr().err))
 
 
 def test_a_plan_says_what_is_likely_beside_what_is_possible(capfd: Any) -> None:
