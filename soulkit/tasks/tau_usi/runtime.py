@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -184,9 +185,12 @@ class RuntimeService:
     async def reward(self) -> float:
         text = await self._kept("/reward", {}, lambda: self._live("/reward"))
         try:
-            return float(text)
-        except ValueError as error:
-            raise PartnerError(f"the service gives no reward: {text[:100]}") from error
+            number = float(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise PartnerError(f"the service gives no reward: {text[:100]}")
+        return number
 
     # -- the ledger --
 
