@@ -146,10 +146,13 @@ def test_no_seat_reads_a_field_that_is_not_for_it(name: str) -> None:
             shown = {field for field, mark in marks.items() if mark in text}
             allowed = {f for f in marks if seat in example.audience[f]}
             assert shown <= allowed, f"{seat} reads {shown - allowed}"
-            assert shown
+            assert shown or not allowed
 
 
-@pytest.mark.parametrize("name", TASKS)
+TAUGHT = [name for name in TASKS if task_of(name).spec.feedback.coaches]
+
+
+@pytest.mark.parametrize("name", TAUGHT)
 def test_the_coach_does_not_read_the_gold(name: str) -> None:
     task = task_of(name)
     for original in synth_examples(name, 12):
