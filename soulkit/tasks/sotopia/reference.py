@@ -9,15 +9,14 @@ be judged. The coach reads what belongs to either side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from soulkit.judge.hacking import RISKS
 from soulkit.judge.leaks import LeakView
-from soulkit.models.api.wire import estimated_tokens, to_messages
 from soulkit.models.base import Player
 from soulkit.tasks.budgets import first_words
+from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scene import SEATS, Scene
 from soulkit.tasks.sotopia.scores import (
@@ -31,8 +30,6 @@ from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Episode, Example, Line, Protocol, Score, Segment, Turn
 
 _THINKING = ("<think>", "<seed:think>")
-EPISODE_TOKENS, LEAST_TOKENS = 8192, 10
-"""What an episode may have after its prompt, and what must be left of it for a turn."""
 
 
 class ReferenceScene(Scene):
@@ -44,13 +41,11 @@ class ReferenceScene(Scene):
 
     def actor(self) -> Player:
         """The actor with what is left of the episode as the limit of its reply."""
-        player = self.cast.actor
-        limit = min(player.sampling.max_tokens, self._room())
-        return replace(player, sampling=replace(player.sampling, max_tokens=limit))
+        return within_room(self.cast.actor, self._room())
 
     def _room(self) -> int:
         """Tokens that are left of the episode."""
-        return EPISODE_TOKENS - tokens_since(self.cast.actor, self.talk.turns, self.talk.context)
+        return episode_room(self.cast.actor, self.talk.turns, self.talk.context)
 
     async def _act(self, seat: str, index: int) -> Action | None:
         if self._room() < LEAST_TOKENS:
@@ -132,27 +127,3 @@ class SotopiaReference(Sotopia):
 
 def _thinks_aloud(turn: Turn) -> bool:
     return turn.completion.text.strip().startswith(_THINKING)
-
-
-def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
-    """Tokens of `context` beyond the prompt of the first turn; 0 before it.
-
-    A local model counts them. Of a served one the server counted up to its last reply, and what was
-    heard since is guessed at four bytes a token; servers that count nothing are guessed throughout.
-    """
-    if not turns:
-        return 0
-    first, last = turns[0], turns[-1]
-    count = getattr(player.model, "prompt_length", None)
-    if count is not None:
-        thinking = player.sampling.thinking
-        return int(count(context, thinking)) - len(first.completion.prompt_ids)
-    counted, usage = first.completion.usage.prompt_tokens, last.completion.usage
-    if not counted or not usage.prompt_tokens:
-        return int(_guess(context) - _guess(first.context))
-    fresh = context[len(last.context) + 1 :]  # the reply itself stands between the two
-    return usage.prompt_tokens + usage.completion_tokens + int(_guess(fresh)) - counted
-
-
-def _guess(context: Sequence[Segment]) -> float:
-    return estimated_tokens(to_messages(context), 0)

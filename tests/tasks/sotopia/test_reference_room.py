@@ -10,7 +10,7 @@ from soulkit.models.base import Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, Job
-from soulkit.tasks.sotopia.reference import EPISODE_TOKENS, LEAST_TOKENS, tokens_since
+from soulkit.tasks.episode_room import EPISODE_TOKENS, LEAST_TOKENS, tokens_since
 from soulkit.types import Call, Completion, Record, Sampling, Segment, Turn
 from tests.support.servers.openai_server import Body
 from tests.support.sotopia import LINE, example, in_turn, run, sotopia, table
