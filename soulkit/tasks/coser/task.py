@@ -374,7 +374,7 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coaching.marks(score.metrics), "gold": "",
+            "marks": coaching.aspect_points(score.metrics), "gold": "",
             "remarks": coaching.remarks(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
