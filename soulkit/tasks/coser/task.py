@@ -143,10 +143,6 @@ class Coser(Task):
         """The questions to a judge."""
         return tuple(ASPECTS)
 
-    def acted_seats(self, example: Example) -> tuple[str, ...]:
-        """The characters, in the order of the row."""
-        return tuple(characters(example.fields))
-
     # -- prompts ----------------------------------------------------------------------------------
 
     def character_view(
@@ -163,7 +159,9 @@ class Coser(Task):
         return int(options["profile_words"]), int(options["others_words"])
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of a character's context, feedback at its end."""
+        """The opening of a seat's context; of a character's with feedback at its end."""
+        if seat == ENVIRONMENT:
+            return Segment("system", self.surroundings_prompt(example))
         view, _ = self.character_view(example, seat, feedback)
         bare = self.prompts.render("character", feedback=None, **view)
         if feedback is None:
