@@ -121,9 +121,9 @@ class Build:
         drafts = drafts_of(task, Path(config.source), config.options)
         digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()
         settled = config.model_copy(update={"sha256": digest, "prompts": dict(drafts.prompts)})
-        for role, settings in settled.players():
+        for name, settings in settled.players():
             if settings.kind == "actor":  # found before there is a folder
-                Players().model(role, settings)
+                Players().model(name, settings)
         order = sorted(drafts.sketches, key=lambda sketch: _draw(config.seed, sketch.key))
         return cls(settled, drafts, tuple(order))
 

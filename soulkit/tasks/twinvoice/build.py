@@ -11,7 +11,10 @@ length, which a model that never read the history would find.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +31,15 @@ from soulkit.text import words_only
 
 PROMPTS = ("draft_reactions", "filter_reactions")
 SHOWN = 30
-"""Entries of a history that models see: as many as the task's own prompt."""
+"""Entries of a history in a row: as many as the task's own prompt shows."""
 LEAST_HISTORY = 4
 """Entries that a history has beside what is asked; fewer tell nothing about a person."""
 WORDS = range(3, 121)
 """Of a reply that is asked about."""
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+"""A word, or one sign of a script that is written without blanks."""
 STRETCH = 2.0
 """A reaction may be so many times as long as the right one, or as short."""
 
@@ -55,11 +62,8 @@ def drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
     """The sketches of a file of persons, `per_person` of each at most; DataError when nobody in it
     has a history that is long enough."""
     people, bad = read_people(path)
-    sketches = [
-        _sketch(person, place, prompts)
-        for person in people
-        for place in _chosen(person, per_person)
-    ]
+    places = [(person, _chosen(person, per_person)) for person in people]
+    sketches = [_sketch(person, place, prompts) for person, several in places for place in several]
     if not sketches:
         raise DataError(
             f"Nobody in '{path}' has said enough.",
@@ -67,7 +71,7 @@ def drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
             f"{WORDS.start} to {WORDS.stop - 1} words to something that was said to them.",
             "Give more chats of each person, with the person's id in each record.",
         )
-    silent = sum(not _chosen(person, per_person) for person in people)
+    silent = sum(not several for _, several in places)
     notes = (f"{silent} of {len(people)} persons have said too little.",) if silent else ()
     return Drafts(
         sketches=tuple(sketches), bad=tuple(bad), prompts=prompts.hashes(*PROMPTS), notes=notes
@@ -76,12 +80,13 @@ def drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
 
 def _chosen(person: Speaker, most: int) -> list[int]:
     """The places of the exchanges that are asked about, the same ones at every call."""
-    fit = [place for place, one in enumerate(person.exchanges) if _is_fit(person, place, one)]
-    return sorted(fit, key=lambda place: _draw(person, place))[:most]
+    drawn = sorted(range(len(person.exchanges)), key=lambda place: _draw(person, place))
+    fit = (place for place in drawn if _is_fit(person, place, person.exchanges[place]))
+    return list(islice(fit, most))
 
 
 def _is_fit(person: Speaker, place: int, exchange: Exchange) -> bool:
-    if not exchange.context or len(exchange.reply.split()) not in WORDS:
+    if not exchange.context or _length(exchange.reply) not in WORDS:
         return False
     return len(_history(person, place)) >= LEAST_HISTORY
 
@@ -91,18 +96,24 @@ def _draw(person: Speaker, place: int) -> str:
 
 
 def _history(person: Speaker, place: int) -> list[Exchange]:
-    """What else the person said: without the exchange that is asked about, and without entries
-    that repeat its answer or its anchor."""
+    """What else the person said, the last of it: without the exchange that is asked about, and
+    without entries that repeat its answer or its anchor."""
     asked_about = person.exchanges[place]
     reply, anchor = _plain(asked_about.reply), _plain(asked_about.context)
-    return [
+    others = [
         one
         for i, one in enumerate(person.exchanges)
         if i != place and one.reply and reply not in _plain(one.reply)
         and reply not in _plain(one.context) and _plain(one.context) != anchor
     ]  # fmt: skip
+    return others[-SHOWN:]
 
 
+def _length(text: str) -> int:
+    return len(_WORD.findall(text))
+
+
+@lru_cache(maxsize=4096)  # entries of a person are compared with each that is asked about
 def _plain(text: str) -> str:
     return words_only(text.casefold())
 
@@ -118,7 +129,7 @@ def _written(person: Speaker, one: Exchange) -> str:
 
 def _sketch(person: Speaker, place: int, prompts: PromptFolder) -> Sketch:
     exchange, entries = person.exchanges[place], _history(person, place)
-    lines = [utterance(_written(person, one)) for one in entries[-SHOWN:]]
+    lines = [utterance(_written(person, one)) for one in entries]
     values = {
         "history": fence("\n".join(lines), "history"),
         "anchor": fence(exchange.context, "anchor"),
@@ -162,7 +173,7 @@ def _row(person: Speaker, place: int, entries: Sequence[Exchange], draft: Reacti
 
 def _problem(reply: str) -> Callable[[Reactions], str]:
     """What is wrong with three reactions, in words for their author."""
-    length = max(len(reply.split()), 1)
+    length = _length(reply)
 
     def problem(draft: Reactions) -> str:
         texts = [_plain(text) for text in draft.reactions]
@@ -170,7 +181,7 @@ def _problem(reply: str) -> Callable[[Reactions], str]:
             return "one of the reactions is blank"
         if len({*texts, _plain(reply)}) < 4:
             return "two of the four reactions are the same"
-        counts = [len(text.split()) for text in draft.reactions]
+        counts = [_length(text) for text in draft.reactions]
         if any(not length / STRETCH - 1 <= count <= length * STRETCH + 1 for count in counts):
             return f"the reactions have {counts} words, and the person's own has {length}"
         if all(count < length for count in counts) or all(count > length for count in counts):
