@@ -217,9 +217,11 @@ class Episode:
 
     @property
     def final(self) -> Completion | None:
-        """The last completion of the first acted seat."""
-        turns = self.traces[0].turns if self.traces else ()
-        return turns[-1].completion if turns else None
+        """The last completion of the episode: of the acted seat that spoke last."""
+        turns = {trace.seat: trace.turns for trace in self.traces if trace.turns}
+        spoke = (line.seat for line in reversed(self.transcript) if line.seat in turns)
+        seat = next(spoke, next(iter(turns), None))
+        return None if seat is None else turns[seat][-1].completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

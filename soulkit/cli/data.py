@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from soulkit.tasks.rowcheck import Checked
     from soulkit.types import Example, Segment
 
+    FirstPrompts = Mapping[str, Sequence[Segment]]
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 SHOWN_BAD = 50
@@ -226,11 +228,11 @@ def show(
     name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     example = live.example(raw.fields, source=raw.source)
-    prompt = live.preview(example)
+    prompts = live.previews(example)
     if as_json:
-        print_json(_row_dict(example, prompt))
+        print_json(_row_dict(example, prompts))
     else:
-        _print_example(example, prompt)
+        _print_example(example, prompts)
 
 
 app.command()(audit)
@@ -395,7 +397,13 @@ def _print_check(path: Path, report: Checked) -> None:
     say_bad(report.bad)
 
 
-def _row_dict(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:
+def _by_seat(prompts: FirstPrompts) -> list[tuple[str, Segment]]:
+    """(seat, message), the seat empty where the actor has a single one."""
+    several = len(prompts) > 1
+    return [(seat if several else "", s) for seat, prompt in prompts.items() for s in prompt]
+
+
+def _row_dict(example: Example, prompts: FirstPrompts) -> dict[str, object]:
     fields = {
         name: {"value": value, "audience": list(example.audience.get(name, ()))}
         for name, value in example.fields.items()
@@ -408,11 +416,14 @@ def _row_dict(example: Example, prompt: Sequence[Segment]) -> dict[str, object]:
         "cluster": example.cluster,
         "tags": dict(example.tags),
         "fields": fields,
-        "prompt": [{"role": s.role, "text": s.text} for s in prompt],
+        "prompt": [
+            {**({"seat": seat} if seat else {}), "role": s.role, "text": s.text}
+            for seat, s in _by_seat(prompts)
+        ],
     }
 
 
-def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
+def _print_example(example: Example, prompts: FirstPrompts) -> None:
     title = f"{example.task} {example.id}  ({example.source})"
     table = new_table("field", "seen by", "value", title=safe(title))
     for name, value in example.fields.items():
@@ -422,9 +433,9 @@ def _print_example(example: Example, prompt: Sequence[Segment]) -> None:
     out.print(table)
     tags = ", ".join(f"{tag} {value}" for tag, value in example.tags.items())
     out.print(f"cluster {example.cluster}" + (f"; {safe(tags)}" if tags else ""))
-    for segment in prompt:
-        text = safe(_readable(segment.text))
-        out.print(Panel(text, title=f"prompt: {segment.role}", title_align="left"))
+    for seat, segment in _by_seat(prompts):
+        text, who = safe(_readable(segment.text)), f"{safe(seat)}, " if seat else ""
+        out.print(Panel(text, title=f"prompt: {who}{segment.role}", title_align="left"))
 
 
 def _readable(text: str) -> str:

@@ -275,7 +275,8 @@ def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalCo
     for part in work:
         sampling = config.sampling(part.task.spec)
         lengths = [
-            model.prompt_length(part.task.preview(e), sampling.thinking) for e in part.examples
+            max(model.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
+            for e in part.examples
         ]
         over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
         if over:

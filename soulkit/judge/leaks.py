@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from soulkit.judge.disguise import (
@@ -58,6 +58,9 @@ class LeakView:
     """The letter of each option, for tasks whose options have letters."""
     private: tuple[str, ...] = ()
     """Texts of other seats: the partner's goal, background, secret."""
+    private_by_seat: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Acted seat → what it alone may know, where several seats read the same feedback: what one of
+    them knows must not reach the others, so none of it may stand there."""
     rubric: tuple[str, ...] = ()
     """Words and phrases that only a judge's rubric uses."""
     reference: str = ""
@@ -65,6 +68,11 @@ class LeakView:
     public: str = ""
     """What the actor sees anyway (scenario, names, its own profile): repeating it gives nothing
     away. The question need not be repeated here."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Every text that some reader of the feedback must not come to know."""
+        return (*self.private, *(t for texts in self.private_by_seat.values() for t in texts))
 
     @property
     def letter(self) -> str:
@@ -185,7 +193,7 @@ def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
     looks, looked_for = folded(text), _folded_view(view)
     if (looks, looked_for) != (text, view) and len(looked_for.names()) == len(view.names()):
         yield looks, looked_for
-    hidden = view.private or view.rubric or view.reference
+    hidden = view.secrets or view.rubric or view.reference
     joined = respelled(looks) if hidden else looks
     if joined != looks:
         yield joined, replace(looked_for, options=(), letters=(), gold="")
@@ -198,7 +206,8 @@ def _folded_view(view: LeakView) -> LeakView:
         question=folded(view.question),
         options=tuple(map(folded, view.options)),
         gold=folded(view.gold),
-        private=tuple(map(folded, view.private)),
+        private=tuple(map(folded, view.secrets)),
+        private_by_seat={},
         rubric=tuple(map(folded, view.rubric)),
         reference=folded(view.reference),
         public=folded(view.public),
@@ -216,7 +225,7 @@ def _answer_leak(text: str, view: LeakView) -> str:
 
 def _text_leak(text: str, view: LeakView) -> str:
     public = f"{view.question}\n{view.public}"
-    if any(echoes_private(text, private, public) for private in view.private):
+    if any(echoes_private(text, private, public) for private in view.secrets):
         return "private_text"
     if any(says_phrase(text, word) and not says_phrase(public, word) for word in view.rubric):
         return "rubric_words"

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from soulkit.errors import CallError
 from soulkit.judge.leaks import check_leak, read_blind
-from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.waves import Participant, participants
 from soulkit.tasks.base import Rollout, Task
@@ -219,8 +218,7 @@ def terse(job: Job) -> Feedback | None:
 
 def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
     """The feedback and the draft that it is about, in the words of `shown_draft.md`."""
-    protocol = job.task.protocol
-    lines = [(line.seat, spoken(line.text, protocol)) for line in draft.episode.transcript]
+    lines = [(line.seat, job.task.public_words(line)) for line in draft.episode.transcript]
     several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # a line break forges no line
     draft_text = lines[0][1] if len(lines) == 1 else "\n".join(several)
     text = job.task.prompts.render("shown_draft", draft=draft_text, feedback=feedback.text)
@@ -229,7 +227,6 @@ def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
 
 def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Record:
     """The line of `episodes.jsonl` for one play."""
-    context = episode.traces[0].turns[0].context if _has_turn(episode) else ()
     return Record(
         key=record_key(job.step, job.example.id, job.index, rollout.kind),
         task=job.task.name,
@@ -242,10 +239,18 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
         cluster=job.example.cluster,
         tags=job.example.tags,
         given=rollout.feedback,
-        prompt="\n\n".join(segment.text for segment in context),
+        prompt=first_prompts(episode),
         gold=job.task.gold_text(job.example),
     )
 
 
-def _has_turn(episode: Episode) -> bool:
-    return bool(episode.traces and episode.traces[0].turns)
+def first_prompts(episode: Episode) -> str:
+    """What the actor first saw, for readers; of several seats each under its name."""
+    prompts = {
+        trace.seat: "\n\n".join(segment.text for segment in trace.turns[0].context)
+        for trace in episode.traces
+        if trace.turns
+    }
+    if len(prompts) < 2:
+        return "".join(prompts.values())
+    return "\n\n".join(f"=== {seat} ===\n{prompt}" for seat, prompt in prompts.items())

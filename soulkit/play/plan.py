@@ -240,7 +240,8 @@ def on_machine(base: Plan, machine: Machine | None) -> Plan:
 
 
 def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
-    lengths = [_words(work.task, example) for example in work.examples]
+    by_seat = [_words(work.task, example) for example in work.examples]
+    lengths = [round(sum(words) / max(len(words), 1)) for words in by_seat]
     loads = [_player_load(work, lengths, repeats, player, players) for player in players]
     episodes = repeats * len(work.examples)
     return TaskPlan(
@@ -248,7 +249,7 @@ def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> Task
         examples=len(work.examples),
         episodes=episodes,
         prompt_words=repeats * sum(lengths),
-        longest_prompt=max(lengths, default=0),
+        longest_prompt=max((max(words, default=0) for words in by_seat), default=0),
         asked=tuple(one for one in loads if one.calls),
         chain=sum(one.seconds for one in loads) / max(episodes, 1),
     )
@@ -312,5 +313,7 @@ def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
     return (player.prices[0] * prompt + player.prices[1] * reply) / 1e6
 
 
-def _words(task: Task, example: Example) -> int:
-    return sum(len(segment.text.split()) for segment in task.preview(example))
+def _words(task: Task, example: Example) -> list[int]:
+    """Words of the first prompt of every acted seat."""
+    contexts = task.previews(example).values()
+    return [sum(len(segment.text.split()) for segment in context) for context in contexts]

@@ -99,8 +99,8 @@ def audit_rows(task: Task, loaded: Loaded) -> RowAudit:
     option_views = [(e, view) for e in examples if (view := task.leak_view(e)) and view.options]
     lettered = [view for _, view in option_views if view.letters and view.letter]
     favourite, position = _position_bias(lettered)
-    prompts = {e.id: "\n".join(segment.text for segment in task.preview(e)) for e in examples}
-    texts_by_id = {e.id: prompts[e.id] or _read_by_actors(e) for e in examples}
+    prompts = {e.id: _first_prompts(task, e) for e in examples}
+    texts_by_id = {e.id: prompts[e.id] or _read_by_actors(task, e) for e in examples}
     exposed = {e.id: _exposed_options(prompts[e.id], view) for e, view in option_views}
     golds = {e.id: plain(view.gold) for e, view in option_views}
     leaks = [e for e, _ in option_views if exposed[e.id] == {golds[e.id]}]
@@ -220,10 +220,15 @@ def _leak_detail(task: Task, example: Example) -> str:
 # -- rows that cannot all be right ---------------------------------------------------------------
 
 
-def _read_by_actors(example: Example) -> str:
+def _first_prompts(task: Task, example: Example) -> str:
+    """All that the actor reads before its first turn, in whichever seat."""
+    contexts = task.previews(example).values()
+    return "\n".join(segment.text for context in contexts for segment in context)
+
+
+def _read_by_actors(task: Task, example: Example) -> str:
     """What the actor's seats may see, for rows of which there is no prompt."""
-    seats = [seat for seat, role in example.seats.items() if role == "actor"]
-    return content_hash("", {seat: example.visible(seat) for seat in seats})
+    return content_hash("", {seat: example.visible(seat) for seat in task.acted_seats(example)})
 
 
 def _contradictions(

@@ -21,6 +21,7 @@ from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
 from soulkit.judge.transcripts import utterances as utterances
+from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.batches import as_batch_metrics, mean_of
@@ -170,8 +171,13 @@ class Task(ABC):
                 cuts[name] = total - budget
         return fitted, cuts
 
+    def acted_seats(self, example: Example) -> tuple[str, ...]:
+        """The seats that the actor plays in this row, in the row's order."""
+        return tuple(seat for seat, role in example.seats.items() if role == "actor")
+
     def acted_seat(self, example: Example) -> str:
-        return next(seat for seat, role in example.seats.items() if role == "actor")
+        """The seat that the actor plays; of several the first."""
+        return self.acted_seats(example)[0]
 
     @property
     def strict_endings(self) -> bool:
@@ -294,7 +300,7 @@ class Task(ABC):
         """An episode in which the actor says nothing but `text`: bait that no judge should like.
 
         By default for judged tasks of a single reply. None: there is no canary, because rules score
-        the task, or a conversation needs its own.
+        the task, or a conversation needs its own: each of its acted seats then says `text`.
         """
         calls = self.calls(example)
         if not calls.get("judge") or calls.get("actor") != 1:
@@ -359,11 +365,21 @@ class Task(ABC):
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         """The context of the actor's first turn without feedback: for plans and length checks."""
+        if type(self).previews is not Task.previews:
+            return self.previews(example)[self.acted_seat(example)]
         raise ConfigError(
             f"Task '{self.name}' cannot show its first prompt.",
             "It does not define preview().",
             "Define preview() in the task's class.",
         )
+
+    def previews(self, example: Example) -> Mapping[str, tuple[Segment, ...]]:
+        """Acted seat → its `preview`; a task in which the actor has several seats overrides it."""
+        return {seat: self.preview(example) for seat in self.acted_seats(example)[:1]}
+
+    def public_words(self, line: Line) -> str:
+        """What everybody hears of a recorded line; a task whose lines hold more overrides it."""
+        return spoken(line.text, self.protocol)
 
 
 def _class_folders(cls: type[Task]) -> list[Path]:

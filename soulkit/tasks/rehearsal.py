@@ -1,6 +1,6 @@
 """Every prompt of a row is rendered once, without a model: what a run would stop at, found before.
 
-    the actor's first prompt, and the same with feedback in its slot     preview, slot
+    the actor's first prompts, and the same with feedback in the slot    previews, slot
     what a judge is asked about the gold                                 score
     what a partner or environment is told                                play, with scripted players
     what a coach is asked about the wrong answer                         critique
@@ -12,6 +12,7 @@ Which files were rendered on the way is noted by the task's PromptFolder.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,21 +29,40 @@ SHARED = ("pairwise", "shown_draft")
 """Prompts that every task has and may have its own of."""
 
 
+class Recital:
+    """What the actor says in a scripted episode, turn by turn.
+
+    A call that names its seat gets that seat's next line; others the line of their turn.
+    """
+
+    def __init__(self, gold: Episode | None) -> None:
+        traces = gold.traces if gold is not None else ()
+        self._lines = {t.seat: [turn.completion.text for turn in t.turns] for t in traces}
+        self._calls: Counter[str] = Counter()
+
+    def line(self, call: Call) -> str | None:
+        """The line for this call; None where the script has none left."""
+        first = next(iter(self._lines), "")
+        lines = self._lines.get(call.seat or first, [])
+        place = self._calls[call.seat] if call.seat else call.turn
+        self._calls[call.seat] += 1
+        return lines[place] if place < len(lines) else None
+
+
 class _Script:
     """Takes every seat: the actor says the gold's lines, a judge what the task has scripted."""
 
     name = "script"
 
     def __init__(self, task: Task, gold: Episode | None) -> None:
-        self.task = task
-        turns = gold.traces[0].turns if gold is not None and gold.traces else ()
-        self.lines = [turn.completion.text for turn in turns] or [REPLY]
+        self.task, self.recital, self.last = task, Recital(gold), REPLY
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
         if call.role == "actor":
-            return Completion(text=self.lines[min(call.turn, len(self.lines) - 1)])
+            self.last = self.recital.line(call) or self.last
+            return Completion(text=self.last)
         if call.role == "judge":
             form = sampling.form.name if sampling.form is not None else ""
             return Completion(text=self.task.verdict(form, perfect=True) or "")
@@ -76,10 +96,10 @@ async def _judged(task: Task, example: Example) -> None:
 
 def _openings(task: Task, example: Example) -> Iterator[Callable[[], Any]]:
     """The actor's prompts. A task that defines none is for evaluations that never plan."""
-    if type(task).preview is not Task.preview:
-        yield lambda: task.preview(example)
+    if (type(task).preview, type(task).previews) != (Task.preview, Task.previews):
+        yield lambda: task.previews(example)
     if type(task).slot is not Task.slot:
-        yield lambda: task.slot(example, task.acted_seat(example), ADVICE)
+        yield lambda: [task.slot(example, seat, ADVICE) for seat in task.acted_seats(example)]
 
 
 async def breaks_beside_scoring(
@@ -119,9 +139,9 @@ def _others(
     if draft is not None:
         yield from task.other_prompts(example, draft, score or _lowest(task))
     values = {
-        "title": task.spec.title, "summary": task.spec.summary, "seat": task.acted_seat(example),
-        "setting": "(what the judge may see)", "a": REPLY, "b": REPLY,
-        "draft": REPLY, "feedback": ADVICE.text,
+        "title": task.spec.title, "summary": task.spec.summary,
+        "seat": " and ".join(task.acted_seats(example)), "setting": "(what the judge may see)",
+        "a": REPLY, "b": REPLY, "draft": REPLY, "feedback": ADVICE.text,
     }  # fmt: skip
     for name in SHARED:
         if not task.prompts.is_shared(name):
@@ -164,7 +184,9 @@ def has_no_coach_prompt(task: Task, example: Example, draft: Episode) -> bool:
 
 
 def hides_gold(task: Task, example: Example) -> bool:
-    """Whether a row has a gold that the actor does not see, so that feedback could tell it."""
-    seen = example.visible(task.acted_seat(example))
+    """Whether a row has a gold that the actor does not see, in one of its seats at least, so that
+    feedback could tell it."""
+    views = [example.visible(seat) for seat in task.acted_seats(example)]
     golds = [name for name in task.gold_fields if not name.startswith(HUMAN)]
-    return any(example.fields.get(name) is not None and name not in seen for name in golds)
+    rows_golds = [name for name in golds if example.fields.get(name) is not None]
+    return any(name not in view for name in rows_golds for view in views)

@@ -194,7 +194,7 @@ def words_of(pool: TaskRows) -> list[str]:
     for task, example in pool:
         gold = task.gold(example)
         lines = gold.transcript if gold else ()
-        texts |= {segment.text for segment in task.preview(example)}
+        texts |= {s.text for context in task.previews(example).values() for s in context}
         texts |= {line.text for line in lines}
         texts.add(task.explain(example, None, None) or "")
     return sorted(texts)

@@ -27,8 +27,8 @@ from soulkit.train.forward.prepare import prepare_step
 from soulkit.train.forward.teacher import Teacher, move_ema
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import kl_to_base, mini_batches, update
-from soulkit.train.maths.advantage import GroupMember, group_advantages, singleton_of
-from soulkit.train.maths.measure import feedback_of, groups_of, rewards_of
+from soulkit.train.maths.advantage import group_advantages, singleton_of
+from soulkit.train.maths.measure import feedback_of, groups_of, member_of, rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.checks import refuse_stale, silence
@@ -138,7 +138,7 @@ def with_advantages(
 
     Sequences that are not compared keep the advantage that their objective gave them.
     """
-    compared = [GroupMember(s.group, s.rollout, s.reward) for s in sequences_S if s.compared]
+    compared = [member_of(s) for s in sequences_S if s.compared]
     rest = iter(group_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip

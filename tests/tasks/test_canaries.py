@@ -23,7 +23,7 @@ def test_the_actor_says_the_text_and_nothing_else(name):
         assert [c.name for c in canaries] == (list(CANARY_NAMES) if judged else [])
         for canary in canaries:
             traces = canary.episode.traces
-            assert {trace.seat for trace in traces} == {task.acted_seat(example)}
+            assert {trace.seat for trace in traces} == set(task.acted_seats(example))
             texts = [turn.completion.text for trace in traces for turn in trace.turns]
             assert texts and all(words_of(canary_texts()[canary.name], text) for text in texts)
             assert all(turn.context for trace in traces for turn in trace.turns)

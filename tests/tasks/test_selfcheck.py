@@ -126,7 +126,7 @@ def with_private_strings(example: Example) -> tuple[Example, dict[str, str]]:
 
 def contexts_of(task: Any, example: Example) -> dict[str, str]:
     """Seat → all it reads."""
-    seats = {task.acted_seat(example): "".join(s.text for s in task.preview(example))}
+    seats = {s: "".join(m.text for m in c) for s, c in task.previews(example).items()}
     if "visitor" in example.seats:
         brief = task.partner_context(example, [])
         seats["visitor"] = "".join(s.text for s in brief)

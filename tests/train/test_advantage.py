@@ -31,6 +31,7 @@ def floats(values: list[float | None]) -> list[float]:
     return [v for v in values if v is not None]
 
 
+SCENES = (("a", 0), ("b", 1), ("c", 5))
 PAIR = entries(("x", "a", 1.0), ("x", "b", 0.0))
 
 
@@ -70,6 +71,14 @@ def test_batch_std_uses_every_scored_rollout_once() -> None:
     assert floats(group_advantages(batch, std="batch", epsilon=0.0)) == pytest.approx(
         [e / spread for e in expected]
     )
+
+
+def test_batch_std_takes_a_rollout_of_several_seats_once() -> None:
+    one_seat = [GroupMember("ann", r, float(reward), ("e", r)) for r, reward in SCENES]
+    other = [GroupMember("bo", r, float(reward), ("e", r)) for r, reward in SCENES[1:]]
+    whole = floats(group_advantages([*one_seat, *other], std="batch", epsilon=0.0))
+    spread = statistics.stdev([0.0, 1.0, 5.0])
+    assert whole == pytest.approx([x / spread for x in (-2.0, -1.0, 3.0, -2.0, 2.0)])
 
 
 def test_unscored_leaves_the_group_before_any_statistic() -> None:

@@ -173,7 +173,8 @@ def check_room(policy: Policy, limit: int | None, material: Material, config: Tr
     lengths: list[int] = []
     over = long = 0
     for task, example in material.pool:
-        prompt = len(policy.renderer.prompt_ids(task.preview(example)))
+        prompts = task.previews(example).values()
+        prompt = max(len(policy.renderer.prompt_ids(context)) for context in prompts)
         lengths.append(prompt)
         over += not reply_room(prompt, config.reply_limit(task.spec.sampling), limit)
         long += prompt > config.max_prompt

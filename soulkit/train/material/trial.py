@@ -12,6 +12,7 @@ from dataclasses import replace
 from soulkit.errors import UserError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.rehearsal import Recital
 from soulkit.tasks.selfcheck import scripted_play
 from soulkit.types import (
     Call,
@@ -57,14 +58,14 @@ def extremes(task: Task) -> tuple[Score, Score]:
 
 
 def _mute(task: Task) -> Callable[[Example], Episode]:
-    """A script of an actor that says nothing."""
+    """A script of an actor that says nothing, in any of its seats."""
 
     def script(example: Example) -> Episode:
-        seat = task.acted_seat(example)
-        turn = Turn(task.preview(example), Completion(text=""))
+        contexts, silence = task.previews(example), Completion(text="")
         return Episode(
-            example_id=example.id, task=task.name, traces=(Trace(seat, (turn,)),),
-            transcript=(Line(seat, ""),),
+            example_id=example.id, task=task.name,
+            traces=tuple(Trace(seat, (Turn(c, silence),)) for seat, c in contexts.items()),
+            transcript=tuple(Line(seat, "") for seat in contexts),
         )  # fmt: skip
 
     return script
@@ -86,9 +87,7 @@ async def turns(
 
 
 def _reciters(task: Task, example: Example) -> Cast:
-    gold = task.gold(example)
-    lines = [turn.completion.text for trace in gold.traces for turn in trace.turns] if gold else []
-    actor, other = Player(_Reciter(lines)), Player(_Reciter([]))
+    actor, other = Player(_Reciter(task.gold(example))), Player(_Reciter(None))
     return Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
 
 
@@ -97,13 +96,14 @@ class _Reciter:
 
     name = "none"
 
-    def __init__(self, lines: Sequence[str]) -> None:
-        self.lines = lines
+    def __init__(self, gold: Episode | None) -> None:
+        self.recital = Recital(gold)
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        return Completion(text=self.lines[call.turn] if call.turn < len(self.lines) else "Yes.")
+        line = self.recital.line(call)
+        return Completion(text="Yes." if line is None else line)
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -52,6 +52,9 @@ class GroupMember:
     group: Hashable
     rollout: str
     reward: float | None
+    play: Hashable = None
+    """Names the rollout across groups, where it has sequences in several (the acted seats of one
+    scene, or copies beside refined ones); None: each group's rollouts are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ def group_advantages(
     Source: algorithms §2 (GRPO, multi-sequence rollouts). The standard deviation is the sample one
     (n−1). A rollout enters the statistics once per group, with the reward of its first scored
     entry. Unscored entries leave before any statistic. `std="batch"` divides by the spread of all
-    scored rollouts of the batch instead, `std="none"` by nothing. A group of one scored rollout
+    scored rollouts of the batch instead, each once whatever it has sequences in, `std="none"` by
+    nothing. A group of one scored rollout
     gets 0 (`singleton="zero"`) or is treated as if its mean were 0 and its spread 1 (`"raw"`).
 
     Raises ConfigError for an unknown option and ValueError for a reward that is not finite.
@@ -95,7 +99,7 @@ def group_advantages(
     _check("std", std, get_args(StdMode))
     _check("singleton", singleton, get_args(Singleton))
     groups = _rewards_by_group(entries)
-    batch_spread = _spread([r for rewards in groups.values() for r in rewards])
+    batch_spread = _spread(_rewards_of_plays(entries))
     scales = {
         key: _centre_and_scale(rewards, std, epsilon, batch_spread)
         for key, rewards in groups.items()
@@ -218,6 +222,16 @@ def _rewards_by_group(entries: Sequence[GroupMember]) -> dict[Hashable, list[flo
             raise ValueError(f"reward of rollout {entry.rollout!r} is {entry.reward}")
         seen.setdefault(entry.group, {}).setdefault(entry.rollout, entry.reward)
     return {key: list(rollouts.values()) for key, rollouts in seen.items()}
+
+
+def _rewards_of_plays(entries: Sequence[GroupMember]) -> list[float]:
+    """One reward for every scored rollout of the batch."""
+    rewards: dict[Hashable, float] = {}
+    for entry in entries:
+        if entry.reward is not None:
+            play = (entry.group, entry.rollout) if entry.play is None else entry.play
+            rewards.setdefault(play, entry.reward)
+    return list(rewards.values())
 
 
 def _spread(rewards: Sequence[float]) -> float:

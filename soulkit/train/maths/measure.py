@@ -111,10 +111,16 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
     }
 
 
+def member_of(sequence: TrainSequence) -> GroupMember:
+    """A sequence as the group statistics see it; all those of one rollout are one play."""
+    play = (sequence.example_id, sequence.rollout)
+    return GroupMember(sequence.group, sequence.rollout, sequence.reward, play)
+
+
 def groups_of(before: Sequence[TrainSequence], trained: Sequence[TrainSequence]) -> Learned:
     """Groups that can teach nothing, the tokens that were really trained on, and, where rollouts
     are imitated, the share of the refined ones that were accepted."""
-    stats = group_stats([GroupMember(s.group, s.rollout, s.reward) for s in before if s.compared])
+    stats = group_stats([member_of(s) for s in before if s.compared])
     return Learned(
         groups=stats.groups,
         groups_single=stats.singletons,

@@ -230,18 +230,22 @@ def gold_spans(episode: Episode, renderer: Renders, encode: EncodeReply) -> list
     sequences: list[Span] = []
     for trace in episode.traces:
         replies = [encode(turn.completion.text) for turn in trace.turns]
-        turns = []
-        for index, turn in enumerate(trace.turns):
-            earlier = iter(replies[:index])
-            context = [
-                Segment(s.role, s.text, s.bare, tuple(next(earlier)))
-                if s.role == "assistant"
-                else s
-                for s in turn.context
-            ]
-            turns.append((renderer.prompt_ids(context), replies[index], ()))
+        turns = [
+            (renderer.prompt_ids(_spliced(turn.context, replies[:index])), replies[index], ())
+            for index, turn in enumerate(trace.turns)
+        ]
         sequences += spans(turns)
     return sequences
+
+
+def _spliced(context: Sequence[Segment], replies: Sequence[Sequence[int]]) -> list[Segment]:
+    """A turn's context with the ids of the replies before it in their places.
+
+    The seat's words from before its first turn stay as they are: nobody emitted them.
+    """
+    places = [i for i, segment in enumerate(context) if segment.role == "assistant"]
+    ids = dict(zip(places[len(places) - len(replies) :], replies, strict=True))
+    return [replace(s, token_ids=tuple(ids[i])) if i in ids else s for i, s in enumerate(context)]
 
 
 class EncodeReply(Protocol):

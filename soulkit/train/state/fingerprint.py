@@ -56,7 +56,8 @@ def pool_print(pool: TaskRows) -> dict[str, dict[str, Any]]:
     prompts: dict[str, list[list[str | None]]] = {}
     for task, example in pool:
         ids.setdefault(task.name, []).append(example.id)
-        shown = [text for s in task.preview(example) for text in (s.role, s.text, s.bare)]
+        contexts = task.previews(example).values()
+        shown = [text for c in contexts for s in c for text in (s.role, s.text, s.bare)]
         prompts.setdefault(task.name, []).append(shown)
     return {
         name: {"rows": len(ids_of_task), "ids": _hash(ids_of_task), "prompts": _hash(prompts[name])}
