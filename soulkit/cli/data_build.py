@@ -31,48 +31,60 @@ Asking = dict[str, Any]
 """The options of a build by models, by their names."""
 
 
+TaskArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
+    ),
+]
+Source = Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False)
+]
+Drafter = Annotated[
+    str | None, typer.Option(metavar="WHO", help="The model that drafts what rows lack.")
+]
+Filter = Annotated[
+    str | None, typer.Option("--filter", metavar="WHO", help="The model that keeps or rejects.")
+]
+Rows = Annotated[
+    int | None, typer.Option("-n", "--rows", min=1, help="Rows to draft; all without it.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Which records come first.")]
+Endpoints = Annotated[
+    Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="Its run folder; else one under runs/.")
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", min=1, help="Requests at once; 16.")
+]
+MaxCost = Annotated[
+    float | None, typer.Option("--max-cost", min=0, help="Stop after so many US dollars.")
+]
+
+
 def build(
     context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
-        ),
-    ],
-    path: Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(metavar="WHO", help="The model that drafts what rows lack.")
-    ] = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", metavar="WHO", help="The model that keeps or rejects.")
-    ] = None,
-    n: Annotated[
-        int | None, typer.Option("-n", "--rows", min=1, help="Rows to draft; all without it.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Which records come first.")] = None,
-    endpoints: Annotated[
-        Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", help="Its run folder; else one under runs/.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Requests at once; 16.")
-    ] = None,
-    max_cost: Annotated[
-        float | None, typer.Option("--max-cost", min=0, help="Stop after so many US dollars.")
-    ] = None,
+    task: TaskArgument,
+    path: Source,
+    output: Output = None,
+    drafter: Drafter = None,
+    filter_: Filter = None,
+    n: Rows = None,
+    seed: Seed = None,
+    endpoints: Endpoints = None,
+    folder: Folder = None,
+    concurrency: Concurrency = None,
+    max_cost: MaxCost = None,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to the cost.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Put rows together: from several original files, or by two models from recorded chats.
+    """Put rows together from several files, or have models draft them.
 
     With --drafter and --filter, one model drafts what the rows lack and another keeps or rejects
     it; the same command takes up a build that was stopped. Other files are options of the task,

@@ -353,14 +353,14 @@ def _report(
         "options": config.options,
         "seed": config.seed,
         "rows": rows,
-        "counts": counts(outcomes),
+        "counts": tally(outcomes),
         "remarks": build.remarks(),
         "calls": {role: dict(sums) for role, sums in totals["by_role"].items()},
         "cost": totals["cost"],
     }  # fmt: skip
 
 
-def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def tally(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """How many records were asked about, and what became of them."""
     fates = Counter(outcome.fate for outcome in outcomes)
     faults = Counter(o.fault for o in outcomes if o.fate == "rejected")

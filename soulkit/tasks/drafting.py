@@ -4,7 +4,8 @@ Recorded conversations lack something that a row needs: what the person was afte
 people would have said in their place. A task whose declaration names `drafting: build:drafts` turns
 a file of them into *sketches*. Of each the drafter is asked for what is missing, the filter whether
 the whole is fit to be a row, and the rows are made of a draft that is kept. Who asks, in which
-order and at what cost is the same for all tasks (`eval/building.py`).
+order and at what cost is the same for all tasks (`eval/building.py`). Its templates lie in
+`prompts/drafting/`: no episode of a row renders them, so the check of a task does not look there.
 
     def drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts
 """

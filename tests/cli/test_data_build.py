@@ -90,7 +90,11 @@ def test_beside_the_rows_stands_where_they_are_from(tmp_path: Path) -> None:
     assert told["rows"] == len(rows_in(out)) and told["source"]["sketches"] == 4
     assert len(told["source"]["sha256"]) == 64
     assert (told["models"]["drafter"]["model"], told["models"]["filter"]["model"]) == ("d", "f")
-    hashes = load_registry().task("userllm").prompts.hashes("draft_intent", "filter_intent")
+    hashes = (
+        load_registry()
+        .task("userllm")
+        .prompts.hashes("drafting/draft_intent", "drafting/filter_intent")
+    )
     assert hashes.items() <= told["prompts"].items()
     assert {role: sums["calls"] for role, sums in told["calls"].items()} == {
         "drafter": 4, "filter": 4,

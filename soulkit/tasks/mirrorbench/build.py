@@ -33,7 +33,7 @@ ECHO = 8
 """Words in a row that a description may not share with a message of the person."""
 WORDS = range(15, 161)
 """Of a description."""
-PROMPTS = ("draft_description", "filter_description")
+PROMPTS = ("drafting/draft_description", "drafting/filter_description")
 OTHER = "recorded"
 """The subset of chats that are of none of the published ones."""
 UNKNOWN = "not stated with the chats"
@@ -66,7 +66,7 @@ class Recording:
     """What the file itself says the person was after."""
 
 
-def drafts(path: Path, prompts: PromptFolder) -> Drafts:
+def description_drafts(path: Path, prompts: PromptFolder) -> Drafts:
     """The sketches of a file of conversations; DataError when it holds none."""
     recordings, bad = _recordings(path)
     return Drafts(

@@ -29,7 +29,7 @@ from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.twinvoice.people import Exchange, Speaker, read_people
 from soulkit.text import words_only
 
-PROMPTS = ("draft_reactions", "filter_reactions")
+PROMPTS = ("drafting/draft_reactions", "drafting/filter_reactions")
 SHOWN = 30
 """Entries of a history in a row: as many as the task's own prompt shows."""
 LEAST_HISTORY = 4
@@ -58,7 +58,7 @@ class ReactionReview(Review):
     ]  # fmt: skip
 
 
-def drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
+def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -> Drafts:
     """The sketches of a file of persons, `per_person` of each at most; DataError when nobody in it
     has a history that is long enough."""
     people, bad = read_people(path)

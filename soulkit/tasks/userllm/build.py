@@ -37,9 +37,9 @@ ECHO = 6
 WORDS = range(3, 41)
 """Of an intent."""
 PROMPTS = {
-    "chat": ("draft_intent", "filter_intent"),
-    NQ: ("draft_search", "filter_search"),
-    CSQA: ("draft_quiz", "filter_intent"),
+    "chat": ("drafting/draft_intent", "drafting/filter_intent"),
+    NQ: ("drafting/draft_search", "drafting/filter_search"),
+    CSQA: ("drafting/draft_quiz", "drafting/filter_intent"),
 }
 """Kind of record → its templates: the drafter's, the filter's."""
 
@@ -73,7 +73,7 @@ class SearchReview(Review):
     ]  # fmt: skip
 
 
-def drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") -> Drafts:
+def intent_drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") -> Drafts:
     """The sketches of a file of chats, of NQ-open or of CommonsenseQA; DataError for any other."""
     raw, _ = read_rows(path)
     if any(is_question(record) for record in raw):
