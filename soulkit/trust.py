@@ -31,7 +31,9 @@ RUN_FILES = (
     *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
     "judgements.jsonl",
 )
-PLAYERS = frozenset({"partner", "environment", "judge", "auditor", "coach", "blind_reader"})
+PLAYERS = frozenset(
+    {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
+)
 GROUPS = frozenset({"data", "roles", "endpoints"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
@@ -44,6 +46,7 @@ CODE = frozenset(
         "synth",
         "importer",
         "builder",
+        "drafting",
         "audit",
         "scripted_partner",
     }
