@@ -373,7 +373,7 @@ class Coser(Task):
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
             "marks": coaching.aspect_points(score.metrics), "gold": "",
-            "remarks": coaching.remarks(score, self.leak_view(example)),
+            "remarks": coaching.judges_remarks(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
@@ -382,7 +382,7 @@ class Coser(Task):
         if episode is None or score is None:
             return coaching.ADVICE
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coaching.lesson(lines, score, int(self.spec.options["turn_words"]))
+        return coaching.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
