@@ -25,8 +25,8 @@ from tests.support.servers.openai_server import Body, ScriptedServer
 from tests.support.servers.verdicts import LABELS, value
 
 WORDS = (
-    "we", "would", "rather", "talk", "about", "their", "garden", "than", "of", "that", "old", "boat",
-    "because", "nobody", "knows", "who", "left", "it", "there", "last", "winter", "and", "what",
+    "we", "would", "rather", "talk", "about", "their", "garden", "than", "of", "that", "old",
+    "boat", "because", "nobody", "knows", "who", "left", "it", "there", "last", "winter", "and", "what",
     "may", "still", "be", "worth", "when", "spring", "comes",
 )  # fmt: skip
 LETTERS = "ABCD"
