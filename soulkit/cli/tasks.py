@@ -14,6 +14,7 @@ from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
+from soulkit.errors import UserError
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
@@ -117,13 +118,16 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
 
 
 def _controls(registry: Registry, name: str) -> str:
-    """The controls of a task that can be played, each with what it costs."""
-    if registry.spec(name).rows_only:
-        return ""
+    """The controls of a task, each with what it costs; empty where its class cannot be had, which
+    is no reason not to show its declaration."""
+    try:
+        controls = () if registry.spec(name).rows_only else registry.task(name).controls
+    except UserError:
+        controls = ()
     return "; ".join(
         f"{one.name} (of each {one.per}, "
         + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
-        for one in registry.task(name).controls
+        for one in controls
     )  # fmt: skip
 
 

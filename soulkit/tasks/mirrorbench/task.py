@@ -351,7 +351,7 @@ class MirrorBench(Task):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.verdict(form, perfect)
+        return scripts.user_verdict(form, perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score

@@ -66,24 +66,24 @@ def value(schema: Any, defs: dict[str, Any], drawn: random.Random, text: Text = 
     if kind == "number":
         return round(drawn.uniform(schema.get("minimum", 0), schema.get("maximum", 1)), 3)
     if kind == "array":
-        return several(schema, defs, drawn, text)
+        return items(schema, defs, drawn, text)
     if kind in ("boolean", "null"):
         return drawn.random() < 0.5 if kind == "boolean" else None
     return text(drawn)
 
 
-def several(schema: Any, defs: dict[str, Any], drawn: random.Random, text: Text) -> list[Any]:
-    """The items of an array; where a field of theirs has as many choices, each choice once."""
-    length = max(2, schema.get("minItems", 0))
-    length = min(length, schema.get("maxItems", length))
-    items = [value(schema["items"], defs, drawn, text) for _ in range(length)]
-    shape = schema["items"]
-    shape = defs[shape["$ref"].rsplit("/", 1)[-1]] if "$ref" in shape else shape
-    for name, part in shape.get("properties", {}).items():
-        if len(choices := part.get("enum", [])) == length:
-            for item, one in zip(items, choices, strict=True):
-                item[name] = one
-    return items
+def items(schema: Any, defs: dict[str, Any], drawn: random.Random, text: Text) -> list[Any]:
+    """Two values, or as many as it takes at least; where as many names are allowed for something
+    in them, each name once."""
+    count, kind = schema.get("minItems", 2), schema["items"]
+    drawn_items = [value(kind, defs, drawn, text) for _ in range(count)]
+    shape = defs[kind["$ref"].rsplit("/", 1)[-1]] if "$ref" in kind else kind
+    for field, part in shape.get("properties", {}).items():
+        if len(part.get("enum", ())) == count:
+            drawn_items = [
+                {**item, field: name} for item, name in zip(drawn_items, part["enum"], strict=True)
+            ]
+    return drawn_items
 
 
 def main() -> None:

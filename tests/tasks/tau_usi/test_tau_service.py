@@ -187,6 +187,29 @@ def test_a_server_that_is_away_is_waited_for_once() -> None:
     assert counts[0] > 1 and counts[1] == counts[0] + 1
 
 
+def test_where_nobody_ever_answered_nobody_is_waited_for() -> None:
+    server = RuntimeServer("http://127.0.0.1:9", wait_s=1e9)
+    with pytest.raises(PartnerError, match="nobody answers"):
+        asyncio.run(RuntimeService(server, {}, CALL).open())
+
+
+@pytest.mark.parametrize(
+    ("reward", "number"),
+    [(0.25, 0.25), ("1", 1), (True, 1), ("NaN", None), ("good", None), ([1], None)],
+)
+def test_a_reward_is_a_number_or_the_episode_is_broken(reward: Any, number: float | None) -> None:
+    with DeskRuntime() as runtime:
+        usual = runtime.answer
+        runtime.answer = lambda path, body: (  # type: ignore[method-assign]
+            (200, {"reward": reward}) if path == "/reward" else usual(path, body)
+        )
+        if number is None:
+            with pytest.raises(PartnerError, match="no reward"):
+                played(runtime)
+        else:
+            assert played(runtime)[1] == number
+
+
 def test_an_environment_that_answers_otherwise_is_not_the_one_that_was_lost() -> None:
     with DeskRuntime({("/step", 1): "forget"}) as runtime:
         first = runtime.answer
