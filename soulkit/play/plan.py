@@ -336,9 +336,9 @@ def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
 
 def _opening(task: Task, example: Example, words: int, role: str) -> float:
     """Tokens that a prompt of `role` begins with, where the actor's has `words`."""
-    known = opening_words(task, example, role) if role != "actor" else None
-    if known is not None:
-        return known * TOKENS_PER_WORD
+    counted = opening_words(task, example, role) if role != "actor" else None
+    if counted is not None:
+        return counted * TOKENS_PER_WORD
     return words * TOKENS_PER_WORD + (RUBRIC if role in READERS else 0)
 
 

@@ -107,10 +107,10 @@ class PromptFolder:
 
     def sizes(self, *starts: str) -> dict[str, int]:
         """Words of the task's own templates whose names begin with one of `starts`, by name."""
-        own = [folder for folder in self.folders if folder != BUILTIN / "prompts"]
-        files = [
-            f for folder in own for f in (*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md"))
-        ]
+        files: list[Path] = []
+        for folder in self.folders:
+            if folder != BUILTIN / "prompts":
+                files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
         names = sorted({file.stem for file in files if file.stem.startswith(starts)})
         return {name: len(self._source(name).split()) for name in names}
 

@@ -26,8 +26,8 @@ from tests.support.servers.verdicts import LABELS, value
 
 WORDS = (
     "we", "would", "rather", "talk", "about", "their", "garden", "than", "of", "that", "old",
-    "boat", "because", "nobody", "knows", "who", "left", "it", "there", "last", "winter", "and", "what",
-    "may", "still", "be", "worth", "when", "spring", "comes",
+    "boat", "because", "nobody", "knows", "who", "left", "it", "there", "last", "winter",
+    "and", "what", "may", "still", "be", "worth", "when", "spring", "comes",
 )  # fmt: skip
 LETTERS = "ABCD"
 
@@ -59,9 +59,11 @@ class Anybody:
         bare = json.dumps(value(schema, defs, random.Random(0), lambda _: "~"))
         each = max(1, round(whole / max(1, bare.count('"~"'))))
         verdict = value(schema, defs, drawn, lambda draw: filler(each, draw))
-        if "next_speaker" in verdict:  # a random end would make scenes of a random length
+        if "next_speaker" in verdict:
+            # A random end would make scenes of a random length; surroundings speak seldom in books.
             names = schema["properties"]["next_speaker"]["enum"]
-            verdict["next_speaker"] = drawn.choice([n for n in names if n[0] != "<"])
+            weights = [{"<END CHAT>": 0, "random": 0, "Environment": 1}.get(n, 4) for n in names]
+            verdict["next_speaker"] = drawn.choices(names, weights)[0]
         return json.dumps(verdict)
 
     def _line(self, prompt: str, first: str, drawn: random.Random) -> str:
