@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from soulkit.metrics.ngrams import subword_tokens
+from soulkit.report.grid import suite_grid
 from soulkit.report.load import load_runs
 from soulkit.report.suites import suite_table
-from soulkit.report.views import ReportView
 from soulkit.runs.records import load_records
 from soulkit.tasks.registry import load_registry
 from tests.support.evaluation import soul, summary
@@ -92,12 +92,11 @@ def check_table(out: Path, paid: float) -> None:
     assert [line.name for line in table.lines if line.level == "axis"] == [*card.axes]
     same = suite_table(runs, "soul-23", registry)
     assert [line.runs[0].cell for line in same.lines] == [line.runs[0].cell for line in table.lines]
-    rows = [row.split() for row in ReportView(runs, table).text().splitlines()]
-    (last,) = [row for row in rows if row[:2] == [SUITE, "mean"]]
-    assert "(23 of 23; 27 of 27 tasks)" in " ".join(last) and f"${paid:,.4f}" in last
-    lines = {row[0]: row for row in rows if row}
-    for task in registry.suite(SUITE):
-        assert any(word.startswith("$") for word in lines[task]), task
+    grid = suite_grid(table)
+    cost = grid.head.index("cost")
+    rows = {row.cells[0].text.strip(): row.cells[cost].text for row in grid.rows}
+    assert rows[f"{SUITE} mean (23 of 23; 27 of 27 tasks)"] == f"${paid:,.4f}"
+    assert len(rows) == 23 + 5 + 5 + 1 and all(text.startswith("$") for text in rows.values())
 
 
 @pytest.mark.parametrize("task", [*load_registry().suite(SUITE), "tau_usi"])
