@@ -78,7 +78,7 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
             yield slug, str(fields[slug]["reasoning"])
 
 
-def remarks(score: Score, view: LeakView) -> str:
+def judges_remarks(score: Score, view: LeakView) -> str:
     """The critics' reasoning for a coach, fenced, without sentences that give something away."""
     lines = []
     for slug, text in aspect_reasons(score).items():
@@ -97,7 +97,7 @@ def _tells(sentence: str, view: LeakView) -> bool:
     return echoes_reference(sentence, view.reference, view.public)
 
 
-def lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
+def scene_lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
     """What rules say about a scene: what they saw, then what holds always."""
     seen = [*_silence(lines), *_length(lines, turn_words), *_machine(lines), *_repeats(lines)]
     points = [(p, slug) for slug in ASPECTS if (p := score.metrics.get(slug)) is not None]

@@ -69,7 +69,7 @@ def _file_hash(path: str) -> str:
         return "unreadable"
 
 
-def read_people(options: Mapping[str, Any]) -> People | None:
+def read_human_data(options: Mapping[str, Any]) -> People | None:
     """Everything that the options name; None where something that the index needs is missing.
 
     DataError for a file that cannot be read as what it should be.

@@ -39,8 +39,8 @@ from soulkit.tasks.tau_usi.people import (
     People,
     file_hashes,
     missing_files,
+    read_human_data,
     read_lexicons,
-    read_people,
 )
 from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
 from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
@@ -253,7 +253,7 @@ class TauUSI(Task):
         return read_lexicons(str(path)) if path else {}
 
     def _people(self) -> People | None:
-        return read_people(self.spec.options)
+        return read_human_data(self.spec.options)
 
     # -- over the batch ---------------------------------------------------------------------------
 
