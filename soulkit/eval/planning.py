@@ -194,8 +194,9 @@ def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
         return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
 
     return PlayerLoad(
-        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, prompt_tokens=tokens,
-        reply_tokens=calls * terms.reply, cost=dollars(tokens, calls * terms.reply),
+        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, usual_calls=calls,
+        prompt_tokens=tokens, reply_tokens=calls * terms.reply,
+        cost=dollars(tokens, calls * terms.reply),
         cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
         seconds=float(calls) if terms.served else 0.0,
     )  # fmt: skip

@@ -137,6 +137,13 @@ class Task(ABC):
         made of. By default as many as there may be."""
         return self.calls(example)
 
+    def usual_lines(self, example: Example) -> dict[Role, int]:
+        """Lines of one episode about, by role: what later prompts grow by. By default every usual
+        call of a player at the table; a task in which some are not heard overrides it."""
+        usual = self.usual_calls(example)
+        speakers: tuple[Role, ...] = ("actor", "partner", "environment")
+        return {role: usual[role] for role in speakers if role in usual}
+
     def check_ready(self, examples: Sequence[Example]) -> None:
         """Raise a UserError where something is missing that playing these rows needs beside models:
         a service that does not answer, a file of an option. Asked before anything is paid for."""

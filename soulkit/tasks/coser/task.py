@@ -139,6 +139,20 @@ class Coser(Task):
             "judge": len(self.purposes()),
         }  # fmt: skip
 
+    def usual_calls(self, example: Example) -> dict[Role, int]:
+        """The environment speaks as often as in the book; its turns are rounds, too."""
+        lines = self.usual_lines(example)
+        predictions = self.max_rounds - 1
+        calls = {**lines, "environment": predictions + lines["environment"]}
+        return {**self.calls(example), **calls}
+
+    def usual_lines(self, example: Example) -> dict[Role, int]:
+        """Predictions of who speaks next are heard by nobody."""
+        speakers = [line["character"] for line in example.fields["dialogues"]]
+        share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
+        happenings = min(round(self.max_rounds * share), self.max_rounds // 2)
+        return {"actor": self.max_rounds - happenings, "environment": happenings}
+
     def purposes(self) -> tuple[str, ...]:
         """The questions to a judge."""
         return tuple(ASPECTS)

@@ -355,6 +355,10 @@ class SimDoc(SimArena):
         """The final document is one more call of the assistant."""
         return {**super().calls(example), "partner": self.most_turns + 1}
 
+    def usual_lines(self, example: Example) -> dict[Role, int]:
+        """Nobody at the table hears the final document."""
+        return dict.fromkeys(("actor", "partner"), self.most_turns)
+
     def asked(self, example: Example) -> tuple[str, ...]:
         return (DOCUMENT, *super().asked(example))
 
