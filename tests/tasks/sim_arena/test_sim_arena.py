@@ -251,6 +251,9 @@ def test_a_part_that_a_judge_owes_is_no_zero(part: str) -> None:
         assert published.score.scored and published.score.value is not None
         full = record("sim_doc", "reference").score.value
         assert full is not None and published.score.value < full
+        assert published.score.metrics["parts/answered"] == 0.75
+        answered = arena("sim_doc", "reference").summarise([published])["parts/answered"]
+        assert (answered.value, answered.n_scored) == (0.75, 1)
 
 
 def test_a_row_without_features_has_the_mean_of_what_is_there() -> None:
