@@ -256,6 +256,14 @@ def test_a_part_that_a_judge_owes_is_no_zero(part: str) -> None:
         assert (answered.value, answered.n_scored) == (0.75, 1)
 
 
+def test_a_number_off_its_scale_counts_under_reference_and_its_share_stays_a_share() -> None:
+    outcome = record(protocol="reference", judge=verdicts(writing=0.5, interaction=9)).score
+    assert outcome.value == pytest.approx((0.1 + 1 + 1) / 3)
+    assert outcome.metrics["style/writing"] == 0.5
+    assert outcome.metrics["style/writing_from_zero"] == 0.0
+    assert outcome.metrics["style/interaction_from_zero"] == 1.0
+
+
 def test_a_row_without_features_has_the_mean_of_what_is_there() -> None:
     bare = example(target_interaction_style_features=None)
     (outcome,), requests = walked(row=bare)
