@@ -22,7 +22,6 @@ from tests.support.arena import (
     FEATURE,
     LESSON,
     PHRASE,
-    Body,
     arena,
     by,
     example,
@@ -37,7 +36,7 @@ from tests.support.arena import (
     walked,
 )
 from tests.support.road import synth_examples
-from tests.support.servers.openai_server import Fault
+from tests.support.servers.openai_server import Body, Fault
 from tests.support.servers.verdicts import answer as by_schema
 
 PROTOCOLS = ("paper", "reference")

@@ -13,7 +13,6 @@ from soulkit.types import Feedback, Score
 from tests.support.arena import (
     LESSON,
     PHRASE,
-    Body,
     arena,
     by,
     example,
@@ -24,6 +23,7 @@ from tests.support.arena import (
     walked,
 )
 from tests.support.road import synth_examples
+from tests.support.servers.openai_server import Body
 
 QUOTE = "oh so minus three on both sides then"
 
