@@ -5,6 +5,7 @@ It is strict: an unknown key is an error, and so is a seat or column that is use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -226,19 +227,22 @@ def option_value(name: str, value: Any, usual: Any) -> Any:
     """An option as the command line gives it, of the kind that its usual value is of; ConfigError
     where it cannot be."""
     kind = type(usual)
-    if not isinstance(value, str) or kind not in (bool, int, float):
+    if not isinstance(value, str) or kind not in _KINDS:
         return value
     try:
-        return _TRUTH[value.lower()] if kind is bool else kind(value)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"The option {name} cannot be '{value}'.",
-            f"It is {usual!r} by itself, and so it takes "
-            f"{'true or false' if kind is bool else 'a number'}.",
-            f"Write {name}={usual}, for example.",
-        ) from error
+        read = _TRUTH[value.strip().lower()] if kind is bool else kind(value)
+        if math.isfinite(read):
+            return read
+    except (KeyError, ValueError, OverflowError):
+        pass
+    raise ConfigError(
+        f"The option {name} cannot be '{value[:60]}'.",
+        f"It is {str(usual).lower()} by itself, and so it takes {_KINDS[kind]}.",
+        f"Write {name}={str(usual).lower()}, for example.",
+    )
 
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 
