@@ -266,6 +266,19 @@ def test_options_that_nobody_could_play_by_are_refused(
     assert option.partition("=")[0] in three_lines(capfd.readouterr().err)[0]
 
 
+def test_the_services_success_does_not_stand_in_for_an_index_that_a_run_lacks(
+    tmp_path: Path, capfd: Any
+) -> None:
+    options = file_options(tmp_path / "files", 2)
+    assert evaluated(tmp_path / "a", "synth:2") == evaluated(tmp_path / "b", "synth:2", *options)
+    for other, lone in (("b", "A"), ("a", "A and B")):
+        capfd.readouterr()
+        assert soul("compare", tmp_path / "a", tmp_path / other) == 2
+        what, _, fix = three_lines(capfd.readouterr().err)
+        assert "'usi'" in what and what.endswith(f"undefined in {lone}.") and "value" in fix
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--metric", "value") == 0
+
+
 def test_runs_with_other_word_lists_are_not_compared(tmp_path: Path, capfd: Any) -> None:
     with table() as (arguments, _, _):
         for name in "ab":
