@@ -270,7 +270,10 @@ def test_the_services_success_does_not_stand_in_for_an_index_that_a_run_lacks(
     tmp_path: Path, capfd: Any
 ) -> None:
     options = file_options(tmp_path / "files", 2)
-    assert evaluated(tmp_path / "a", "synth:2") == evaluated(tmp_path / "b", "synth:2", *options)
+    with table() as (arguments, _, _):
+        for name, more in (("a", []), ("b", options)):
+            data = ("--data", "tau_usi=synth:2", "--out", tmp_path / name)
+            assert soul("eval", "api", *arguments, *data, *more) == 0
     for other, lone in (("b", "A"), ("a", "A and B")):
         capfd.readouterr()
         assert soul("compare", tmp_path / "a", tmp_path / other) == 2
