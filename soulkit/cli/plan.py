@@ -49,7 +49,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:
         print_json(plan.as_dict())
         return
     table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
-                      ">cost", ">at most")  # fmt: skip
+                      ">cost", ">calls at most", ">cost at most")  # fmt: skip
     for part in plan.tasks:
         for one in part.asked:
             table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
@@ -60,9 +60,9 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 
 
 def _figures(one: PlayerLoad) -> tuple[str, ...]:
-    counts = (one.calls, one.prompt_tokens, one.reply_tokens)
-    costs = (one.cost, one.cost_limit)
-    return (*(f"{n:,}" for n in counts), *(_cost(c, one) for c in costs))
+    about = (one.usual_calls, one.prompt_tokens, one.reply_tokens)
+    cost, most = (_cost(amount, one) for amount in (one.cost, one.cost_limit))
+    return (*(f"{n:,}" for n in about), cost, f"{one.calls:,}", most)
 
 
 def _cost(amount: float | None, one: PlayerLoad) -> str:
@@ -77,8 +77,8 @@ def _totals(plan: Plan) -> list[str]:
     paid = plan.cost is not None or bool(plan.unpriced)
     cost = f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
     lines = [
-        f"{plan.episodes:,} episodes, {plan.calls:,} calls at most, {plan.prompt_words:,} words "
-        f"in first prompts{cost if paid else ''}"
+        f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls, {plan.calls:,} at most, "
+        f"{plan.prompt_words:,} words in first prompts{cost if paid else ''}"
     ]
     if plan.unpriced:
         lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")

@@ -14,7 +14,6 @@ from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
-from soulkit.errors import UserError
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
@@ -118,16 +117,14 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
 
 
 def _controls(registry: Registry, name: str) -> str:
-    """The controls of a task, each with what it costs; empty where its class cannot be had, which
-    is no reason not to show its declaration."""
-    try:
-        controls = () if registry.spec(name).rows_only else registry.task(name).controls
-    except UserError:
-        controls = ()
+    """The controls of a built-in task, each with what it costs; somebody else's class is not
+    imported for showing its declaration."""
+    spec = registry.spec(name)
+    shown = spec.home.builtin_task and not spec.rows_only
     return "; ".join(
         f"{one.name} (of each {one.per}, "
         + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
-        for one in controls
+        for one in (registry.task(name).controls if shown else ())
     )  # fmt: skip
 
 
@@ -156,6 +153,7 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
         ("rows can be made", _with_options("soul data synth", name, spec, "synth")),
         ("original files are read", _with_options("soul data import", name, spec, "importer")),
         ("put together", _with_options("soul data build", name, spec, "builder")),
+        ("drafted by models", _with_options("soul data build", name, spec, "drafting")),
         ("citation", spec.citation),
         ("licence", spec.licence),
         ("url", spec.url),

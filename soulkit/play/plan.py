@@ -15,16 +15,20 @@ from typing import Any
 from soulkit.data.files import BadRow
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.roles.settings import PANELS
+from soulkit.play.reading import first_words, opening_words
 from soulkit.tasks.base import Task
 from soulkit.tasks.controls import Control
 from soulkit.types import Example, Role
 
 TOKENS_PER_WORD = 4 / 3
 USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,
-         "coach": 250, "blind_reader": 10}  # fmt: skip
+         "coach": 250, "blind_reader": 10, "drafter": 200, "filter": 120}  # fmt: skip
 """Tokens of a usual reply, thinking not counted: an assumption, see `PlayerTerms.usual`."""
 RUBRIC = 800
-"""Tokens of a judge's or coach's instructions, about."""
+"""Tokens of a judge's or coach's instructions, about, where no template tells."""
+READERS = (*PANELS, "coach", "blind_reader")
+"""The roles that read an episode when it is over."""
+SPEAKERS = ("actor", "partner", "environment")
 AGAIN = 600
 """Tokens that a judge's second prompt has more than the first: its reply, and what is wrong."""
 CONTROLS = "controls"
@@ -90,6 +94,8 @@ class PlayerLoad:
     name: str
     calls: int
     """At most: a judge's with a re-ask each, which only `cost_limit` counts, too."""
+    usual_calls: int
+    """About: what the tokens, the cost and the time are made of."""
     prompt_tokens: int
     reply_tokens: int
     cost: float | None
@@ -152,7 +158,13 @@ class Plan:
 
     @property
     def calls(self) -> int:
+        """At most."""
         return sum(one.calls for one in self.asked)
+
+    @property
+    def usual_calls(self) -> int:
+        """About."""
+        return sum(one.usual_calls for one in self.asked)
 
     @property
     def prompt_words(self) -> int:
@@ -191,6 +203,7 @@ class Plan:
         return {
             "episodes": self.episodes,
             "calls": self.calls,
+            "usual_calls": self.usual_calls,
             "prompt_words": self.prompt_words,
             "cost": self.cost,
             "cost_limit": self.cost_limit,
@@ -228,7 +241,7 @@ def plan_controls(
 ) -> TaskPlan:
     """The plan of asking about controls of a task's rows and drafts, under a name of its own; it
     plays no episode."""
-    words = {example.id: _mean_words(_words(task, example)) for _, example in parts}
+    words = {example.id: _mean_words(first_words(task, example)) for _, example in parts}
     loads = []
     for player in players:
         asks = [
@@ -255,7 +268,8 @@ def _scale_task(part: TaskPlan, factor: float, label: str) -> TaskPlan:
 
     loads = [
         replace(
-            one, calls=round(one.calls * factor), prompt_tokens=round(one.prompt_tokens * factor),
+            one, calls=round(one.calls * factor), usual_calls=round(one.usual_calls * factor),
+            prompt_tokens=round(one.prompt_tokens * factor),
             reply_tokens=round(one.reply_tokens * factor), cost=more(one.cost),
             cost_limit=more(one.cost_limit), seconds=one.seconds * factor,
         )
@@ -272,7 +286,7 @@ def on_machine(base: Plan, machine: Machine | None) -> Plan:
 
 
 def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
-    by_seat = [_words(work.task, example) for example in work.examples]
+    by_seat = [first_words(work.task, example) for example in work.examples]
     lengths = [_mean_words(words) for words in by_seat]
     loads = [
         _player_load(work.task, _asks(work, lengths, player), repeats, player, players)
@@ -294,22 +308,45 @@ def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> Task
 class Ask:
     """What one episode, or one control, asks of a player."""
 
-    words: int
-    """Of the actor's first prompt."""
+    opening: float
+    """Tokens of the prompt without what is said in the episode."""
     turns: int
     """Of the actor, at most."""
     calls: float
     """At most, with the task's own samples."""
     usual_turns: int
     usual_calls: float
+    lines: Mapping[str, float]
+    """Role → what it says in the episode, per turn of the actor, about."""
 
 
 def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
     """What an episode of each example asks of a player."""
+    task = work.task
     return [
-        Ask(words, *_times(work.task.calls(e), player), *_times(work.task.usual_calls(e), player))
-        for e, words in zip(work.examples, lengths, strict=True)
+        Ask(
+            _opening(task, example, words, player.role),
+            *_times(task.calls(example), player),
+            *_times(task.usual_calls(example), player),
+            _lines(task, example),
+        )
+        for example, words in zip(work.examples, lengths, strict=True)
     ]
+
+
+def _opening(task: Task, example: Example, words: int, role: str) -> float:
+    """Tokens that a prompt of `role` begins with, where the actor's has `words`."""
+    counted = opening_words(task, example, role) if role != "actor" else None
+    if counted is not None:
+        return counted * TOKENS_PER_WORD
+    return words * TOKENS_PER_WORD + (RUBRIC if role in READERS else 0)
+
+
+def _lines(task: Task, example: Example) -> dict[str, float]:
+    """Role → its lines for each turn of the actor."""
+    lines = task.usual_lines(example)
+    turns = max(1, lines.get("actor", 1))
+    return {str(role): count / turns for role, count in lines.items()}
 
 
 def _times(role_calls: Mapping[Role, int], player: PlayerTerms) -> tuple[int, float]:
@@ -328,15 +365,15 @@ def _player_load(
         repetitions = _repeats(task, player)
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
-        prompts += usual * _prompt(ask.words, ask.usual_turns, player, others, longest=False)
-        most += times * _prompt(ask.words, ask.turns, player, others, longest=True)
+        prompts += usual * _prompt(ask.opening, ask.usual_turns, player, _each(ask, others))
+        most += times * _prompt(ask.opening, ask.turns, player, _longest(others))
     calls, about, prompts, most = (round(repeats * n) for n in (calls, about, prompts, most))
     replies = int(about) * player.reply
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
-        role=player.role, name=player.name, calls=tries * int(calls), prompt_tokens=int(prompts),
-        reply_tokens=replies,
+        role=player.role, name=player.name, calls=tries * int(calls), usual_calls=int(about),
+        prompt_tokens=int(prompts), reply_tokens=replies,
         cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
         seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
@@ -353,28 +390,27 @@ def _repeats(task: Task, player: PlayerTerms) -> float:
     return player.times * len(samples) / sum(samples) if samples else float(player.times)
 
 
-def _prompt(
-    words: int, turns: int, player: PlayerTerms, others: Mapping[str, PlayerTerms], *, longest: bool
-) -> float:
-    """Tokens of a mean prompt: the first one and what has been said since, on both sides."""
-    first = words * TOKENS_PER_WORD
-    sides = [others[r] for r in ("actor", "partner", "environment") if r in others]
-    each = sum(side.limit if longest else side.reply for side in sides)
-    if player.role in (*PANELS, "coach", "blind_reader"):
-        return first + RUBRIC + turns * each
-    return first + (turns - 1) / 2 * each
+def _prompt(opening: float, turns: int, player: PlayerTerms, each: float) -> float:
+    """Tokens of a mean prompt: its opening and what has been said since, `each` a turn."""
+    if player.role in READERS:
+        return opening + turns * each
+    return opening + (turns - 1) / 2 * each
+
+
+def _each(ask: Ask, others: Mapping[str, PlayerTerms]) -> float:
+    """Tokens that an episode grows by with each turn of the actor, on all sides."""
+    return sum(others[role].reply * n for role, n in ask.lines.items() if role in others)
+
+
+def _longest(others: Mapping[str, PlayerTerms]) -> float:
+    """The same at most."""
+    return sum(others[role].limit for role in SPEAKERS if role in others)
 
 
 def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
     if player.prices is None:
         return None
     return (player.prices[0] * prompt + player.prices[1] * reply) / 1e6
-
-
-def _words(task: Task, example: Example) -> list[int]:
-    """Words of the first prompt of every acted seat."""
-    contexts = task.previews(example).values()
-    return [sum(len(segment.text.split()) for segment in context) for context in contexts]
 
 
 def _mean_words(by_seat: Sequence[int]) -> int:
@@ -389,4 +425,5 @@ def _control_ask(
     turns, usual_turns = (
         int(counts.get("actor", 1)) for counts in (task.calls(example), task.usual_calls(example))
     )
-    return Ask(words, turns, calls, usual_turns, calls)
+    opening = _opening(task, example, words, player.role)
+    return Ask(opening, turns, calls, usual_turns, calls, _lines(task, example))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
-from soulkit.eval.summary import VALUE, Cell, headline_name
+from soulkit.eval.summary import VALUE, Cell, headline, headline_name
+from soulkit.report.costs import dollar_text
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
@@ -69,12 +70,14 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     single = len(table.runs) == 1
     # A column that stays empty in a complete run would only take room from the others.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)
+    costs = single and any(line_cost(table, line) is not None for line in lines)
     head = ["task", *(_SINGLE[: 5 if bounded else 4] if single else _names(table))]
+    head += ["cost"] if costs else []
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
         title=table_title(table), head=tuple(head), notes=_notes(table),
         n_published=len(table.context),
-        rows=tuple(_row(table, line, before, bounded)
+        rows=tuple(_row(table, line, before, bounded, costs)
                    for before, line in zip([None, *lines], lines, strict=False)),
     )  # fmt: skip
 
@@ -102,7 +105,7 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
         case "axis":
             return f"{line.name} mean ({_coverage(line)})"
         case "suite":
-            return f"{table.name} mean ({_coverage(line)})"
+            return f"{table.name} mean ({_coverage(line)}{_files(table)})"
     named = dict.fromkeys(headline_name(run.tasks.get(line.name, {})) for run in table.runs)
     metrics = [metric for metric in named if metric]
     name = one_line(line.name)
@@ -114,13 +117,39 @@ def _coverage(line: TableLine) -> str:
     return ", ".join(dict.fromkeys(one.coverage for one in line.runs))
 
 
+def _files(table: SuiteTable) -> str:
+    """`; 27 of 27 tasks` where the tasks of groups are shown, too; of several runs the least."""
+    if not table.suite.parts:
+        return ""
+    tasks = table.suite.tasks
+    counts = [
+        sum(headline(run.tasks.get(task, {})).mean is not None for task in tasks)
+        for run in table.runs
+    ]
+    return f"; {min(counts)} of {len(tasks)} tasks"
+
+
 def _names(table: SuiteTable) -> list[str]:
     return [one_line(run.name, 40) for run in table.runs]
 
 
-def _row(table: SuiteTable, line: TableLine, before: TableLine | None, bounded: bool) -> GridRow:
+def line_cost(table: SuiteTable, line: TableLine) -> float | None:
+    """US dollars that the only run of a table paid for a line's tasks; None where none is known."""
+    summary = table.runs[0].summary
+    members = line.runs[0].members if line.level in ("axis", "suite") else (line.name,)
+    tasks = [task for member in members for task in table.suite.tasks_of(member)]
+    costs = summary.costs if summary is not None else {}
+    sums = [one["cost"] for task in tasks for one in costs.get(task, {}).values()
+            if one.get("cost") is not None]  # fmt: skip
+    return sum(sums) if sums else None
+
+
+def _row(
+    table: SuiteTable, line: TableLine, before: TableLine | None, bounded: bool, costs: bool
+) -> GridRow:
     single = len(table.runs) == 1
     texts = _single(line.runs[0], bounded) if single else [_beside(c.cell) for c in line.runs]
+    texts += [dollar_text(line_cost(table, line))] if costs else []
     bold = () if single else line.best_runs
     cells = [GridCell(line_label(table, line))]
     cells += [GridCell(text, i in bold) for i, text in enumerate(texts)]

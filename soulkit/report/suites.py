@@ -69,8 +69,9 @@ class SuiteTable:
         return any(line.cell.mean is None for row in self.lines for line in row.runs)
 
     def shown(self, *, playable: bool = False, details: bool = False) -> list[TableLine]:
-        """The lines to print: tasks of a group only with `details`; with `playable` no member that
-        no run has."""
+        """The lines to print: tasks of a group only with `details` or where the suite says so; with
+        `playable` no member that no run has."""
+        details = details or self.suite.parts
         return [
             line for line in self.lines
             if (details or line.level != "part")

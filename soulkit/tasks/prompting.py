@@ -92,7 +92,7 @@ class PromptFolder:
             raise ConfigError(
                 f"The prompt '{name}.md' of task '{self.task}' is no valid template.",
                 f"Jinja says, in line {error.lineno}: {error.message}.",
-                "Mend the braces; docs/tasks.md shows a complete prompt.",
+                "Mend the braces; docs/authoring.md shows a complete prompt.",
             ) from error
         except UndefinedError as error:
             raise ConfigError(
@@ -104,6 +104,15 @@ class PromptFolder:
     def hashes(self, *names: str) -> dict[str, str]:
         """Template name → first 12 hex digits of the SHA-256 of its source."""
         return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
+
+    def sizes(self, *starts: str) -> dict[str, int]:
+        """Words of the task's own templates whose names begin with one of `starts`, by name."""
+        files: list[Path] = []
+        for folder in self.folders:
+            if folder != BUILTIN / "prompts":
+                files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
+        names = sorted({file.stem for file in files if file.stem.startswith(starts)})
+        return {name: len(self._source(name).split()) for name in names}
 
     def is_shared(self, name: str) -> bool:
         """Whether the task has no template `name` of its own, and takes that of all tasks."""

@@ -6,6 +6,7 @@ It is strict: an unknown key is an error, and so is a seat or column that is use
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +20,7 @@ from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.suites import Suite
 from soulkit.types import Protocol, Role
 
-HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+HookKey = Literal["synth", "importer", "builder", "drafting", "audit", "scripted_partner"]
 EVALUATION_ONLY = "evaluation_only"
 """Column of rows that may be evaluated on and never trained on: their terms say so."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
@@ -113,6 +114,9 @@ class TaskSpec(Strict):
     """`module:function` that reads original files, for `soul data import`."""
     builder: str = ""
     """`module:function` that puts rows together from several files, for `soul data build`."""
+    drafting: str = ""
+    """`module:function` that says what a model drafts for rows and another filters, for `soul data
+    build --drafter`."""
     audit: str = ""
     """`module:function` that compares labels with rules, for `soul data audit`."""
     scripted_partner: str = ""
@@ -230,18 +234,26 @@ def option_value(name: str, value: Any, usual: Any) -> Any:
     if not isinstance(value, str) or kind not in _KINDS:
         return value
     try:
-        read = _TRUTH[value.strip().lower()] if kind is bool else kind(value)
-        if math.isfinite(read):
-            return read
-    except (KeyError, ValueError, OverflowError):
-        pass
-    raise ConfigError(
-        f"The option {name} cannot be '{value[:60]}'.",
-        f"It is {str(usual).lower()} by itself, and so it takes {_KINDS[kind]}.",
+        number = _TRUTH[value.strip().lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError) as error:
+        raise _no_option(name, value, usual) from error
+    least = 1 if _LENGTH.fullmatch(name) else 0
+    # Written this way round, because nothing is true of NaN.
+    if kind is not bool and not least <= number < math.inf:
+        raise _no_option(name, value, usual, f", {least} or more")
+    return number
+
+
+def _no_option(name: str, value: str, usual: Any, limits: str = "") -> ConfigError:
+    return ConfigError(
+        f"The option {name} cannot be '{value}'.",
+        f"It is {str(usual).lower()} by itself, and so it takes {_KINDS[type(usual)]}{limits}.",
         f"Write {name}={str(usual).lower()}, for example.",
     )
 
 
+_LENGTH = re.compile(r"(max|paper|reference|refined)_(turns|rounds|messages)")
+"""How long an episode may be. An actor that is never asked must not score as one that is silent."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 

@@ -8,6 +8,7 @@ say more:
       axes:                        # axis → its members, in the order of the published table
         EVAL: [GROUP, TASK]
       groups: {GROUP: [TASK_A, TASK_B]}   # a member that is the mean of several tasks
+      parts: true                  # tables show the tasks of groups, too
       average: macro               # every member counts alike, in each axis and in the suite
       published: [ditto_8b_card]   # tables of others that stand beside it
 
@@ -39,6 +40,8 @@ class Suite(BaseModel):
     """Axis → its members."""
     average: Literal["", "macro"] = ""
     """`macro`: the mean over members, each counting alike; empty: no average."""
+    parts: bool = False
+    """Whether a table has a line for every task of a group, and counts tasks beside members."""
     published: tuple[str, ...] = ()
     """Names of published tables to stand beside it."""
 

@@ -168,7 +168,9 @@ def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str
              "--price-in", 1, "--price-out", 2)  # fmt: skip
     assert soul("plan", *arguments, "--partner", "actor", "--json") == 0
     actor, partner = json.loads(capsys.readouterr().out)["tasks"][0]["asked"]
-    assert partner["name"] == "actor" and partner["cost"] == actor["cost"] > 0
+    assert partner["name"] == "actor" and actor["cost"] > 0
+    # Its own brief is a little longer than the keeper's, the lines are the same.
+    assert partner["cost"] == pytest.approx(actor["cost"], rel=0.1)
     assert partner["seconds"] == actor["seconds"] > 0
 
 
@@ -195,6 +197,7 @@ def test_judges_count_with_their_re_asks_and_samples() -> None:
     (one,) = plan_work([work], 2, {"sotopia": [judge]}).tasks[0].asked
     assert one.calls == 3 * 2 * 3 * 2  # rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100
+    assert one.usual_calls == one.calls // 2
     first = one.prompt_tokens + one.reply_tokens
     assert one.cost == pytest.approx(first / 1e6)
     assert one.cost_limit == pytest.approx((2 * first + one.calls // 2 * AGAIN) / 1e6)

@@ -32,13 +32,16 @@ def test_a_suite_has_the_rows_of_its_published_table_in_their_order(suite: str, 
     assert declared.published[0] == published.name and declared.average == "macro"
 
 
-def test_soul_23_counts_alignx_once_and_soul_27_averages_nothing() -> None:
+def test_soul_23_counts_alignx_once_and_so_does_soul_27() -> None:
     registry = load_registry()
     card = registry.suite_spec("soul-23")
     assert len(card.members) == 23 and card.tasks_of("alignx") == ALIGNX
     assert list(card.axes) == ["CONV", "SS", "COG", "ROLE", "EVAL"]
     assert {card.axis_of(m) for m in card.members} == set(card.axes) and card.axis_of("x") == ""
-    assert registry.suite_spec("soul-27").average == registry.suite_spec("choice").average == ""
+    files = registry.suite_spec("soul-27")
+    assert (files.members, files.axes, files.groups) == (card.members, card.axes, card.groups)
+    assert files.average == card.average and files.parts and not card.parts
+    assert registry.suite_spec("choice").average == ""
 
 
 def test_an_axis_of_a_suite_is_the_axis_of_its_tasks() -> None:

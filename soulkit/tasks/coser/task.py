@@ -139,13 +139,23 @@ class Coser(Task):
             "judge": len(self.purposes()),
         }  # fmt: skip
 
+    def usual_calls(self, example: Example) -> dict[Role, int]:
+        """The environment speaks as often as in the book; its turns are rounds, too."""
+        lines = self.usual_lines(example)
+        predictions = self.max_rounds - 1
+        calls = {**lines, "environment": predictions + lines["environment"]}
+        return {**self.calls(example), **calls}
+
+    def usual_lines(self, example: Example) -> dict[Role, int]:
+        """Predictions of who speaks next are heard by nobody."""
+        speakers = [line["character"] for line in example.fields["dialogues"]]
+        share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
+        happenings = min(round(self.max_rounds * share), self.max_rounds // 2)
+        return {"actor": self.max_rounds - happenings, "environment": happenings}
+
     def purposes(self) -> tuple[str, ...]:
         """The questions to a judge."""
         return tuple(ASPECTS)
-
-    def acted_seats(self, example: Example) -> tuple[str, ...]:
-        """The characters, in the order of the row."""
-        return tuple(characters(example.fields))
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -163,7 +173,9 @@ class Coser(Task):
         return int(options["profile_words"]), int(options["others_words"])
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of a character's context, feedback at its end."""
+        """The opening of a seat's context; of a character's with feedback at its end."""
+        if seat == ENVIRONMENT:
+            return Segment("system", self.surroundings_prompt(example))
         view, _ = self.character_view(example, seat, feedback)
         bare = self.prompts.render("character", feedback=None, **view)
         if feedback is None:
@@ -374,8 +386,8 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coaching.marks(score.metrics), "gold": "",
-            "remarks": coaching.remarks(score, self.leak_view(example)),
+            "marks": coaching.aspect_points(score.metrics), "gold": "",
+            "remarks": coaching.judges_remarks(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
@@ -384,7 +396,7 @@ class Coser(Task):
         if episode is None or score is None:
             return coaching.ADVICE
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coaching.lesson(lines, score, int(self.spec.options["turn_words"]))
+        return coaching.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's

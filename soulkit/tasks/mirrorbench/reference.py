@@ -37,7 +37,7 @@ from soulkit.tasks.mirrorbench.conversations import (
     read_message,
 )
 from soulkit.tasks.mirrorbench.lexical import MEASURES, user_texts, word_measures
-from soulkit.tasks.mirrorbench.questions import Outcome
+from soulkit.tasks.mirrorbench.questions import ComparedUsers
 from soulkit.tasks.mirrorbench.task import MirrorBench
 from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
@@ -141,7 +141,7 @@ class MirrorBenchReference(MirrorBench):
         """Every reply is taken as it is."""
         return ["ok"]
 
-    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> ComparedUsers:
         lines = [{"role": line.seat, "content": line.text} for line in episode.transcript]
         prompt = self.prompts.render(
             "judge_gteval", real=fence(conversation_text(self.messages(example)), "real"),
@@ -149,7 +149,7 @@ class MirrorBenchReference(MirrorBench):
         )  # fmt: skip
         replies = await opinions(cast, question("gteval", prompt, LooseSimilarity), episode)
         value = pooled(replies, lambda one: clipped_score(one.score), cast.panel.combine)
-        return Outcome({"gteval": value}, None, tuple(one.verdict() for one in replies))
+        return ComparedUsers({"gteval": value}, None, tuple(one.verdict() for one in replies))
 
     def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
         """With the distance to the real user, all of whose messages count."""

@@ -101,7 +101,7 @@ def refuse_strangers(people: People, runs: Sequence[Talks], task: str) -> None:
     )
 
 
-def read_people(options: Mapping[str, Any]) -> People | None:
+def read_human_data(options: Mapping[str, Any]) -> People | None:
     """Everything that the options name; None where something that the index needs is missing.
 
     DataError for a file that cannot be read as what it should be.

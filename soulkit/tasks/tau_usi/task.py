@@ -40,8 +40,8 @@ from soulkit.tasks.tau_usi.people import (
     check_files,
     file_hashes,
     missing_files,
+    read_human_data,
     read_lexicons,
-    read_people,
     refuse_strangers,
 )
 from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
@@ -262,7 +262,7 @@ class TauUSI(Task):
         return read_lexicons(str(path)) if path else {}
 
     def _people(self) -> People | None:
-        return read_people(self.spec.options)
+        return read_human_data(self.spec.options)
 
     # -- over the batch ---------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, Self
 
 Body = dict[str, Any]
 Answer = Callable[[Body], str]
+Count = Callable[[str], int]
 Profile = Literal["plain", "strict-reasoning", "thinking"]
 PROFILES: tuple[Profile, ...] = ("plain", "strict-reasoning", "thinking")
 THOUGHT = "first I weigh what was said and then I decide what to answer"
@@ -106,6 +107,7 @@ class ScriptedServer:
         port: int = 0,
         models: Fault | Callable[[], Fault | None] | None = None,
         owner: str = "tests",
+        count: Count | None = None,
     ) -> None:
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}")
@@ -115,6 +117,8 @@ class ScriptedServer:
         self.authorizations: list[str] = []
         self.listings: list[str] = []
         """The Authorization header of every request for the list of models."""
+        self.count = count or words
+        """Tokens of a text, for `usage`."""
         self.models, self.owner = models, owner
         """What goes wrong with the list of models, and who is named as their owner in it."""
         self.max_in_flight = 0
@@ -177,7 +181,8 @@ class ScriptedServer:
         refusal = self._refuse(body, authorization)
         if refusal is not None:
             return refusal
-        reply = completion(body, self._answer(body), thinking=self.profile == "thinking")
+        thinking = self.profile == "thinking"
+        reply = completion(body, self._answer(body), thinking=thinking, count=self.count)
         return Fault(
             status=fault.status,
             raw=_dump(reply),
@@ -276,8 +281,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet: tests read `requests` instead of a log."""
 
 
-def completion(body: Body, text: str, *, thinking: bool = False) -> dict[str, Any]:
-    """A reply to `body` that says `text`; a token is a word, and the limit cuts."""
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def completion(
+    body: Body, text: str, *, thinking: bool = False, count: Count = words
+) -> dict[str, Any]:
+    """A reply to `body` that says `text`; a token is a word, and the limit cuts. `count` says what
+    the usage tells of a text."""
     limit = body.get("max_tokens") or body.get("max_completion_tokens")
     thought = THOUGHT.split() if thinking and _thinks(body) else []
     content, stop = text, "stop"
@@ -294,16 +306,16 @@ def completion(body: Body, text: str, *, thinking: bool = False) -> dict[str, An
         "created": 0,
         "model": body.get("model", ""),
         "choices": [choice],
-        "usage": _usage(body, len(thought) + len(content.split())),
+        "usage": _usage(body, len(thought) + count(content), count),
     }
 
 
-def _usage(body: Body, spoken: int) -> dict[str, int]:
-    prompt_words = sum(len(str(m.get("content") or "").split()) for m in body.get("messages", []))
+def _usage(body: Body, spoken: int, count: Count) -> dict[str, int]:
+    prompt = sum(count(str(m.get("content") or "")) for m in body.get("messages", []))
     return {
-        "prompt_tokens": prompt_words,
+        "prompt_tokens": prompt,
         "completion_tokens": spoken,
-        "total_tokens": prompt_words + spoken,
+        "total_tokens": prompt + spoken,
     }
 
 

@@ -13,12 +13,15 @@ import argparse
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.servers.openai_server import Body, ScriptedServer
 
 LABELS = (("REFUSED", "ACCEPTED"), ("HUMAN", "AI"))
 WORDS = ("we", "would", "rather", "talk", "about", "their", "garden", "than", "of", "that", "boat")
+
+Text = Callable[[random.Random], str]
 
 
 def answer(body: Body) -> str:
@@ -43,31 +46,37 @@ def digest(body: Body) -> str:
     return hashlib.sha256(json.dumps(body["messages"], sort_keys=True).encode()).hexdigest()
 
 
-def value(schema: Any, defs: dict[str, Any], drawn: random.Random) -> Any:
-    """A value of a JSON Schema as pydantic writes them."""
+def some_words(drawn: random.Random) -> str:
+    return " ".join(drawn.sample(WORDS, 4))
+
+
+def value(schema: Any, defs: dict[str, Any], drawn: random.Random, text: Text = some_words) -> Any:
+    """A value of a JSON Schema as pydantic writes them; `text` makes its free texts."""
     if "$ref" in schema:
-        return value(defs[schema["$ref"].rsplit("/", 1)[-1]], defs, drawn)
+        return value(defs[schema["$ref"].rsplit("/", 1)[-1]], defs, drawn, text)
     if "enum" in schema or "const" in schema:
         return drawn.choice(schema.get("enum") or [schema["const"]])
+    if "anyOf" in schema:
+        return value(drawn.choice(schema["anyOf"]), defs, drawn, text)
     kind = schema.get("type")
     if kind == "object":
-        return {k: value(v, defs, drawn) for k, v in schema["properties"].items()}
+        return {k: value(v, defs, drawn, text) for k, v in schema["properties"].items()}
     if kind == "integer":
         return drawn.randint(schema.get("minimum", 0), schema.get("maximum", 10))
     if kind == "number":
         return round(drawn.uniform(schema.get("minimum", 0), schema.get("maximum", 1)), 3)
     if kind == "array":
-        return items(schema, defs, drawn)
-    if kind == "boolean":
-        return drawn.random() < 0.5
-    return " ".join(drawn.sample(WORDS, 4))
+        return items(schema, defs, drawn, text)
+    if kind in ("boolean", "null"):
+        return drawn.random() < 0.5 if kind == "boolean" else None
+    return text(drawn)
 
 
-def items(schema: Any, defs: dict[str, Any], drawn: random.Random) -> list[Any]:
+def items(schema: Any, defs: dict[str, Any], drawn: random.Random, text: Text) -> list[Any]:
     """Two values, or as many as it takes at least; where as many names are allowed for something
     in them, each name once."""
     count, kind = schema.get("minItems", 2), schema["items"]
-    drawn_items = [value(kind, defs, drawn) for _ in range(count)]
+    drawn_items = [value(kind, defs, drawn, text) for _ in range(count)]
     shape = defs[kind["$ref"].rsplit("/", 1)[-1]] if "$ref" in kind else kind
     for field, part in shape.get("properties", {}).items():
         if len(part.get("enum", ())) == count:

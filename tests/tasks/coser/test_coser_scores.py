@@ -92,6 +92,30 @@ def test_the_papers_worked_example_through_the_command(tmp_path: Path) -> None:
     assert verdicts == list(ASPECTS), "four questions, each asked for itself"
 
 
+def test_replies_that_end_at_their_limit_are_named_and_the_run_fails(tmp_path: Path) -> None:
+    fair, order = critics(), names(["Jost", "Lene"] * 3, END)
+
+    def answer(body: Body) -> str:
+        if body["model"] == "judge":
+            return fair(body)
+        return order(body) if body["model"] == "environment" else "one two three four five six"
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"circumstance": SCENE}) + "\n", encoding="utf-8")
+    with ScriptedServer(answer=answer) as server:
+        url = server.base_url
+        code = soul(
+            "eval", "api", "--model", "actor", "--base-url", url, "--task", "coser",
+            "--data", f"coser={rows}", "--environment", f"endpoint:environment@{url}",
+            "--judge", f"endpoint:judge@{url}", "--out", tmp_path / "run", "--max-tokens", 3, *FAST,
+        )  # fmt: skip
+    (record,) = records(tmp_path / "run")
+    assert code == 1 and record.score.status == "truncated"
+    assert record.score.value == 1.0 and record.score.metrics["turns/cut"] == 1.0
+    cell = value(tmp_path / "run", "coser")
+    assert (cell["worst"], cell["best"]) == (0.0, 1.0)
+
+
 def test_a_repetition_may_weigh_more_than_any_other_flaw() -> None:
     lines = [Line("Lene", "Well."), Line("Jost", "Well.")]
 

@@ -12,7 +12,7 @@ from soulkit.tasks.coser.scripts import surroundings
 from soulkit.tasks.loading import examples_from
 from soulkit.tasks.selfcheck import check_task
 from tests.support.coser import Body, coser, critics
-from tests.support.evaluation import FAST, records, soul, summary
+from tests.support.evaluation import FAST, records, soul, start, summary
 from tests.support.servers.openai_server import ScriptedServer
 
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "coser"
@@ -78,3 +78,25 @@ def test_the_reference_plays_them_as_well(tmp_path: Path) -> None:
     played = records(tmp_path / "run")
     assert len(played) == 20 and {record.score.value for record in played} == {1.0}
     assert all(len(record.episode.transcript) <= 10 for record in played)
+
+
+@pytest.mark.slow
+def test_made_scenes_play_with_the_served_script(tmp_path: Path) -> None:
+    """The command as a process of its own speaks for the surroundings of made rows."""
+    served_script = start("serve", "partner", "coser", "--port", 0)
+    try:
+        assert served_script.stdout is not None
+        url = served_script.stdout.readline().strip()
+        with ScriptedServer(answer=served) as server:
+            code = soul(
+                "eval", "api", "--model", "actor", "--base-url", server.base_url, "--task", "coser",
+                "--data", "synth:3", "--environment", f"endpoint:scripted-environment@{url}",
+                "--judge", f"endpoint:judge@{server.base_url}", "--out", tmp_path / "run", *FAST,
+            )  # fmt: skip
+        assert code == 0
+    finally:
+        served_script.terminate()
+        served_script.communicate()
+    for record in records(tmp_path / "run"):
+        assert record.score.scored and len(record.episode.transcript) >= 6
+        assert record.score.metrics["next_speaker/fallback"] == 0.0

@@ -14,7 +14,12 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.tasks.imports import import_rows
 from soulkit.tasks.tau_usi.features import LISTED
-from soulkit.tasks.tau_usi.people import missing_files, read_difficulty, read_lexicons, read_people
+from soulkit.tasks.tau_usi.people import (
+    missing_files,
+    read_difficulty,
+    read_human_data,
+    read_lexicons,
+)
 from soulkit.tasks.tau_usi.survey import SURVEY
 from soulkit.tasks.tau_usi.usi import index
 from tests.support.desk import LISTS, write_people
@@ -28,7 +33,7 @@ def options(folder: Path, **more: str) -> dict[str, str]:
 
 
 def test_people_come_in_batches_without_what_was_thrown_out(tmp_path: Path) -> None:
-    people = read_people(options(tmp_path))
+    people = read_human_data(options(tmp_path))
     assert people is not None and people.survey is None
     # One entry of the second batch has keep: false.
     assert [len(batch) for batch in people.batches] == [4, 3, 4]
@@ -42,14 +47,14 @@ def test_people_come_in_batches_without_what_was_thrown_out(tmp_path: Path) -> N
 def test_what_is_missing_is_named_and_nothing_is_read(tmp_path: Path) -> None:
     chosen = options(tmp_path, lexicons="")
     assert missing_files(chosen) == ["lexicons"]
-    assert read_people(chosen) is None
+    assert read_human_data(chosen) is None
     assert missing_files({}) == ["human_file", "lexicons", "difficulty"]
 
 
 def test_the_models_answers_about_peoples_conversations(tmp_path: Path) -> None:
     file = tmp_path / "survey.json"
     file.write_text(json.dumps({"tool_library_0_ann3": {"survey": {"reuse": {"answer": "Maybe"}}}}))
-    people = read_people(options(tmp_path, survey_file=str(file)))
+    people = read_human_data(options(tmp_path, survey_file=str(file)))
     assert people is not None and people.survey == 100
 
 
@@ -92,13 +97,13 @@ def test_files_of_another_shape_are_refused(
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(DataError) as caught:
-        read_people(options(tmp_path, **{option: str(file)}))
+        read_human_data(options(tmp_path, **{option: str(file)}))
     assert words in caught.value.what and all(caught.value.lines())
 
 
 def test_a_file_that_is_not_there_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read_people(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
+        read_human_data(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
     assert "human_file" in caught.value.what and "terms" in caught.value.way_out
 
 
@@ -122,7 +127,7 @@ def test_people_of_whom_nothing_can_be_read_are_refused(
     chosen = options(tmp_path)
     Path(chosen["human_file"]).write_text(json.dumps({"tool_library_1": entry}))
     with pytest.raises(DataError) as caught:
-        read_people(chosen)
+        read_human_data(chosen)
     assert expected in caught.value.why
 
 
@@ -132,7 +137,7 @@ def test_a_person_without_a_reward_did_not_fail(tmp_path: Path) -> None:
     entries = json.loads(file.read_text())
     entries["tool_library_0"]["reward"] = None
     file.write_text(json.dumps(entries))
-    people = read_people(chosen)
+    people = read_human_data(chosen)
     assert people is not None
     batch = people.batches[0]
     assert batch["tool_library_0"].success is None

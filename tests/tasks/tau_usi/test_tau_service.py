@@ -15,7 +15,7 @@ from soulkit.errors import PartnerError
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.tau_usi.desk import DOMAIN, TOOLS, desk
 from soulkit.tasks.tau_usi.runtime import MadeService, RuntimeServer, RuntimeService, service_of
-from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, read_message
+from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, read_agent_message
 from soulkit.types import Call
 from tests.support.desk import call
 from tests.support.servers.runtime_server import DeskRuntime
@@ -29,9 +29,13 @@ NUMBERS = ({"name": "count", "parameters": {"properties": {"n": {"type": "intege
 
 def test_a_call_and_words_are_told_apart() -> None:
     text = f"I look.\n{call('find_member', name='Ada A', member='M1')}"
-    assert read_message(text, TOOLS) == ToolCall("find_member", {"name": "Ada A", "member": "M1"})
-    assert read_message(" Good day. ", TOOLS) == "Good day."
-    assert read_message("<function=find_member></function>", TOOLS) == ToolCall("find_member", {})
+    assert read_agent_message(text, TOOLS) == ToolCall(
+        "find_member", {"name": "Ada A", "member": "M1"}
+    )
+    assert read_agent_message(" Good day. ", TOOLS) == "Good day."
+    assert read_agent_message("<function=find_member></function>", TOOLS) == ToolCall(
+        "find_member", {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,16 +53,16 @@ def test_a_call_and_words_are_told_apart() -> None:
     ],
 )
 def test_what_looks_like_a_call_and_is_none_is_a_format_error(text: str) -> None:
-    act = read_message(text, TOOLS)
+    act = read_agent_message(text, TOOLS)
     assert isinstance(act, FormatError) and act.why
 
 
 def test_values_are_of_the_type_that_the_tool_declares() -> None:
-    assert read_message(call("count", n="3"), NUMBERS) == ToolCall("count", {"n": 3})
-    assert read_message(call("count", n="many"), NUMBERS) == ToolCall("count", {"n": "many"})
+    assert read_agent_message(call("count", n="3"), NUMBERS) == ToolCall("count", {"n": 3})
+    assert read_agent_message(call("count", n="many"), NUMBERS) == ToolCall("count", {"n": "many"})
     nested = ({"type": "function", "function": NUMBERS[0]},)
-    assert read_message(call("count", n="3"), nested) == ToolCall("count", {"n": 3})
-    assert read_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
+    assert read_agent_message(call("count", n="3"), nested) == ToolCall("count", {"n": 3})
+    assert read_agent_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
 
 
 def test_megabytes_of_openings_and_parameters_are_read_at_once() -> None:
@@ -68,7 +72,7 @@ def test_megabytes_of_openings_and_parameters_are_read_at_once() -> None:
         "<function=" * 100_000, call("count", n="<parameter=" * 90_000),
         f"<function=count>{many}</function>",
     ):  # fmt: skip
-        assert not isinstance(read_message(text, NUMBERS), str)
+        assert not isinstance(read_agent_message(text, NUMBERS), str)
     assert time.process_time() - started < 5  # quadratic reading would take minutes
 
 
