@@ -121,7 +121,7 @@ def shared_controls(a: Path, b: Path, tasks: Sequence[str]) -> SharedControls:
     loaded = load_controls(a), load_controls(b)
     for task in tasks:
         one, other = ([c for c in side if c.task == task] for side in loaded)
-        if one and other and _prompts(one) == _prompts(other):
+        if one and other and _asked_alike(_prompts(one), _prompts(other)):
             sides[task] = one, other
         elif one or other:
             lone = "A" if one else "B"
@@ -129,6 +129,13 @@ def shared_controls(a: Path, b: Path, tasks: Sequence[str]) -> SharedControls:
             reasons.setdefault(why, []).append(task)
     remarks = (f"controls {why}: not compared ({', '.join(t)})" for why, t in reasons.items())
     return SharedControls(sides, tuple(remarks))
+
+
+def _asked_alike(
+    one: Mapping[str, Mapping[str, set[str]]], other: Mapping[str, Mapping[str, set[str]]]
+) -> bool:
+    """Whether no control was asked with other prompts; one without any score tells nothing."""
+    return all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
 def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]]:

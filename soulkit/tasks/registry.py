@@ -170,9 +170,12 @@ def cannot_play(
     )
 
 
+LEAVE_OUT = "Leave them out (of rows: choose others with --where or --example, or another file)"
+
+
 def not_for_training(what: str, able: Sequence[str] = ()) -> ConfigError:
     """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
-    rest = f"Train on what is left: --task {','.join(able)}" if able else "Leave them out"
+    rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
     return ConfigError(
         f"Training was asked for on {what}, marked evaluation-only.",
         "Their terms allow measuring with them and forbid training on them, and a model that was "

@@ -13,6 +13,7 @@ import pytest
 
 from soulkit.eval.batch import calibrated
 from soulkit.eval.compare import compare_runs
+from soulkit.eval.controls import shared_controls
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import read_config
 from soulkit.runs.records import CONTROLS, load_controls
@@ -285,6 +286,25 @@ def test_runs_with_and_without_controls_may_be_compared(tmp_path: Path, rows: Pa
     assert "controls only in A: not compared (anchored)" in mixed.remarks
     (task,) = compare_runs(folders["with"], folders["both"], "calibrated", trust=True).tasks
     assert (task.paired.mean_a, task.paired.difference) == (pytest.approx(0.5), 0.0)
+
+
+def test_a_control_that_nobody_scored_was_not_asked_with_other_prompts(
+    tmp_path: Path, run: Path, rows: Path
+) -> None:
+    def mute(body: Body) -> str:
+        return "no idea" if kind(body) == "human" else player()(body)
+
+    silent = tmp_path / "silent"
+    with ScriptedServer(answer=mute) as server:
+        assert soul(*command(server.base_url, silent, rows, "--controls")) == 0
+    shared = shared_controls(run, silent, ["anchored"])
+    assert shared.remarks == () and shared.sides.keys() == {"anchored"}
+    lines = (silent / CONTROLS).read_text(encoding="utf-8").splitlines()
+    edited = [{**one, "score": {**one["score"], "prompts": {"alike": "other"}}}
+              for one in map(json.loads, lines)]  # fmt: skip
+    (silent / CONTROLS).write_text("".join(json.dumps(one) + "\n" for one in edited))
+    (remark,) = shared_controls(run, silent, ["anchored"]).remarks
+    assert "other prompts" in remark
 
 
 def test_a_control_leaves_a_batch_with_its_cluster(run: Path) -> None:

@@ -69,7 +69,7 @@ def test_customers_of_the_made_desk_are_helped_and_answer(tmp_path: Path) -> Non
         assert episode.transcript[0].seat == "agent" and episode.transcript[-1].seat == "survey"
         assert metrics["survey/answered"] == 1 and metrics["survey/overall_score"] == 0
         assert metrics["turns"] == len(episode.traces[0].turns) - 1
-        assert metrics["tool_calls"] >= 2 and metrics["format_errors"] == 0
+        assert (metrics["tool_calls"] or 0) >= 2 and metrics["format_errors"] == 0
         assert all(metrics[name] is None for name in LISTED)
         assert metrics["opening_words"] == 6
     assert {r.score.metrics["tool_calls"] for r in played} == {2, 3, 4}

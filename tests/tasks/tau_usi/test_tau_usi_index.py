@@ -75,7 +75,7 @@ def test_agreement_is_over_what_the_person_answered() -> None:
 
 def test_an_answer_that_is_missing_is_drawn_and_the_draw_is_always_the_same() -> None:
     batch = {"retail_1": replace(talk(), answers=BEST), "retail_2": replace(talk(), answers=WORST)}
-    silent = {"retail_1": {}, "retail_2": {}}
+    silent: dict[str, dict[str, str]] = {"retail_1": {}, "retail_2": {}}
     first = survey_agreement([batch], [silent])
     assert first == survey_agreement([batch], [silent])
     assert first is not None and 0 < first < 100
