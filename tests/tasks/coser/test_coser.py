@@ -215,16 +215,16 @@ NAGGING = (
 
 
 @pytest.mark.parametrize("piece", NAGGING)
-def test_a_megabyte_of_what_never_closes_is_read_at_once(piece: str) -> None:
+def test_what_never_closes_is_read_at_once(piece: str) -> None:
     """The limit is generous: what reads such a text in the square of its length takes hours."""
-    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
+    text = (piece * 200_000)[:200_000]
     options = candidates(["Lene", "Jost", ENVIRONMENT], ["Lene"], "Lene", 0)
     before = time.process_time()
     audible(text, "Lene", "paper"), audible(text, "Lene", "reference")
     words_out_loud(text, ENVIRONMENT)
     assert options.read(text, "a prompt") is None
     speaker_in(text)
-    assert time.process_time() - before < 10
+    assert time.process_time() - before < 5
 
 
 @settings(max_examples=100)
@@ -301,6 +301,20 @@ def test_a_message_without_end_is_cut_for_other_ears_and_counted() -> None:
     words = sum(len(segment.text.split()) for segment in last if segment.role == "user")
     assert words < 10 * 125, "what is heard is bounded"
     assert episode.transcript[0].text.endswith("w499 [...]"), "critics read more of it"
+
+
+@pytest.mark.parametrize("sign", ["語", "x", "["])
+def test_what_has_no_blanks_is_bounded_as_well(sign: str) -> None:
+    order = names([ENVIRONMENT, "Jost"] * 3, END)
+    episode = scene_records(
+        actor="Well " + "語" * 50_000, predictor=order, surroundings=sign * 50_000
+    )[0].episode
+    assert episode.notes["cut_lines"] == {"Lene": 1, "Jost": 3, ENVIRONMENT: 3}
+    assert (
+        len(episode.transcript) == 7 and max(len(line.text) for line in episode.transcript) < 6100
+    )
+    last = episode.traces[1].turns[-1].context
+    assert sum(len(segment.text) for segment in last[1:]) < 7 * 1500 + 2 * 6100
 
 
 def test_long_profiles_are_cut_to_their_budgets_and_the_cuts_are_counted() -> None:
