@@ -176,13 +176,14 @@ def above_chance(hits: int, reads: int, chance: float) -> bool:
 
 def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
     """The feedback with `leak` filled by the rules that need no model, and where the view has
-    options, `blind` and `chance`.
+    options, `blind` and `chance`. A leak that a task saw itself (in what was said in a draft, which
+    no view of a row knows) stays one.
     """
     if view is None:
         return feedback
     if len(feedback.text) > MAX_CHARACTERS:
         return replace(feedback, leak="too_long")
-    leak, share = "", view.chance
+    leak, share = feedback.leak, view.chance
     for text, seen in _readings(feedback.text, view):
         leak = leak or _answer_leak(text, seen) or _text_leak(text, seen)
         share = max(share, lexical_share(text, seen)) if seen.options else share

@@ -58,7 +58,7 @@ def seats_of(fields: Mapping[str, Any]) -> dict[str, Role]:
 
 def dialogue(fields: Mapping[str, Any]) -> list[Line]:
     """The recorded messages, thoughts and actions included."""
-    return [Line(one["character"], one["message"]) for one in fields["dialogues"]]
+    return [Line(one["character"].strip(), one["message"]) for one in fields["dialogues"]]
 
 
 def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -112,6 +112,12 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
         raise _unusable(
             f"it continues from message {replayed}",
             f"It has {len(lines)} messages, and somebody must be left to say one.",
+        )
+    following = lines[replayed]["character"].strip()
+    if replayed and following not in speakers(fields):
+        raise _unusable(
+            f"it continues from message {replayed}, and {following} would be next",
+            "speaking_characters_w_env does not list that name, so that nobody can play it.",
         )
     return fields
 

@@ -20,10 +20,12 @@ from typing import Any
 
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
+from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import remove_think
 from soulkit.models.base import Cast, Player
+from soulkit.tasks.base import Rollout
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser.anchors import Marks, anchored
@@ -32,7 +34,7 @@ from soulkit.tasks.coser.flaws import ASPECTS
 from soulkit.tasks.coser.lexical import plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.scene import START, BookScene, SceneBook
 from soulkit.tasks.coser.speakers import END, ENDS_FROM, Candidates, speaker_in
-from soulkit.tasks.coser.speech import with_label, without_bracketed
+from soulkit.tasks.coser.speech import bracketed, with_label, without_bracketed
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.dialogue import Conversation
 from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
@@ -211,6 +213,17 @@ class CoserReference(Coser):
             "gold": fence(self._brief(example), "book"),
         }  # fmt: skip
 
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        """Notes that must not tell everybody what one character thought in the draft, either."""
+        feedback = await super().critique(example, episode, score, cast, rollout)
+        if feedback is None:
+            return None
+        public = (self.leak_view(example).public, *(line.text for line in episode.transcript))
+        view = LeakView(private_by_seat=_thoughts(episode), public="\n".join(public))
+        return check_leak(feedback, view)
+
     def _thought_aloud(self, episode: Episode) -> Iterator[Line]:
         """The played scene, each message as its author wrote it."""
         texts = {t.seat: iter([turn.completion.text for turn in t.turns]) for t in episode.traces}
@@ -223,6 +236,15 @@ class CoserReference(Coser):
         """The book's scene, shortened."""
         lines = [(one.seat, first_words(one.text, COACH_TURN)) for one in self.recorded(example)]
         return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
+
+
+def _thoughts(episode: Episode) -> dict[str, tuple[str, ...]]:
+    """Seat → what it thought in a draft, turn by turn."""
+    thoughts: dict[str, tuple[str, ...]] = {}
+    for trace in episode.traces:
+        texts = (bracketed(turn.completion.text) for turn in trace.turns)
+        thoughts[trace.seat] = tuple(filter(None, texts))
+    return thoughts
 
 
 def _points(slug: str, marks: Marks) -> float:

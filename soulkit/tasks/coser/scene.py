@@ -5,7 +5,8 @@ reaches the others without its thoughts. The environment is asked afresh wheneve
 and so is the predictor of the next speaker after every message; neither knows anybody's thoughts.
 
 A message is at most `heard_words` long to other ears, so that k contexts of 20 rounds stay within
-bounds; judges read up to `line_words` of it. What is cut is counted by speaker.
+bounds; judges read up to `line_words` of it. Where words are not parted by blanks, or are no words,
+twelve characters count as one. What is cut is counted by speaker.
 
     the first message       the first speaker of the row's list, or the recorded messages that the
                             row continues from, which nobody trains on
@@ -21,7 +22,7 @@ from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout
-from soulkit.tasks.budgets import first_words
+from soulkit.tasks.budgets import MARK, first_words
 from soulkit.tasks.coser.circumstance import ENVIRONMENT, dialogue, opener, speakers
 from soulkit.tasks.coser.speakers import END, UNCLEAR, Candidates, candidates
 from soulkit.tasks.coser.speech import audible, words_out_loud
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 START = "(The scene begins.)"
 PREDICTIONS = 2
 """So often the predictor is asked for a usable name."""
+WORD_LENGTH = 12
+"""Characters that a word of a budget may take on average, blanks included."""
+
+
+def within_words(text: str, count: int) -> str:
+    """The beginning of `text` within a budget of words, whose length is bounded, too."""
+    fitted, most = first_words(text, count), count * WORD_LENGTH
+    return fitted if len(fitted) <= most else f"{fitted[:most]} {MARK}"
 
 
 @dataclass
@@ -70,14 +79,14 @@ class SceneBook:
 
     def record(self, seat: str, text: str, memory: str | None = None) -> None:
         """A message, brought to every table."""
-        line = Line(seat, first_words(text, self.task.line_words))
-        if len(text.split()) > self.task.heard_words:
+        line = Line(seat, within_words(text, self.task.line_words))
+        if self._short(text) != text:
             counts = self.stage.notes.setdefault("cut_lines", {})
             counts[seat] = counts.get(seat, 0) + 1
         self.stage.record(line, memory=memory, shown=self.public_text(line))
 
     def _short(self, text: str) -> str:
-        return first_words(text, self.task.heard_words)
+        return within_words(text, self.task.heard_words)
 
 
 @dataclass
@@ -134,7 +143,7 @@ class BookScene(SceneBook):
 
     def _memory(self, reply: Completion) -> str:
         """What the author sees of its reply later: ids as they are, text without end cut."""
-        return reply.text if reply.token_ids else first_words(reply.text, self.task.line_words)
+        return reply.text if reply.token_ids else within_words(reply.text, self.task.line_words)
 
     async def surroundings(self, index: int) -> bool:
         """What happens around the characters; PartnerError when nothing comes twice."""

@@ -239,7 +239,7 @@ class Coser(Task):
         """
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
-        if not self.judges_silence and not self.messages(example, episode):
+        if not self.judges_silence and not self.messages(example, episode, played=True):
             return self._silent(episode)
         replies = await ask_several(cast, self.questions(example, episode), episode)
         points, more = self.rated(replies, self.messages(example, episode), cast)
@@ -250,10 +250,11 @@ class Coser(Task):
             verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
         )  # fmt: skip
 
-    def messages(self, example: Example, episode: Episode) -> int:
-        """How many messages of characters could be heard."""
-        seats = self.acted_seats(example)
-        return sum(line.seat in seats and bool(line.text) for line in episode.transcript)
+    def messages(self, example: Example, episode: Episode, played: bool = False) -> int:
+        """How many messages of characters could be heard; `played` leaves out those that the scene
+        continues from, which nobody acted."""
+        seats, first = self.acted_seats(example), int(episode.notes.get("replayed", 0)) * played
+        return sum(line.seat in seats and bool(line.text) for line in episode.transcript[first:])
 
     def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
         """One question for each dimension."""

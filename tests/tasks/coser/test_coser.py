@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,8 @@ from soulkit.errors import DataError
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.coser.circumstance import ENVIRONMENT
 from soulkit.tasks.coser.scripts import HAPPENINGS, surroundings
-from soulkit.tasks.coser.speakers import END, candidates
-from soulkit.tasks.coser.speech import audible, without_thoughts
+from soulkit.tasks.coser.speakers import END, candidates, speaker_in
+from soulkit.tasks.coser.speech import audible, without_thoughts, words_out_loud
 from soulkit.types import Episode, Feedback, Segment
 from tests.support.coser import (
     SCENE,
@@ -198,10 +199,32 @@ def test_an_error_of_the_predictors_server_is_no_end() -> None:
         ("<think>x</think><role_thinking>y</role_thinking>Well.", "Well."),
         ("closed] Well.", "closed] Well."),
         ("[only this]", ""),
+        ("Well. <ROLE_THINKING>not\nthis</role_thinking> So.", "Well. So."),
+        ("Well. <role_thinking>and then", "Well."),
+        ("Lene: **Lene**: Well.", "Well."),
     ],
 )
 def test_what_is_heard_of_a_message(text: str, public: str) -> None:
     assert audible(text, "Lene", "paper") == public
+
+
+NAGGING = (
+    "[", "[a", "<_think>", "< think>", "<role_thinking>", "Lene: ", "*", "_", "***:", "[\n", "<",
+    "next speaker ", "<role_think>a</system_think>", "<think>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", NAGGING)
+def test_what_never_closes_is_read_at_once(piece: str) -> None:
+    """The limit is generous: what reads such a text in the square of its length takes hours."""
+    text = (piece * 200_000)[:200_000]
+    options = candidates(["Lene", "Jost", ENVIRONMENT], ["Lene"], "Lene", 0)
+    before = time.process_time()
+    audible(text, "Lene", "paper"), audible(text, "Lene", "reference")
+    words_out_loud(text, ENVIRONMENT)
+    assert options.read(text, "a prompt") is None
+    speaker_in(text)
+    assert time.process_time() - before < 5
 
 
 @settings(max_examples=100)
@@ -280,6 +303,20 @@ def test_a_message_without_end_is_cut_for_other_ears_and_counted() -> None:
     assert episode.transcript[0].text.endswith("w499 [...]"), "critics read more of it"
 
 
+@pytest.mark.parametrize("sign", ["語", "x", "["])
+def test_what_has_no_blanks_is_bounded_as_well(sign: str) -> None:
+    order = names([ENVIRONMENT, "Jost"] * 3, END)
+    episode = scene_records(
+        actor="Well " + "語" * 50_000, predictor=order, surroundings=sign * 50_000
+    )[0].episode
+    assert episode.notes["cut_lines"] == {"Lene": 1, "Jost": 3, ENVIRONMENT: 3}
+    assert (
+        len(episode.transcript) == 7 and max(len(line.text) for line in episode.transcript) < 6100
+    )
+    last = episode.traces[1].turns[-1].context
+    assert sum(len(segment.text) for segment in last[1:]) < 7 * 1500 + 2 * 6100
+
+
 def test_long_profiles_are_cut_to_their_budgets_and_the_cuts_are_counted() -> None:
     row = scene_row(character_profiles={"Lene": "long " * 2000, "Jost": "short"})
     opening = coser().previews(row)
@@ -305,6 +342,21 @@ def test_a_scene_may_continue_from_the_recorded_messages() -> None:
     assert sum(len(trace.turns) for trace in episode.traces) == 17
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_silence_after_recorded_messages_is_no_scene(count: int) -> None:
+    """Of the book's own messages alone nothing is rated, whoever spoke around the characters."""
+    record = scene_records(scene_row(continue_from=count), actor="", predictor=alternating)[0]
+    assert (record.score.value, record.score.status) == (0.0, "empty")
+    assert not record.score.verdicts
+
+
+def test_blanks_around_a_recorded_name_change_nothing() -> None:
+    lines = [{**line, "character": f"{line['character']} "} for line in SCENE["dialogues"]]
+    row = scene_row(continue_from=3, dialogues=lines)
+    episode = scene_records(row, predictor=alternating)[0].episode
+    assert seats(episode)[:4] == ["Lene", "Jost", ENVIRONMENT, "Lene"]
+
+
 def test_without_thoughts_nobody_is_told_to_write_them() -> None:
     for row, there in ((scene_row(), True), (scene_row(wo_thought=True), False)):
         prompt = coser().preview(row)[0].text
@@ -321,6 +373,10 @@ def test_without_thoughts_nobody_is_told_to_write_them() -> None:
         {"plot": "what happens"},
         {"continue_from": 4},
         {"continue_from": -1},
+        {
+            "continue_from": 3,
+            "dialogues": [*SCENE["dialogues"][:3], {"character": "A pilot", "message": "Hm."}],
+        },
     ],
 )
 def test_what_cannot_be_played_is_refused(changes: dict[str, Any]) -> None:

@@ -69,6 +69,23 @@ def test_the_references_coach_reads_the_book_and_the_thoughts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "leak"),
+    [
+        ("Lene knows that the ferryman drowned in spring.", "private_text"),
+        ("Let Lene sit down before she answers.", ""),
+    ],
+)
+def test_what_was_thought_in_a_draft_is_told_to_nobody(notes: str, leak: str) -> None:
+    """The reference's coach reads the thoughts; its notes are for all."""
+    draft, *refined = scene_records(
+        protocol="reference", actor="[The ferryman drowned in spring.] Sit down and answer.",
+        predictor="x", coach=notes, feedback=FeedbackPolicy(),
+    )  # fmt: skip
+    assert draft.received is not None and draft.received.leak == leak
+    assert len(refined) == (not leak)
+
+
+@pytest.mark.parametrize(
     ("text", "leak"),
     [
         ("Lene, remember that the axe under your bench is wet.", "private_text"),
