@@ -375,6 +375,9 @@ class BatchMetric:
     """Whether it is the plain mean over its units, each counting alike."""
     beside: bool = False
     """Whether it is shown beside the headline, as what controls make of a batch always is."""
+    group: tuple[tuple[str, str], ...] = ()
+    """(tag, value) of the records that it is about, where these are not all: it varies with their
+    clusters alone."""
 
 
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:

@@ -32,6 +32,9 @@ class LeaveOneOut:
     _parts: dict[str, int] = field(init=False)
     """Cluster → the part it is left out with; nothing changes without one that has no score."""
     _metrics: dict[int | None, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
+    _groups: dict[tuple[tuple[str, str], ...], LeaveOneOut] = field(
+        default_factory=dict, init=False
+    )
 
     def __post_init__(self) -> None:
         scored = (record for record in self.records if record.score.scored)
@@ -49,6 +52,18 @@ class LeaveOneOut:
                 [r for r in self.records if without is None or self._part_of(r) != without]
             )
         return self._metrics[without]
+
+    def of_group(self, metric: str) -> LeaveOneOut:
+        """The part of the batch that `metric` is about: clusters of other groups would pass for
+        ones that agree with each other."""
+        computed = self.metrics().get(metric)
+        group = () if computed is None else computed.group
+        if not group:
+            return self
+        if group not in self._groups:
+            members = [r for r in self.records if set(group) <= set(r.tags.items())]
+            self._groups[group] = LeaveOneOut(self.summarise, members, self.cluster_of)
+        return self._groups[group]
 
     def _part_of(self, record: Record) -> int | None:
         return self._parts.get(self.cluster_of(record))

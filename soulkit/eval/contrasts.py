@@ -256,6 +256,7 @@ def _jackknifed(
     name: str, a: LeaveOneOut, b: LeaveOneOut, scale: Interval | None
 ) -> PairedDifference:
     """The two numbers and their difference, less one cluster after the other."""
+    a, b = a.of_group(name), b.of_group(name)
     paired = jackknife_difference(
         lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts,
         scale=scale,

@@ -410,13 +410,14 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
     cells = {}
     for name, metric in batch.metrics().items():
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
-        around = jackknife(partial(batch.value, name), batch.n_parts, scale=scale)
+        group = batch.of_group(name)
+        around = jackknife(partial(group.value, name), group.n_parts, scale=scale)
         missing = metric.n - metric.n_scored
         worst, best = _batch_bounds(certain.get(name), scale) or (None, None)
         cells[name] = Cell(
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
-            n_clusters=batch.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
+            n_clusters=group.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
             beside=metric.beside,
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip

@@ -59,7 +59,8 @@ def _calibrated(
     value = None
     if human is not None and proxy is not None and scores and human - proxy >= LEAST_GAP:
         value = fmean(between_anchors(score, human, proxy) for score in scores)
-    return BatchMetric(value, len(main), len(scores), UNIT, 0.0, 1.0)
+    n_scored = 0 if value is None else len(scores)
+    return BatchMetric(value, len(main), n_scored, UNIT, 0.0, 1.0)
 
 
 def between_anchors(score: float, human: float, proxy: float) -> float:

@@ -18,8 +18,10 @@ from soulkit.types import Verdict
 
 LONG_MESSAGE = 60
 """Mean words of a message above which hardly anybody at a keyboard writes."""
+LONGEST_REMARK = 4_000
+"""Characters of a judge's remark that a coach hears; it was asked for two or three sentences."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_LAYOUT = re.compile(r"^\s*(?:[-*#]|\d+[.)])\s|\*\*", re.MULTILINE)
+_LAYOUT = re.compile(r"^[^\S\n]*+(?:[-*#]|\d++[.)])\s|\*\*", re.MULTILINE)
 _SERVICE = re.compile(
     r"\b(?:certainly|delighted|happy to help|as an ai|comprehensive|let me know if|feel free)\b",
     re.IGNORECASE,
@@ -48,7 +50,7 @@ def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
     for remark in remarks(verdicts):
         sentences = [
             sentence
-            for sentence in _SENTENCE.split(remark)
+            for sentence in _SENTENCE.split(remark[:LONGEST_REMARK])
             if sentence and not echoes_private(sentence, view.reference, public)
         ]
         lines += [" ".join(sentences)] if sentences else []

@@ -97,13 +97,14 @@ def subset_means(records: Sequence[Record]) -> dict[str, BatchMetric]:
         if "subset" in record.tags:
             groups[record.tags["subset"]].append(record)
     return {
-        f"lexical/{measure}_z/{subset}": _mean(group, f"lexical/{measure}_z")
+        f"lexical/{measure}_z/{subset}": _mean(group, f"lexical/{measure}_z", subset)
         for subset, group in sorted(groups.items())
         for measure in MEASURES
     }
 
 
-def _mean(records: Sequence[Record], metric: str) -> BatchMetric:
+def _mean(records: Sequence[Record], metric: str, subset: str) -> BatchMetric:
     values = [v for record in records if (v := record.score.metrics.get(metric)) is not None]
     mean = fmean(values) if values else None
-    return BatchMetric(mean, len(records), len(values), UNIT, is_mean=True)
+    group = (("subset", subset),)
+    return BatchMetric(mean, len(records), len(values), UNIT, is_mean=True, group=group)

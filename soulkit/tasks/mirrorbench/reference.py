@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.turns import ChatMessage
+from soulkit.errors import ConfigError
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import opinions, pooled
@@ -76,6 +77,12 @@ class MirrorBenchReference(MirrorBench):
     ) -> None:  # fmt: skip
         super().__init__(name, spec, protocol=protocol, folder=folder)
         self.most = int(spec.options["reference_messages"])
+        if self.most < 1:
+            raise ConfigError(
+                f"The task '{name}' cannot play {self.most} messages of a conversation.",
+                "The option reference_messages says how many of the first ones are played.",
+                "Give a number from 1 on; the published code has 10.",
+            )
 
     def messages(self, example: Example) -> list[ChatMessage]:
         return first_messages(example.fields["turns"], self.most)

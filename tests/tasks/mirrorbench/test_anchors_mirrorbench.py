@@ -51,7 +51,7 @@ def test_scores_are_read_between_the_anchors_as_published(human: float, proxy: f
     assert metrics[f"{HUMAN}/gteval"].n == 2 and metrics[f"{HUMAN}/gteval"].n_scored == 1
     # Both anchors of the preference are one half: nothing lies between them.
     assert metrics["calibrated/pairwise"].value is None
-    assert metrics["calibrated/pairwise"].n_scored == 4
+    assert metrics["calibrated/pairwise"].n_scored == 0 < metrics["calibrated/pairwise"].n
 
 
 @pytest.mark.parametrize("anchors", [(0.5, 0.5), (0.3, 0.6), (0.5, 0.47), (None, 0.2)])

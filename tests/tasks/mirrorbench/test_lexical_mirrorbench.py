@@ -95,6 +95,10 @@ def test_an_evaluation_of_some_rows_says_where_they_stand_among_all(
     assert some.items() <= every.items() and len(some) == 2
     whole = summary(tmp_path / "5")["tasks"]["mirrorbench"]
     assert whole["lexical/mattr_z/clariq"]["n_scored"] == 4
+    # What varies in a subset varies with its own people, however many others were played.
+    own = {r.cluster for r in load_records(tmp_path / "5" / "episodes.jsonl")
+           if r.tags["subset"] == "clariq"}  # fmt: skip
+    assert whole["lexical/mattr_z/clariq"]["n_clusters"] == len(own) < whole["value"]["n_clusters"]
     assert whole["lexical/mattr_z/qulac"]["mean"] is None
     assert whole["lexical/mattr_z/qulac"]["n"] == 1
     assert whole["macro_subset"]["mean"] == pytest.approx(0.75)

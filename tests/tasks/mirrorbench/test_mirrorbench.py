@@ -10,13 +10,15 @@ import pytest
 
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
+from soulkit.judge.leaks import LeakView
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.loading import to_examples
+from soulkit.tasks.mirrorbench import coach
 from soulkit.tasks.mirrorbench.questions import CALLS
 from soulkit.tasks.mirrorbench.task import AGAIN, SILENCE, START
 from soulkit.tasks.selfcheck import check_task
 from soulkit.tasks.spec import PROTOCOLS
-from soulkit.types import Record
+from soulkit.types import Record, Verdict
 from tests.support.evaluation import FAST, soul
 from tests.support.mirrorbench import (
     TURNS,
@@ -231,6 +233,14 @@ def test_rules_see_what_gives_a_machine_away() -> None:
     lesson = task.explain(row, task.wrong(row), None) or ""
     assert "lists, headings" in lesson and "like the assistant" in lesson
     assert "Lyon" not in lesson and task.explain(row, None, None)
+
+
+def test_a_flood_of_marks_or_sentences_is_read_in_one_go() -> None:
+    """Either took minutes when it cost the square of its length."""
+    rules = coach.lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
+    assert "lists" in rules
+    flood = Verdict(judge="j", purpose="gteval", said={"reasoning": "Too long. " * 100_000})
+    assert 0 < len(coach.notes([flood], LeakView(reference="one\n" * 500))) < 5_000
 
 
 # -- scripts -------------------------------------------------------------------------------------

@@ -78,3 +78,9 @@ def test_feedback_below_the_gate_holds_the_real_messages() -> None:
 def test_a_replayed_assistant_is_none_of_it() -> None:
     with pytest.raises(ConfigError, match="no assistant 'replay' under reference"):
         mirrorbench("reference", assistant="replay")
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_messages_are_no_conversation(most: int) -> None:
+    with pytest.raises(ConfigError, match=f"cannot play {most} messages"):
+        mirrorbench("reference", reference_messages=most)
