@@ -15,7 +15,7 @@ def new(
     name: Annotated[str, typer.Argument(help="The task's name: letters, digits, underscores.")],
     kind: Annotated[
         str,
-        typer.Option("--kind", help="What it begins as: choice, judged or dialogue."),
+        typer.Option("--kind", help="What it begins as: choice, judged, dialogue or scene."),
     ] = "choice",
     folder: Annotated[
         Path | None,

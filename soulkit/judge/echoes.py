@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from soulkit.judge.verdict import UNSPACED, plain
 
@@ -77,39 +79,73 @@ def echoes_private(text: str, private: str, public: str) -> bool:
 
     `public` is what the reader of `text` knows anyway.
     """
-    stems, hidden, public_stems = tokens(text), tokens(private), tokens(public)
-    if figures(hidden) & figures(stems) - figures(public_stems):
+    stems, hidden, shown = tokens(text), _material(private), _material(public)
+    if hidden.figures & figures(stems) - shown.figures:
         return True
-    if grams(stems, LONG_RUN) & grams(hidden, LONG_RUN) - grams(public_stems, LONG_RUN):
+    if grams(stems, LONG_RUN) & hidden.runs(LONG_RUN) - shown.runs(LONG_RUN):
         return True
-    if _is_short(hidden, public_stems, RUN):
-        return _says_whole(stems, hidden, public_stems)
-    if quotes(stems, hidden, public_stems, RUN):
+    if _is_short(hidden, shown, RUN):
+        return _says_whole(stems, hidden, shown)
+    if _quotes(stems, hidden, shown, RUN):
         return True
-    new = content(stems) - set(public_stems)
-    return any(_tells(new, sentence, public_stems) for sentence in _SENTENCE.split(private))
+    new = content(stems) - shown.vocabulary
+    return any(_tells(new, sentence - shown.vocabulary) for sentence in hidden.sentences)
 
 
 def echoes_reference(text: str, reference: str, public: str) -> bool:
     """Whether `text` quotes `reference` or hands over a good part of its three-word runs."""
-    stems, gold, public_stems = tokens(text), tokens(reference), tokens(public)
-    if _is_short(gold, public_stems, REFERENCE_GRAM + 1):
-        return _says_whole(stems, gold, public_stems)
-    if quotes(stems, gold, public_stems, REFERENCE_RUN):
+    stems, gold, shown = tokens(text), _material(reference), _material(public)
+    if _is_short(gold, shown, REFERENCE_GRAM + 1):
+        return _says_whole(stems, gold, shown)
+    if _quotes(stems, gold, shown, REFERENCE_RUN):
         return True
-    new = content(gold) - set(public_stems)
-    new_grams = {g for g in grams(gold, REFERENCE_GRAM) if new & set(g)}
+    new = content(gold.stems) - shown.vocabulary
+    new_grams = {g for g in gold.runs(REFERENCE_GRAM) if new & set(g)}
     shared = new_grams & grams(stems, REFERENCE_GRAM)
     return len(shared) >= 2 and len(shared) >= REFERENCE_SHARE * len(new_grams)
 
 
-def quotes(
-    stems: Sequence[str], hidden: Sequence[str], public_stems: Sequence[str], length: int
-) -> bool:
+@dataclass(frozen=True, eq=False)
+class _Material:
+    """A text that many sentences are held against; what is counted of it is counted once."""
+
+    stems: Sequence[str]
+    text: str
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        return frozenset(self.stems)
+
+    @cached_property
+    def figures(self) -> frozenset[str]:
+        return frozenset(figures(self.stems))
+
+    @cached_property
+    def sentences(self) -> tuple[frozenset[str], ...]:
+        """The words of content of every sentence."""
+        return tuple(frozenset(content(tokens(part))) for part in _SENTENCE.split(self.text))
+
+    @cached_property
+    def _runs(self) -> dict[int, frozenset[tuple[str, ...]]]:
+        return {}
+
+    def runs(self, length: int) -> frozenset[tuple[str, ...]]:
+        """Every run of `length` words."""
+        if length not in self._runs:
+            self._runs[length] = frozenset(grams(self.stems, length))
+        return self._runs[length]
+
+
+@lru_cache(maxsize=8)
+def _material(text: str) -> _Material:
+    """A judge's remark of a hundred sentences would else have the whole row counted for each."""
+    return _Material(tokens(text), text)
+
+
+def _quotes(stems: Sequence[str], hidden: _Material, shown: _Material, length: int) -> bool:
     """Whether both share a run of `length` words that is not public and says something new."""
-    shared = (grams(stems, length) & grams(hidden, length)) - grams(public_stems, length)
-    public = set(public_stems)
-    return any(len(content(run) - public) >= NEW_IN_RUN for run in shared)
+    shared = (grams(stems, length) & hidden.runs(length)) - shown.runs(length)
+    return any(len(content(run) - shown.vocabulary) >= NEW_IN_RUN for run in shared)
 
 
 def figures(stems: Iterable[str]) -> set[str]:
@@ -133,13 +169,13 @@ def says_phrase(text: str, phrase: str) -> bool:
     return bool(phrase_words) and phrase_words in grams(words(text), len(phrase_words))
 
 
-def _is_short(hidden: Sequence[str], public_stems: Sequence[str], run: int) -> bool:
-    return len(hidden) < run or len(content(hidden) - set(public_stems)) < SENTENCE_WORDS
+def _is_short(hidden: _Material, shown: _Material, run: int) -> bool:
+    return len(hidden.stems) < run or len(content(hidden.stems) - shown.vocabulary) < SENTENCE_WORDS
 
 
-def _says_whole(stems: Sequence[str], hidden: Sequence[str], public_stems: Sequence[str]) -> bool:
-    core = tuple(_content_core(hidden))
-    return bool(content(core) - set(public_stems)) and core in grams(stems, len(core))
+def _says_whole(stems: Sequence[str], hidden: _Material, shown: _Material) -> bool:
+    core = tuple(_content_core(hidden.stems))
+    return bool(content(core) - shown.vocabulary) and core in grams(stems, len(core))
 
 
 def _content_core(hidden: Sequence[str]) -> Sequence[str]:
@@ -148,7 +184,6 @@ def _content_core(hidden: Sequence[str]) -> Sequence[str]:
     return hidden[places[0] : places[-1] + 1] if places else ()
 
 
-def _tells(stems: Collection[str], sentence: str, public_stems: Collection[str]) -> bool:
-    new_stems = content(tokens(sentence)) - set(public_stems)
+def _tells(stems: Collection[str], new_stems: frozenset[str]) -> bool:
     shared = new_stems & set(stems)
     return len(shared) >= SENTENCE_WORDS and len(shared) >= SENTENCE_SHARE * len(new_stems)

@@ -55,8 +55,8 @@ class Offer:
         return ConfigError(
             f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
             " ".join(why.split()),
-            f"Mend or reinstall the distribution '{self.distribution}'; docs/tasks.md says what "
-            "such a package holds.",
+            f"Mend or reinstall the distribution '{self.distribution}'; docs/authoring.md says "
+            "what such a package holds.",
         )
 
 

@@ -243,19 +243,19 @@ def read_file(path: Path) -> RegistryFile:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks names a YAML file that declares your own tasks.",
-            "Check the path; docs/tasks.md shows a complete example.",
+            "Check the path; docs/authoring.md shows a complete example.",
         ) from error
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
-            "Mend the file; docs/tasks.md shows a complete example.",
+            "Mend the file; docs/authoring.md shows a complete example.",
         ) from error
     if raw is None:
         raise ConfigError(
             f"The tasks file '{path}' is empty.",
             "It declares neither a task nor a suite, so nothing would come of it.",
-            "Fill it in, or leave --tasks out; docs/tasks.md shows a complete example.",
+            "Fill it in, or leave --tasks out; docs/authoring.md shows a complete example.",
         )
     try:
         return RegistryFile.model_validate(raw)
@@ -269,9 +269,10 @@ def _explained(path: Path, error: ValidationError) -> ConfigError:
     where = ".".join(str(part) for part in first["loc"])
     more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
     entry = f"the entry '{where}' is not valid" if where else "it is no tasks file"
+    reason = first["msg"].removeprefix("Value error, ").rstrip(".") + more
     return ConfigError(
         f"{path}: {entry}.",
-        f"{first['msg'].rstrip('.')}{more}.",
+        reason if reason.endswith("?") else f"{reason}.",
         _way_out(first["type"], first["loc"], first["input"], first.get("ctx", {})),
     )
 

@@ -3,6 +3,7 @@
     choice     examples/my_task          a prompt, a reply, a right answer
     judged     examples/judged_task      a judge scores the reply
     dialogue   examples/dialogue_task    two parties take turns
+    scene      examples/scene_task       one actor plays several people, a judge reads it
 
 The examples are the templates: in an installed package they lie beside this file, in a checkout at
 its root, so there is nothing that could differ.
@@ -37,6 +38,11 @@ TEMPLATES: Mapping[str, Template] = {
     "choice": Template("my_task", "MyTask"),
     "judged": Template("judged_task", "JudgedTask", "--judge endpoint:JUDGE@URL"),
     "dialogue": Template("dialogue_task", "MyDialogue", "--partner endpoint:PARTNER@URL"),
+    "scene": Template(
+        "scene_task",
+        "MyScene",
+        "--judge endpoint:JUDGE@URL --environment endpoint:ENVIRONMENT@URL",
+    ),
 }
 
 

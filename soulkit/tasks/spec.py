@@ -5,6 +5,8 @@ It is strict: an unknown key is an error, and so is a seat or column that is use
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -232,16 +234,27 @@ def option_value(name: str, value: Any, usual: Any) -> Any:
     if not isinstance(value, str) or kind not in (bool, int, float):
         return value
     try:
-        return _TRUTH[value.lower()] if kind is bool else kind(value)
+        number = _TRUTH[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"The option {name} cannot be '{value}'.",
-            f"It is {usual!r} by itself, and so it takes "
-            f"{'true or false' if kind is bool else 'a number'}.",
-            f"Write {name}={usual}, for example.",
-        ) from error
+        raise _no_option(name, value, usual) from error
+    least = 1 if _LENGTH.fullmatch(name) else 0
+    # Written this way round, because nothing is true of NaN.
+    if kind is not bool and not least <= number < math.inf:
+        raise _no_option(name, value, usual, f", {least} or more")
+    return number
 
 
+def _no_option(name: str, value: str, usual: Any, limits: str = "") -> ConfigError:
+    return ConfigError(
+        f"The option {name} cannot be '{value}'.",
+        f"It is {usual!r} by itself, and so it takes "
+        f"{'true or false' if isinstance(usual, bool) else f'a number{limits}'}.",
+        f"Write {name}={usual}, for example.",
+    )
+
+
+_LENGTH = re.compile(r"(max|paper|reference|refined)_(turns|rounds|messages)")
+"""How long an episode may be. An actor that is never asked must not score as one that is silent."""
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 

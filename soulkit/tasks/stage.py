@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.base import Player
 from soulkit.tasks.base import Rollout, dropped_note
 from soulkit.tasks.dialogue import Conversation
@@ -48,19 +49,30 @@ class Stage:
     _unrecorded: set[str] = field(default_factory=set, init=False, repr=False)
     """Seats whose last completion has come to no line yet."""
 
+    def table(self, seat: str) -> Conversation:
+        """The conversation of an acted seat; ConfigError where nobody sits there."""
+        if seat not in self.tables:
+            raise ConfigError(
+                f"Nobody sits at '{seat}' on this stage.",
+                f"Its seats are {', '.join(self.tables)}; others speak through record() alone.",
+                f"{did_you_mean(seat, self.tables)} Mend it where the task calls speak or take.",
+            )
+        return self.tables[seat]
+
     async def speak(self, seat: str, player: Player, call: Call) -> Completion:
         """The next completion at `seat`'s table, kept as its turn; follow with `record`.
 
         A call that names no seat is named here: two seats of one turn are two calls.
         """
-        reply = await self.tables[seat].speak(player, replace(call, seat=call.seat or seat))
+        table = self.table(seat)
+        reply = await table.speak(player, replace(call, seat=call.seat or seat))
         self.usage += reply.usage
         self._unrecorded.add(seat)
         return reply
 
     def take(self, seat: str, reply: Completion) -> None:
         """Keep a completion as `seat`'s turn, a scripted one for instance; then `record`."""
-        self.tables[seat].take(reply)
+        self.table(seat).take(reply)
         self._unrecorded.add(seat)
 
     def record(self, line: Line, memory: str | None = None, shown: str | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase, tokens
@@ -137,6 +139,20 @@ def test_a_reference_is_echoed_by_a_run_or_by_many_short_ones() -> None:
     assert echoes_reference("Just say: fine by me", "Fine by me!", "")
     assert not echoes_reference("Be brief.", "Fine by me!", "")
     assert not echoes_reference("Be brief.", "", "")
+
+
+def test_a_remark_of_many_sentences_is_held_against_a_long_row_at_once() -> None:
+    public = " ".join(f"place{i}" for i in range(5_000))
+    secret = " ".join(f"secret{i}" for i in range(300))
+    start = time.process_time()
+    for number in range(400):
+        sentence = f"It lacks warmth, says the judge, in sentence {number}."
+        assert not echoes_private(sentence, secret, public)
+        assert not echoes_reference(sentence, secret, public)
+    # Counting the words of the row for each of them takes twenty times as long.
+    assert time.process_time() - start < 1
+    assert echoes_reference("He says secret4 secret5 secret6 secret7 secret8 secret9.", secret,
+                            public)  # fmt: skip
 
 
 def test_phrases_are_found_as_words_in_a_row() -> None:

@@ -1,4 +1,4 @@
-"""The three examples through the real commands: rows, an evaluation, a training step.
+"""The four examples through the real commands: rows, an evaluation, a training step.
 
 Each is a folder laid out like a built-in benchmark's, so whatever runs here runs for a task that
 somebody writes by their pattern.
@@ -218,6 +218,78 @@ def test_a_row_with_two_common_days_is_refused(tmp_path: Path, capfd: Any) -> No
     bad.write_text(json.dumps({**row, "friend_free": row["free"]}))
     assert soul("tasks", "check", "dialogue_task", *declared("dialogue_task"), "--data", bad) == 2
     assert "Monday" in three_lines(capfd.readouterr().err)[1]
+
+
+def person(body: Body) -> str:
+    """Thinks what it alone knows, and says who it is."""
+    brief = content(body, 0)
+    seat, thought = re.findall(r"You are the (\w+) in|Only you know this: (.+)", brief)[:2]
+    return f"[{thought[1]}] I am the {seat[0]}."
+
+
+def reader(body: Body) -> str:
+    """Ten points for voices where all three are there, four for what they know."""
+    prompt = content(body)
+    everybody = all(f"{seat}: \u201cI am the {seat}.\u201d" in prompt for seat in PEOPLE)
+    points = 4 if "read each other" in prompt else 10 * everybody
+    return json.dumps({"reasoning": "read", "score": points})
+
+
+PEOPLE = ("owner", "neighbour", "child")
+
+
+def test_the_scene_is_evaluated_and_thoughts_stay_with_their_seats(tmp_path: Path) -> None:
+    name, out = "scene_task", tmp_path / "run"
+    _, examples = loaded(name)
+    with served(name) as url, ScriptedServer(answer=reader) as judge:
+        players = ("--judge", f"endpoint:j@{judge.base_url}")
+        street = ("--environment", f"endpoint:scripted-street@{url}")
+        evaluate(name, person, out, *players, *street, "--controls")
+    assert mean(out, name) == (pytest.approx(0.7), 3)
+    anchored = summary(out)["tasks"][name]["share_of_people"]
+    assert anchored["mean"] == pytest.approx(0.7 / 0.2)  # the written scenes have 0 and 4 of 10
+    thoughts = {e.id: {s: e.fields[f"{s}_thought"] for s in PEOPLE} for e in examples}
+    for record in records(out):
+        by_seat = thoughts[record.episode.example_id]
+        lines = [line.seat for line in record.episode.transcript]
+        assert lines == [*PEOPLE, "street"] * 2
+        assert not any("[" in line.text for line in record.episode.transcript)
+        for trace in record.episode.traces:
+            seen = "\n".join(segment.text for turn in trace.turns for segment in turn.context)
+            assert [seat for seat, text in by_seat.items() if text in seen] == [trace.seat]
+
+
+def test_a_scene_in_which_nobody_speaks_is_no_judges_business(tmp_path: Path) -> None:
+    with served("scene_task") as url, ScriptedServer(answer=reader) as judge:
+        players = ("--judge", f"endpoint:j@{judge.base_url}")
+        street = ("--environment", f"endpoint:scripted-street@{url}")
+        evaluate("scene_task", lambda body: "[Better not.]", tmp_path / "run", *players, *street)
+        assert judge.requests == []
+    assert mean(tmp_path / "run", "scene_task") == (0.0, 3)
+    assert {record.score.status for record in records(tmp_path / "run")} == {"empty"}
+
+
+def test_original_scenes_are_imported(tmp_path: Path, capfd: Any) -> None:
+    line = {"who": "owner", "thinks": "It is late.", "says": "Minka!"}
+    good = {"cat": "Minka", "where": "the stairs", "scene": [line, {"who": "child", "says": "Hm."}],
+            "thoughts": {seat: f"What the {seat} knows." for seat in PEOPLE}}  # fmt: skip
+    originals = [good, {**good, "thoughts": {}}, {**good, "scene": "x"}, {**good, "scene": [{}]}]
+    original, rows = tmp_path / "original.json", tmp_path / "rows.jsonl"
+    original.write_text(json.dumps(originals))
+    soul("data", "import", "scene_task", original, *declared("scene_task"), "-o", rows)
+    printed = capfd.readouterr().err
+    assert "thoughts are not" in printed and "no list" in printed and "who says what" in printed
+    (row,) = map(json.loads, rows.read_text().splitlines())
+    assert row["written"] == ["owner: [It is late.] Minka!", "child: Hm."]
+    assert soul("tasks", "check", "scene_task", *declared("scene_task"), "--data", rows) == 0
+
+
+def test_a_scene_with_a_stranger_is_refused(tmp_path: Path, capfd: Any) -> None:
+    row = json.loads((EXAMPLES / "scene_task" / "rows.jsonl").read_text().splitlines()[0])
+    bad = tmp_path / "rows.jsonl"
+    bad.write_text(json.dumps({**row, "written": ["onwer: Hello."]}))
+    assert soul("tasks", "check", "scene_task", *declared("scene_task"), "--data", bad) == 2
+    assert "onwer" in three_lines(capfd.readouterr().err)[1]
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -97,6 +97,7 @@ COLUMN = {"audience": ["driver"]}
 def test_what_is_refused(tmp_path: Path, raw: Any, words: list[str]) -> None:
     refusal = error_of(write(tmp_path, raw))
     assert all(word in refusal for word in words), refusal
+    assert not any(flaw in refusal for flaw in ("Value error", "?.", "..")), refusal
 
 
 def test_a_task_written_twice_in_one_file(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from soulkit.errors import ConfigError
 from soulkit.models.base import Player
 from soulkit.models.roles.scripted import Script, ScriptedModel
 from soulkit.tasks.base import Rollout
@@ -95,3 +98,15 @@ def test_a_line_that_was_there_before_carries_no_ids_and_no_turn() -> None:
     episode = stage.episode(EXAMPLE, ROLLOUT, "over")
     assert [(t.seat, len(t.turns)) for t in episode.traces] == [("ann", 1)]
     assert len(episode.transcript) == 3
+
+
+def test_a_misspelt_seat_is_named_with_those_that_there_are() -> None:
+    stage, player = stage_of(*SEATS), Player(ScriptedModel(Script(replies=("Hm.",))))
+    call = ROLLOUT.call("actor", EXAMPLE)
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(stage.speak("an", player, call))
+    what, why, fix = caught.value.lines()
+    assert "'an'" in what and "ann, bo, cy" in why and "'ann'" in fix
+    with pytest.raises(ConfigError):
+        stage.take("room", Completion(text="A door slams."))
+    assert stage.episode(EXAMPLE, ROLLOUT, "over").traces == ()

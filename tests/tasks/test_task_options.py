@@ -31,6 +31,18 @@ def test_another_kind_is_refused(text: str, usual: Any) -> None:
     assert text in caught.value.what and all(caught.value.lines())
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "usual"),
+    [("max_turns", "0", 8), ("paper_rounds", "0", 20), ("max_turns", "-1", 8), ("words", "-3", 60),
+     ("share", "nan", 0.2), ("wait_s", "inf", 30.0)],
+)  # fmt: skip
+def test_a_number_that_leaves_nothing_to_play_is_refused(name: str, text: str, usual: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        option_value(name, text, usual)
+    assert text in caught.value.what and "or more" in caught.value.why
+    assert option_value("leave_from", "0", 5) == 0
+
+
 def test_a_run_plays_by_its_options_and_is_another_run_with_others(
     tmp_path: Any, capfd: Any
 ) -> None:

@@ -10,7 +10,7 @@ written, when there are no more. Neither tells what the person said or what the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from soulkit.judge.echoes import echoes_reference, grams, tokens
@@ -105,28 +105,40 @@ def _length(messages: Sequence[str], human: Sequence[str]) -> Iterator[str]:
 
 def _marks(messages: Sequence[str], human: Sequence[str]) -> Iterator[str]:
     """On capitals at the beginning and marks at the end, where the two differ in most messages."""
-    for habit, more, less in _HABITS:
-        gap = _share(habit, messages) - _share(habit, human)
+    for has, more, less in _HABITS:
+        gap = _share(has, messages) - _share(has, human)
         if abs(gap) > 0.5:
             yield more if gap > 0 else less
 
 
-_HABITS: tuple[tuple[re.Pattern[str], str, str], ...] = (
+def _begins_large(text: str) -> bool:
+    return _LARGE.match(text) is not None
+
+
+def _ends_marked(text: str) -> bool:
+    """Whether a mark stands behind the last word; looked for from the end, since a search for one
+    with no word behind it costs the square of a message of marks."""
+    behind = _WORD_SIGN.split(text)[-1]
+    return any(mark in behind for mark in ".!?")
+
+
+_LARGE, _WORD_SIGN = re.compile(r"\W*[A-Z]"), re.compile(r"\w")
+_HABITS: tuple[tuple[Callable[[str], bool], str, str], ...] = (
     (
-        re.compile(r"^\W*[A-Z]"),
+        _begins_large,
         "This person seldom begins a message with a capital letter.",
         "This person begins messages with a capital letter.",
     ),
     (
-        re.compile(r"[.!?]\W*$"),
+        _ends_marked,
         "This person seldom ends a message with a full stop or another mark.",
         "This person ends messages with a mark.",
     ),
 )
 
 
-def _share(habit: re.Pattern[str], texts: Sequence[str]) -> float:
-    return sum(habit.search(text) is not None for text in texts) / max(len(texts), 1)
+def _share(has: Callable[[str], bool], texts: Sequence[str]) -> float:
+    return sum(map(has, texts)) / max(len(texts), 1)
 
 
 def _copies(messages: Sequence[str], shown: str) -> Iterator[str]:

@@ -137,9 +137,9 @@ def _shows(label: str, answer: Any) -> float:
 
 
 def from_zero(likert: float) -> float:
-    """A Likert number as a share of its scale: 1 is 0."""
+    """A Likert number as a share of its scale, in [0, 1]: 1 is 0, and so is what lies below."""
     low, high = LIKERT
-    return (likert - low) / (high - low)
+    return min(1.0, max(0.0, (likert - low) / (high - low)))
 
 
 def style_agreement(replies: Replies) -> float | None:

@@ -18,7 +18,9 @@ from soulkit.judge.fence import fence
 from soulkit.judge.panel import readable
 from soulkit.judge.structured import VerdictShape
 from soulkit.models.base import Cast, Panel
+from soulkit.runs.records import drafts
 from soulkit.tasks.base import Rollout
+from soulkit.tasks.batches import mean_of
 from soulkit.tasks.dialogue import Conversation
 from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
 from soulkit.tasks.sim_arena import judging
@@ -39,6 +41,8 @@ from soulkit.types import (
 )
 
 NO_ROOM = "length"
+ANSWERED = "parts/answered"
+"""Metric: the share of what judges were asked that one of them answered."""
 
 
 class PublishedPerson(SimArena):
@@ -108,6 +112,12 @@ class PublishedPerson(SimArena):
         """Column → share of its features, paired with the verdicts by their place."""
         return by_position([target.column for target in listed], verdicts, self.feature_metrics)
 
+    def coverage(self, replies: Replies) -> dict[str, float | None]:
+        """The share of the questions that were answered: a failed judge is a 0 here, and nothing
+        else would tell it from a bad conversation."""
+        answered = [bool(readable(opinions)) for opinions in replies.values()]
+        return {ANSWERED: sum(answered) / len(answered)}
+
     def status_of(self, turns: Sequence[Utterance]) -> str:
         return "ok"
 
@@ -129,8 +139,9 @@ class PublishedPerson(SimArena):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The mean over the rows is all there is."""
-        return {}
+        """How much of the mean over the rows is of judges' making."""
+        answered = mean_of([record.score.metrics.get(ANSWERED) for record in drafts(records)])
+        return {ANSWERED: answered} if answered.n_scored else {}
 
 
 class SimMathReference(PublishedPerson, SimMath):

@@ -130,7 +130,8 @@ class SimArena(PlayedPerson):
         raw = judging.raw_numbers(replies, cast.panel.combine)
         shares = self.feature_shares(example, replies, cast.panel)
         value = self.value({**self.scaled(raw), **shares})
-        metrics = {**self.metrics(raw, shares), **self._turn_metrics(example, turns)}
+        metrics = {**self.metrics(raw, shares), **self.coverage(replies),
+                   **self._turn_metrics(example, turns)}  # fmt: skip
         agreed = judging.style_agreement(replies)
         return Score(
             value=value, reward=value, status=self.status_of(turns),
@@ -171,6 +172,11 @@ class SimArena(PlayedPerson):
                 metrics[f"{_METRICS[name]}_from_zero"] = judging.from_zero(raw[name])
         metrics |= {self.feature_metrics[column]: share for column, share in shares.items()}
         return {**metrics, "parts/share": (len(raw) + len(shares)) / len(self.parts)}
+
+    def coverage(self, replies: Replies) -> dict[str, float | None]:
+        """What says of a scored episode that a judge owes something; nothing, where it is unscored
+        then."""
+        return {}
 
     def _turn_metrics(
         self, example: Example, turns: Sequence[Utterance]

@@ -22,7 +22,6 @@ from tests.support.arena import (
     FEATURE,
     LESSON,
     PHRASE,
-    Body,
     arena,
     by,
     example,
@@ -37,7 +36,7 @@ from tests.support.arena import (
     walked,
 )
 from tests.support.road import synth_examples
-from tests.support.servers.openai_server import Fault
+from tests.support.servers.openai_server import Body, Fault
 from tests.support.servers.verdicts import answer as by_schema
 
 PROTOCOLS = ("paper", "reference")
@@ -251,6 +250,17 @@ def test_a_part_that_a_judge_owes_is_no_zero(part: str) -> None:
         assert published.score.scored and published.score.value is not None
         full = record("sim_doc", "reference").score.value
         assert full is not None and published.score.value < full
+        assert published.score.metrics["parts/answered"] == 0.75
+        answered = arena("sim_doc", "reference").summarise([published])["parts/answered"]
+        assert (answered.value, answered.n_scored) == (0.75, 1)
+
+
+def test_a_number_off_its_scale_counts_under_reference_and_its_share_stays_a_share() -> None:
+    outcome = record(protocol="reference", judge=verdicts(writing=0.5, interaction=9)).score
+    assert outcome.value == pytest.approx((0.1 + 1 + 1) / 3)
+    assert outcome.metrics["style/writing"] == 0.5
+    assert outcome.metrics["style/writing_from_zero"] == 0.0
+    assert outcome.metrics["style/interaction_from_zero"] == 1.0
 
 
 def test_a_row_without_features_has_the_mean_of_what_is_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from soulkit.types import Feedback, Score
 from tests.support.arena import (
     LESSON,
     PHRASE,
-    Body,
     arena,
     by,
     example,
@@ -23,6 +23,7 @@ from tests.support.arena import (
     walked,
 )
 from tests.support.road import synth_examples
+from tests.support.servers.openai_server import Body
 
 QUOTE = "oh so minus three on both sides then"
 
@@ -102,6 +103,16 @@ def test_rules_remark_on_the_draft(replies: list[str], remark: str) -> None:
     text = remarks(arena(), example(), replies)
     assert remark in text
     assert not check_leak(Feedback(text=text, author="symbolic"), arena().leak_view(example())).leak
+
+
+def test_a_message_of_nothing_but_marks_is_remarked_on_at_once() -> None:
+    task, row = arena(), example()
+    start = time.process_time()
+    text = remarks(task, row, ["Query: " + "!" * 300_000 + "a", PHRASE])
+    # A search that tries every mark anew takes a quarter of an hour for this one.
+    assert time.process_time() - start < 5
+    assert "ends messages with a mark" not in text
+    assert "seldom ends a message" in remarks(task, row, ["Query: help me (now!)", PHRASE])
 
 
 def test_rules_remark_on_a_copied_problem_and_an_early_end() -> None:

@@ -1,0 +1,44 @@
+"""The original files of `scene_task` as rows in its columns.
+
+Example record: {"cat": "Minka", "where": "the stairs", "thoughts": {"owner": "...", "neighbour":
+"...", "child": "..."}, "scene": [{"who": "owner", "thinks": "...", "says": "..."}]}.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import RawRow
+from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
+
+PEOPLE = ("owner", "neighbour", "child")
+
+
+def read_original(path: Path) -> Imported:
+    """The rows of an original file; DataError when no record of it has the fields."""
+    raw, bad = of_shape(path, ("cat", "where", "thoughts", "scene"), "Give an original file.")
+    rows = rows_from(raw, bad, _row)
+    return Imported(rows=tuple(rows), bad=tuple(bad))
+
+
+def _row(record: RawRow, index: int) -> dict[str, Any]:
+    cat, place = need(record, "cat", "where")
+    thoughts, scene = record.fields["thoughts"], record.fields["scene"]
+    if not isinstance(thoughts, dict) or set(thoughts) != set(PEOPLE):
+        raise BadRecord(f"its thoughts are not those of {', '.join(PEOPLE)}")
+    if not isinstance(scene, list) or not all(isinstance(line, dict) for line in scene):
+        raise BadRecord("its scene is no list of lines")
+    return {
+        "cat": cat,
+        "place": place,
+        **{f"{seat}_thought": str(thoughts[seat]) for seat in PEOPLE},
+        "written": [_line(line) for line in scene],
+    }
+
+
+def _line(line: dict[str, Any]) -> str:
+    if not line.get("who") or not line.get("says"):
+        raise BadRecord("a line of its scene does not say who says what")
+    thought = f"[{line['thinks']}] " if line.get("thinks") else ""
+    return f"{line['who']}: {thought}{line['says']}"
