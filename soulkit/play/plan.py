@@ -15,7 +15,7 @@ from typing import Any
 from soulkit.data.files import BadRow
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.roles.settings import PANELS
-from soulkit.play.reading import words_by_seat, opening_words
+from soulkit.play.reading import opening_words, words_by_seat
 from soulkit.tasks.base import Task
 from soulkit.tasks.controls import Control
 from soulkit.types import Example, Role
