@@ -34,7 +34,7 @@ def origin_text(origin: Mapping[str, Any]) -> str:
 
 def role_text(origin: Mapping[str, Any], role: str) -> str:
     """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
-    own, those with its name, fewest tasks first, and everybody only where some task has them all."""
+    own, those with its name, fewest tasks first; everybody only where some task has them all."""
     everybody = _names(_members(origin, "players").get(role, ()))
     by_task = {
         name: _names(_members(entry, "players").get(role, ()))
