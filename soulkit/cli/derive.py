@@ -205,7 +205,7 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
     if option.form == "numbers":
         return {option.setting: ratios(",".join(value))}
     if option.form == "texts":
-        return {option.setting: tagged(option.flag, value)}
+        return {option.setting: named_texts(option.flag, value)}
     if option.form == "players":
         return players_written(option.setting, value)
     if option.form == "list" and option.complete == "tasks":
@@ -218,19 +218,29 @@ def listed(texts: Sequence[str] | None) -> list[str]:
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
-def tagged(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """`TAG=REGEX` options → tag → regular expression."""
+def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """`TAG=REGEX` or `NAME=VALUE` options → tag or name → the text behind it."""
     forms: dict[str, str] = {}
     for text in texts:
-        tag, equals, form = text.partition("=")
-        if not equals or not tag.strip():
-            raise ConfigError(
-                f"{flag} {text} names no tag and what it is to match.",
-                "Rows are chosen by one tag and a regular expression for the whole of it.",
-                f"Write {flag} TAG=REGEX; soul data show FILE names the tags.",
-            )
-        forms[tag.strip()] = form
+        name, equals, form = text.partition("=")
+        if not equals or not name.strip():
+            raise _nameless(flag, text)
+        forms[name.strip()] = form
     return forms
+
+
+def _nameless(flag: str, text: str) -> ConfigError:
+    if flag == "--option":
+        return ConfigError(
+            f"{flag} {text} names no option and its value.",
+            "An option of a task is set by its name.",
+            f"Write {flag} NAME=VALUE; soul tasks show TASK lists the names.",
+        )
+    return ConfigError(
+        f"{flag} {text} names no tag and what it is to match.",
+        "Rows are chosen by one tag and a regular expression for the whole of it.",
+        f"Write {flag} TAG=REGEX; soul data show FILE names the tags.",
+    )
 
 
 def assignments(options: Sequence[str] | None) -> dict[str, Any]:

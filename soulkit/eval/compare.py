@@ -240,13 +240,16 @@ class _Pairs:
         """(task → its difference, tasks that have no such metric); DataError when none has."""
         compared: dict[str, Contrast] = {}
         lacking: list[str] = []
+        errors: list[DataError] = []
         for task, pair in self.pairs.items():
             try:
                 compared[task] = contrast(pair, metric)
-            except DataError:
+            except DataError as error:
                 lacking.append(task)
+                errors.append(error)
         if not compared:
-            raise unknown_metric(metric, list(self.pairs.values()))
+            several = len(errors) > 1
+            raise unknown_metric(metric, list(self.pairs.values())) if several else errors[0]
         return compared, lacking
 
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:

@@ -105,7 +105,8 @@ class Contrast:
 
 
 def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
-    """The difference of two runs in `metric`; DataError naming the nearest when neither has it."""
+    """The difference of two runs in `metric`; DataError naming the nearest unless both have it,
+    and for a headline that a run could not compute."""
     if pair.held_out is not None and metric in ("", HEADLINE, DEV):
         scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
         return replace(contrast(scores), metric=DEV)
@@ -113,11 +114,25 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
     if name in _batch_names(pair):
         return _of_batches(pair, name)
     if name == pair.headline and name != VALUE:
-        name = VALUE  # recorded before the task had this headline, or of no use for it
+        if any(_marked(cells) and headline_name(cells) == name for cells in pair.recorded):
+            raise _undefined_headline(name, pair)
+        name = VALUE  # both recorded before the task had this headline
     base, label = _divided(name, pair)
     if not base:
         raise unknown_metric(name, [pair])
     return _of_episodes(pair, name, base, label)
+
+
+def _undefined_headline(name: str, pair: TaskPair) -> DataError:
+    """The error of a headline that at least one run cannot have; its values are another number."""
+    means = [cells[name].mean if name in cells else None for cells in pair.recorded]
+    lone = " and ".join(run for run, mean in zip("AB", means, strict=True) if mean is None)
+    return DataError(
+        f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
+        "A run lacked what it is computed from; the mean over episodes is another number, which "
+        "does not stand in for it.",
+        "Compare something that both runs have: --metric value, for example.",
+    )
 
 
 def metric_names(pair: TaskPair) -> list[str]:
@@ -133,7 +148,7 @@ def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
     tasks = [pair.task for pair in pairs]
     whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
     return DataError(
-        f"Neither run has a metric '{name}' of {whose}.",
+        f"The runs do not both have a metric '{name}' of {whose}.",
         "Only what the episodes recorded can be compared, and what the task itself computes "
         "over a batch of them.",
         did_you_mean(name, sorted({known for pair in pairs for known in metric_names(pair)})),

@@ -32,7 +32,14 @@ from soulkit.judge.disguise import (
     respelled,
     spelled_names,
 )
-from soulkit.judge.echoes import echoes_private, echoes_reference, says_phrase
+from soulkit.judge.echoes import (
+    SENTENCE_WORDS,
+    content,
+    echoes_private,
+    echoes_reference,
+    says_phrase,
+    tokens,
+)
 from soulkit.judge.verdict import named_options, plain, tagged_letter
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
@@ -65,6 +72,8 @@ class LeakView:
     """Words and phrases that only a judge's rubric uses."""
     reference: str = ""
     """What a human said in the actor's place."""
+    reference_parts: tuple[str, ...] = ()
+    """Its messages, where it has several: one of them, said whole, is a small share of all."""
     public: str = ""
     """What the actor sees anyway (scenario, names, its own profile): repeating it gives nothing
     away. The question need not be repeated here."""
@@ -210,6 +219,7 @@ def _folded_view(view: LeakView) -> LeakView:
         private_by_seat={},
         rubric=tuple(map(folded, view.rubric)),
         reference=folded(view.reference),
+        reference_parts=tuple(map(folded, view.reference_parts)),
         public=folded(view.public),
     )
 
@@ -229,7 +239,10 @@ def _text_leak(text: str, view: LeakView) -> str:
         return "private_text"
     if any(says_phrase(text, word) and not says_phrase(public, word) for word in view.rubric):
         return "rubric_words"
-    return "gold_reference" if echoes_reference(text, view.reference, public) else ""
+    # A greeting or a thank-you is nobody's own.
+    parts = (p for p in view.reference_parts if len(content(tokens(p))) >= SENTENCE_WORDS)
+    echoed = any(echoes_reference(text, part, public) for part in (view.reference, *parts))
+    return "gold_reference" if echoed else ""
 
 
 def _blind_prompt(text: str, question: str, options: Sequence[str]) -> str:

@@ -231,30 +231,32 @@ def option_value(name: str, value: Any, usual: Any) -> Any:
     """An option as the command line gives it, of the kind that its usual value is of; ConfigError
     where it cannot be."""
     kind = type(usual)
-    if not isinstance(value, str) or kind not in (bool, int, float):
+    if not isinstance(value, str) or kind not in _KINDS:
         return value
     try:
-        number = _TRUTH[value.lower()] if kind is bool else kind(value)
-    except (KeyError, ValueError) as error:
+        read = _TRUTH[value.strip().lower()] if kind is bool else kind(value)
+        size = float(read)  # what no float holds is no sensible number of anything
+    except (KeyError, ValueError, OverflowError) as error:
         raise _no_option(name, value, usual) from error
     least = 1 if _LENGTH.fullmatch(name) else 0
     # Written this way round, because nothing is true of NaN.
-    if kind is not bool and not least <= number < math.inf:
+    if kind is not bool and not least <= size < math.inf:
         raise _no_option(name, value, usual, f", {least} or more")
-    return number
+    return read
 
 
 def _no_option(name: str, value: str, usual: Any, limits: str = "") -> ConfigError:
+    shown = str(usual).lower()
     return ConfigError(
-        f"The option {name} cannot be '{value}'.",
-        f"It is {usual!r} by itself, and so it takes "
-        f"{'true or false' if isinstance(usual, bool) else f'a number{limits}'}.",
-        f"Write {name}={usual}, for example.",
+        f"The option {name} cannot be '{value[:60]}'.",
+        f"It is {shown} by itself, and so it takes {_KINDS[type(usual)]}{limits}.",
+        f"Write {name}={shown}, for example.",
     )
 
 
 _LENGTH = re.compile(r"(max|paper|reference|refined)_(turns|rounds|messages)")
 """How long an episode may be. An actor that is never asked must not score as one that is silent."""
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False}
 
 

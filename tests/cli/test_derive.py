@@ -154,6 +154,8 @@ def test_an_engine_that_is_not_there(
         (("--steps", "0"), ("steps: ", "--steps, got 0", "greater than 0")),
         (("--timeout", "-1"), ("timeout_s: ", "--timeout, got -1")),
         (("--where", "order"), ("--where order", "TAG=REGEX")),
+        (("--option", "max_turns"), ("--option max_turns", "NAME=VALUE", "soul tasks show")),
+        (("--option", "=3"), ("--option =3", "NAME=VALUE")),
         (("--where", "order=["), ("where: ", "--where", "'['")),
         (("--set", "lr=["), ("--set lr=[",)),
     ],

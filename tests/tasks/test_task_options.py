@@ -24,11 +24,14 @@ def test_a_value_is_of_the_usual_kind(text: Any, usual: Any, value: Any) -> None
     assert type(option_value("o", text, usual)) is type(value)
 
 
-@pytest.mark.parametrize(("text", "usual"), [("few", 6), ("1.5", 6), ("maybe", True), ("x", 0.5)])
+@pytest.mark.parametrize(("text", "usual"), [("few", 6), ("1.5", 6), ("maybe", True), ("x", 0.5),
+     ("nan", 0.5), ("inf", 30.0), ("1" * 400, 6)])  # fmt: skip
 def test_another_kind_is_refused(text: str, usual: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         option_value("o", text, usual)
-    assert text in caught.value.what and all(caught.value.lines())
+    assert text[:60] in caught.value.what and all(caught.value.lines())
+    whole = type(usual) is int
+    assert ("a whole number" in caught.value.why) is whole
 
 
 @pytest.mark.parametrize(

@@ -298,10 +298,12 @@ class SimArena(PlayedPerson):
     def leak_view(self, example: Example) -> LeakView:
         """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""
         answer = str(example.fields.get("correct_answer") or "").strip()
+        messages = human_messages(example.fields)
         return LeakView(
             private=(answer,) if len(answer) >= _TELLING else (),
             rubric=coach.RUBRIC,
-            reference="\n".join(human_messages(example.fields)),
+            reference="\n".join(messages),
+            reference_parts=tuple(messages),
             public=self._public(example),
         )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
 Features = Mapping[str, float | None]
@@ -47,7 +47,8 @@ PERCENT = tuple(
 
 STOP = "###STOP###"
 SHORT, REPEATS, PARROT = 3, 3, 10
-_MARKUP = (("<|think|>", "<|/think|>"), ("<|tool|>", "<|/tool|>"), ("<function=", "</function>"))
+_CALL = "<function="
+_MARKUP = (("<|think|>", "<|/think|>"), ("<|tool|>", "<|/tool|>"), (_CALL, "</function>"))
 _DASH = re.compile("[\u2013\u2014]")
 _COMMANDS = ("\\tau ", "\\reward")
 _TAGS = ("<|canvas|>", "<|highlight|>", "<|survey|>")
@@ -122,16 +123,20 @@ def _question_rates(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, flo
 def without_markup(text: str) -> str:
     """The text without thinking and tool calls; a call without an end reaches to the end."""
     for start, end in _MARKUP:
-        parts, rest = [], text
-        while start in rest:
-            before, _, inside = rest.partition(start)
-            _, closed, after = inside.partition(end)
-            if not closed and start != "<function=":
-                break
-            parts.append(before)
-            rest = after
-        text = "".join([*parts, rest])
+        text = "".join(_outside(text, start, end))
     return text
+
+
+def _outside(text: str, start: str, end: str) -> Iterator[str]:
+    """What stands outside of all that goes from `start` to `end`."""
+    place = 0
+    while (opened := text.find(start, place)) >= 0:
+        closed = text.find(end, opened + len(start))
+        if closed < 0 and start != _CALL:
+            break
+        yield text[place:opened]
+        place = len(text) if closed < 0 else closed + len(end)
+    yield text[place:]
 
 
 def of_person(message: str) -> bool:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ import yaml
 from soulkit.errors import DataError, did_you_mean
 from soulkit.tasks.tau_usi.features import LISTED, Lexicons, of_person, talk_features
 from soulkit.tasks.tau_usi.survey import SURVEY
-from soulkit.tasks.tau_usi.usi import MeasuredTalk, Talks, survey_agreement
+from soulkit.tasks.tau_usi.usi import MeasuredTalk, Talks, survey_agreement, task_of
 
 BATCHES = ("", "_ann2", "_ann3")
 LEAST_SAMPLES = 10
@@ -69,6 +70,37 @@ def _file_hash(path: str) -> str:
         return "unreadable"
 
 
+def check_files(options: Mapping[str, Any]) -> None:
+    """DataError for a file that an option names and that cannot be read as what it should be, also
+    where others are missing and nothing is measured with it."""
+    if lexicons := options.get("lexicons"):
+        read_lexicons(str(lexicons))
+    if difficulty := options.get("difficulty"):
+        read_difficulty(str(difficulty))
+    for option in ("human_file", "survey_file"):
+        if path := options.get(option):
+            _entries(str(path), option)
+
+
+def refuse_strangers(people: People, runs: Sequence[Talks], task: str) -> None:
+    """DataError where no conversation of the runs is about a task that people have talked about and
+    whose difficulty is known: there would be no index, and nobody would know why."""
+    instances = {i for run in runs for i in run}
+    shared = instances & set().union(*people.batches)
+    if not shared:
+        what = "human_file: people have talked about none of them"
+    elif not {task_of(i) for i in shared} & people.difficulty.keys():
+        what = "difficulty: none of their difficulties is known"
+    else:
+        return
+    raise DataError(
+        f"The {len(instances)} rows of '{task}' have no task in common with the option {what}.",
+        "The index compares tasks that customers and people both have; there would be none. The "
+        f"rows name tasks such as {min(instances, default='')}.",
+        "Make rows of the people's tasks: soul data import tau_usi FILE; or leave the options out.",
+    )
+
+
 def read_human_data(options: Mapping[str, Any]) -> People | None:
     """Everything that the options name; None where something that the index needs is missing.
 
@@ -86,6 +118,10 @@ def _people(human_file: str, lexicons: str, difficulty: str, survey_file: str) -
         {i: _talk(entry, lists) for i, entry in batch.items() if entry.get("keep", True)}
         for batch in in_batches(entries) if batch
     )  # fmt: skip
+    if not any(talk.features for batch in batches for talk in batch.values()):
+        raise _of_other_shape(human_file, "human_file", "what people said, under conversation")
+    if not any(talk.success is not None for batch in batches for talk in batch.values()):
+        raise _of_other_shape(human_file, "human_file", "a number under reward")
     survey = None
     if survey_file:
         model = in_batches(_entries(survey_file, "survey_file"))
@@ -104,9 +140,10 @@ def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
+    messages = entry.get("conversation")
     turns = [
         str(message.get("content") or "")
-        for message in entry.get("conversation") or ()
+        for message in (messages if isinstance(messages, list) else ())
         if isinstance(message, Mapping) and message.get("role") == "user"
     ]
     own_turns = [turn for turn in turns if of_person(turn)]
@@ -115,8 +152,9 @@ def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
     )
 
 
-def _success(reward: Any) -> bool:
-    return isinstance(reward, int | float) and reward > 0
+def _success(reward: Any) -> bool | None:
+    """None where there is no reward: nobody knows then, which is no failure."""
+    return reward > 0 if isinstance(reward, int | float) and math.isfinite(reward) else None
 
 
 def answers_of(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -166,7 +204,7 @@ def read_difficulty(path: str) -> Mapping[str, float]:
         share, samples = value, LEAST_SAMPLES
         if isinstance(value, Mapping):
             share, samples = value.get("success"), value.get("samples", LEAST_SAMPLES)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        if not _is_number(share) or not _is_number(samples) or not 0 <= share <= 1:
             raise DataError(
                 f"The difficulty of '{task}' in '{path}' is no share.",
                 f"It holds {value!r:.60}.",
@@ -175,6 +213,10 @@ def read_difficulty(path: str) -> Mapping[str, float]:
         if samples >= LEAST_SAMPLES:
             shares[task] = float(share)
     return shares
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _entries(path: str, option: str) -> Mapping[str, Mapping[str, Any]]:

@@ -171,6 +171,8 @@ class RuntimeService:
     runtime_id: str = ""
     _steps: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     """Every call so far and what was answered."""
+    _past: Any = field(default_factory=hashlib.sha256)
+    """The same, hashed as it grows: thousands of steps are one pass."""
     _asked: int = 0
 
     async def open(self) -> Meta:
@@ -180,6 +182,7 @@ class RuntimeService:
         call = {"name": name, "arguments": dict(arguments)}
         text = await self._kept("/step", call, lambda: self._live("/step", call))
         self._steps.append((call, text))
+        self._past.update(json.dumps([call, text], sort_keys=True).encode() + b"\n")
         return text
 
     async def reward(self) -> float:
@@ -215,7 +218,7 @@ class RuntimeService:
 
     def _history(self) -> str:
         """What led here, in short: another history is another question."""
-        return hashlib.sha256(json.dumps(self._steps, sort_keys=True).encode()).hexdigest()
+        return self._past.hexdigest()
 
     # -- the network --
 

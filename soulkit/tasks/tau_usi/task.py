@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import ConfigError, DataError
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
@@ -37,10 +37,12 @@ from soulkit.tasks.tau_usi.features import STOP, of_model, talk_features
 from soulkit.tasks.tau_usi.people import (
     HUB,
     People,
+    check_files,
     file_hashes,
     missing_files,
     read_human_data,
     read_lexicons,
+    refuse_strangers,
 )
 from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
 from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
@@ -72,6 +74,9 @@ class TauUSI(Task):
         self.max_turns = int(spec.options["max_turns"])
         self.tool_rounds = int(spec.options["tool_rounds"])
         wait_s = float(spec.options["runtime_wait_s"])
+        for option in ("max_turns", "tool_rounds", "usual_turns", "usual_rounds"):
+            refuse_below(option, spec.options[option], 1)
+        refuse_below("runtime_wait_s", wait_s, 0)
         self.server = RuntimeServer(str(spec.options["runtime_url"]), wait_s)
 
     # -- rows -------------------------------------------------------------------------------------
@@ -96,12 +101,16 @@ class TauUSI(Task):
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
         turns, rounds = (int(self.spec.options[f"usual_{what}"]) for what in ("turns", "rounds"))
+        turns, rounds = min(turns, self.max_turns), min(rounds, self.tool_rounds + 1)
         return {"actor": turns + 1, "partner": turns * rounds}
 
     def check_ready(self, examples: Sequence[Example]) -> None:
-        """The files that the options name can be read, and a runtime answers if one is needed."""
-        self._lexicons()
-        self._people()
+        """The files that the options name can be read and are about tasks of these rows, and a
+        runtime answers if one is needed."""
+        check_files(self.spec.options)
+        if (people := self._people()) is not None:
+            named = {str(example.fields[INSTANCE]): MeasuredTalk({}, None) for example in examples}
+            refuse_strangers(people, split_runs(named), self.name)
         if any(example.fields["env_name"] != DOMAIN for example in examples):
             refuse_absent(self.server, self.name)
 
@@ -298,6 +307,16 @@ class TauUSI(Task):
         scripts.play_desk(talk, place, right, self._form())
         talk.notes |= {REWARD: place.reward(), "tool_calls": len(place.calls), "format_errors": 0}
         return replace(talk.episode(example, Rollout(), "stop"), kind="gold")
+
+
+def refuse_below(option: str, value: float, least: int) -> None:
+    """ConfigError for an option under which nobody could play."""
+    if value < least:
+        raise ConfigError(
+            f"The option {option} cannot be {value:g}.",
+            f"It is at least {least}: a conversation could not be played else.",
+            f"Write --option {option}={max(least, 1)} or more, or leave it out.",
+        )
 
 
 def spoken_words(text: str) -> str:

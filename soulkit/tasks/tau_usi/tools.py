@@ -81,19 +81,26 @@ def declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _arguments(body: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
-    rest = body.strip()
-    while rest:
-        if not rest.startswith(PARAMETER):
-            raise ValueError(f"between the parameters stands '{rest[:40]}'")
-        head, end, rest = rest.removeprefix(PARAMETER).partition(END)
+    place = _past_space(body, 0)
+    while place < len(body):
+        if not body.startswith(PARAMETER, place):
+            raise ValueError(f"between the parameters stands '{body[place : place + 40].rstrip()}'")
+        end = body.find(END, place)
+        head = body[place + len(PARAMETER) : end] if end >= 0 else ""
         name, mark, value = head.partition(">")
-        if not (mark and end and _NAME.fullmatch(name.strip())):
+        if not (mark and _NAME.fullmatch(name.strip())):
             raise ValueError(f"a parameter is written {PARAMETER}NAME>VALUE{END}")
         if name.strip() in arguments:
             raise ValueError(f"the parameter '{name.strip()}' stands twice")
         arguments[name.strip()] = _value(value.strip(), schema.get(name.strip()))
-        rest = rest.strip()
+        place = _past_space(body, end + len(END))
     return arguments
+
+
+def _past_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
 
 
 def _value(text: str, schema: Any) -> Any:

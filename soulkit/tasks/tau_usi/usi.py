@@ -37,7 +37,8 @@ class MeasuredTalk:
     """One conversation: its features, whether the service succeeded, what the customer answered."""
 
     features: Features
-    success: bool
+    success: bool | None
+    """None where a file does not say."""
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,12 +145,13 @@ def calibration_error(
     return sum(gaps) if tasks else None
 
 
+def _successes(talks: Talks) -> dict[str, bool]:
+    return {task_of(i): talk.success for i, talk in talks.items() if talk.success is not None}
+
+
 def _ece(runs: Sequence[Talks], people: Talks, difficulty: Mapping[str, float]) -> float | None:
-    human = {task_of(i): talk.success for i, talk in people.items()}
-    errors = [
-        calibration_error({task_of(i): t.success for i, t in run.items()}, human, difficulty)
-        for run in runs
-    ]
+    human = _successes(people)
+    errors = [calibration_error(_successes(run), human, difficulty) for run in runs]
     readable = [error for error in errors if error is not None]
     return fmean(readable) if readable else None
 

@@ -83,6 +83,15 @@ def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
     assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
 
 
+def test_one_whole_message_is_a_leak_however_long_the_conversation_was() -> None:
+    talk = [f"so {n} what should come now with term {n}" for n in range(20)]
+    row = example(human_user_queries=[*talk, "lemme check my notes first", "ty so much"])
+    for text, leak in [("Say: lemme check my notes first.", "gold_reference"),
+                       ("End with ty so much.", ""), ("Check your work first.", "")]:  # fmt: skip
+        view = arena().leak_view(row)
+        assert check_leak(Feedback(text=text, author="coach"), view).leak == leak, text
+
+
 LONG = "Response: " + "so I was thinking about this for quite some time and now " * 3
 
 

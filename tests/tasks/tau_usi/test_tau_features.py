@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -92,6 +93,13 @@ def test_nothing_said_has_no_features_and_blank_turns_divide_by_nothing() -> Non
 )
 def test_markup_is_no_word(text: str, plain: str) -> None:
     assert without_markup(text) == plain
+
+
+@pytest.mark.parametrize("part", ["<function=f></function>", "<|think|><|/think|>", "<|tool|>"])
+def test_megabytes_of_markup_are_read_at_once(part: str) -> None:
+    started = time.process_time()
+    assert len(without_markup(part * 200_000)) in (0, len(part) * 200_000)
+    assert time.process_time() - started < 5  # a copy of the rest for each would take a minute
 
 
 def test_messages_that_belong_to_no_talk() -> None:

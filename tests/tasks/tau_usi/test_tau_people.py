@@ -21,6 +21,7 @@ from soulkit.tasks.tau_usi.people import (
     read_lexicons,
 )
 from soulkit.tasks.tau_usi.survey import SURVEY
+from soulkit.tasks.tau_usi.usi import index
 from tests.support.desk import LISTS, write_people
 from tests.support.road import task_of
 
@@ -104,6 +105,47 @@ def test_a_file_that_is_not_there_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_human_data(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
     assert "human_file" in caught.value.what and "terms" in caught.value.way_out
+
+
+@pytest.mark.parametrize("samples", ["many", None, True, [93]])
+def test_samples_that_are_no_number_are_refused(tmp_path: Path, samples: Any) -> None:
+    file = tmp_path / "difficulty.json"
+    file.write_text(json.dumps({"retail_1": {"success": 0.5, "samples": samples}}))
+    with pytest.raises(DataError, match="retail_1"):
+        read_difficulty(str(file))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [({"conversation": "hello", "reward": 1}, "conversation"), ({"reward": 1}, "conversation"),
+     ({"conversation": 7}, "conversation"),
+     ({"conversation": [{"role": "user", "content": "hello"}]}, "reward")],
+)  # fmt: skip
+def test_people_of_whom_nothing_can_be_read_are_refused(
+    tmp_path: Path, entry: dict[str, Any], expected: str
+) -> None:
+    chosen = options(tmp_path)
+    Path(chosen["human_file"]).write_text(json.dumps({"tool_library_1": entry}))
+    with pytest.raises(DataError) as caught:
+        read_human_data(chosen)
+    assert expected in caught.value.why
+
+
+def test_a_person_without_a_reward_did_not_fail(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    file = Path(chosen["human_file"])
+    entries = json.loads(file.read_text())
+    entries["tool_library_0"]["reward"] = None
+    file.write_text(json.dumps(entries))
+    people = read_human_data(chosen)
+    assert people is not None
+    batch = people.batches[0]
+    assert batch["tool_library_0"].success is None
+    # Of the others 1 and 3 failed and 2 succeeded, as its customer did.
+    alone = index([{"tool_library_2": batch["tool_library_2"]}], [batch], people.difficulty)
+    without = {"tool_library_0": batch["tool_library_0"]}
+    assert alone is not None and alone.ece == 0
+    assert index([without], [batch], people.difficulty) is None
 
 
 def test_rows_come_of_the_ids_alone_and_are_marked(tmp_path: Path) -> None:

@@ -65,9 +65,13 @@ def test_values_are_of_the_type_that_the_tool_declares() -> None:
     assert read_agent_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
 
 
-def test_a_megabyte_of_openings_is_read_at_once() -> None:
+def test_megabytes_of_openings_and_parameters_are_read_at_once() -> None:
     started = time.process_time()
-    for text in ("<function=" * 100_000, call("count", n="<parameter=" * 90_000)):
+    many = "".join(f"<parameter=p{number}>x</parameter>" for number in range(120_000))
+    for text in (
+        "<function=" * 100_000, call("count", n="<parameter=" * 90_000),
+        f"<function=count>{many}</function>",
+    ):  # fmt: skip
         assert not isinstance(read_agent_message(text, NUMBERS), str)
     assert time.process_time() - started < 5  # quadratic reading would take minutes
 

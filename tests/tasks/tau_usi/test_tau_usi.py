@@ -230,6 +230,58 @@ def test_two_runs_are_compared_by_the_index_on_its_own_scale(tmp_path: Path, cap
     assert line["difference"] == pytest.approx(means[1] - means[0]) != 0
 
 
+@pytest.mark.parametrize("option", ["human_file", "lexicons", "difficulty", "survey_file"])
+def test_a_file_that_is_not_there_stops_the_run_also_where_others_are_missing(
+    tmp_path: Path, capfd: Any, option: str
+) -> None:
+    wrong = ("--option", f"{option}={tmp_path / 'nowhere.json'}")
+    assert evaluated(tmp_path / "run", "synth:1", *wrong) == 2
+    what, _, _ = three_lines(capfd.readouterr().err)
+    assert option in what and "nowhere.json" in what and not (tmp_path / "run").exists()
+
+
+def test_people_of_other_tasks_are_refused_and_so_are_unknown_difficulties(
+    tmp_path: Path, capfd: Any
+) -> None:
+    def chosen(folder: Path, numbers: range) -> list[str]:
+        folder.mkdir()
+        files = write_people(folder, numbers)
+        return [word for name, path in files.items() for word in ("--option", f"{name}={path}")]
+
+    options = chosen(tmp_path / "others", range(3))
+    assert evaluated(tmp_path / "run", "synth:2", *options) == 2
+    what, why, fix = three_lines(capfd.readouterr().err)
+    assert "human_file" in what and "tool_library_" in why and "soul data import" in fix
+    options = chosen(tmp_path / "same", range(30_000, 30_003))
+    (tmp_path / "same" / "difficulty.json").write_text('{"retail_1": 0.5}', encoding="utf-8")
+    assert evaluated(tmp_path / "run", "synth:2", *options) == 2
+    assert "difficulty" in three_lines(capfd.readouterr().err)[0]
+
+
+@pytest.mark.parametrize("option", ["max_turns=0", "tool_rounds=-1", "runtime_wait_s=-1"])
+def test_options_that_nobody_could_play_by_are_refused(
+    tmp_path: Path, capfd: Any, option: str
+) -> None:
+    assert evaluated(tmp_path / "run", "synth:1", "--option", option) == 2
+    assert option.partition("=")[0] in three_lines(capfd.readouterr().err)[0]
+
+
+def test_the_services_success_does_not_stand_in_for_an_index_that_a_run_lacks(
+    tmp_path: Path, capfd: Any
+) -> None:
+    options = file_options(tmp_path / "files", 2)
+    with table() as (arguments, _, _):
+        for name, more in (("a", []), ("b", options)):
+            data = ("--data", "tau_usi=synth:2", "--out", tmp_path / name)
+            assert soul("eval", "api", *arguments, *data, *more) == 0
+    for other, lone in (("b", "A"), ("a", "A and B")):
+        capfd.readouterr()
+        assert soul("compare", tmp_path / "a", tmp_path / other) == 2
+        what, _, fix = three_lines(capfd.readouterr().err)
+        assert "'usi'" in what and what.endswith(f"undefined in {lone}.") and "value" in fix
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--metric", "value") == 0
+
+
 def test_runs_with_other_word_lists_are_not_compared(tmp_path: Path, capfd: Any) -> None:
     with table() as (arguments, _, _):
         for name in "ab":
