@@ -15,7 +15,7 @@ from typing import Any
 from soulkit.data.files import BadRow
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.roles.settings import PANELS
-from soulkit.play.reading import first_words, opening_words
+from soulkit.play.reading import opening_words, words_by_seat
 from soulkit.tasks.base import Task
 from soulkit.tasks.controls import Control
 from soulkit.types import Example, Role
@@ -241,7 +241,7 @@ def plan_controls(
 ) -> TaskPlan:
     """The plan of asking about controls of a task's rows and drafts, under a name of its own; it
     plays no episode."""
-    words = {example.id: _mean_words(first_words(task, example)) for _, example in parts}
+    words = {example.id: _mean_words(words_by_seat(task, example)) for _, example in parts}
     loads = []
     for player in players:
         asks = [
@@ -286,7 +286,7 @@ def on_machine(base: Plan, machine: Machine | None) -> Plan:
 
 
 def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
-    by_seat = [first_words(work.task, example) for example in work.examples]
+    by_seat = [words_by_seat(work.task, example) for example in work.examples]
     lengths = [_mean_words(words) for words in by_seat]
     loads = [
         _player_load(work.task, _asks(work, lengths, player), repeats, player, players)

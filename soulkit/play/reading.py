@@ -16,7 +16,7 @@ PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
 """Role → what the names of its templates begin with; those of a seat begin with the seat."""
 
 
-def first_words(task: Task, example: Example) -> list[int]:
+def words_by_seat(task: Task, example: Example) -> list[int]:
     """Words of the first prompt of every acted seat."""
     contexts = task.previews(example).values()
     return [sum(len(segment.text.split()) for segment in context) for context in contexts]

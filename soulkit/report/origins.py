@@ -6,7 +6,7 @@ A short line for tables and, for pages, everything that `summary.json` records o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.text import sanitise
@@ -34,20 +34,29 @@ def origin_text(origin: Mapping[str, Any]) -> str:
 
 def role_text(origin: Mapping[str, Any], role: str) -> str:
     """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
-    own, those with its name, and everybody only where some task has them all."""
+    own, those with its name, fewest tasks first; everybody only where some task has them all."""
     everybody = _names(_members(origin, "players").get(role, ()))
     by_task = {
         name: _names(_members(entry, "players").get(role, ()))
         for name, entry in _members(origin, "tasks").items()
         if isinstance(entry, Mapping) and _plays({name: entry}, role)
     }
+    tasks: dict[str, list[str]] = {}
+    for name, players in by_task.items():
+        if players not in ("", everybody):
+            tasks.setdefault(players, []).append(name)
     special = [
-        f"{players} for {name}"
-        for name, players in by_task.items()
-        if players not in ("", everybody)
+        f"{players} for {_listed(names)}"
+        for players, names in sorted(tasks.items(), key=lambda item: len(item[1]))
     ]
     alone = all(by_task.values()) and everybody not in by_task.values()
     return ", ".join([everybody, *special] if everybody and not (special and alone) else special)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:

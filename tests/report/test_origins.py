@@ -49,6 +49,10 @@ def test_judges_of_single_tasks_are_not_named_for_all() -> None:
     assert role_text(split, "judge") == f"j@{URL} for sotopia, k@{URL} for coser"
     split["tasks"]["coser"] = {"roles": ["judge"], "players": {"judge": [one, two]}}
     assert role_text(split, "judge") == f"j@{URL} and k@{URL}, j@{URL} for sotopia"
+    split["tasks"] |= dict.fromkeys(("sim_doc", "userllm"), split["tasks"]["sotopia"])
+    split["tasks"]["coser"] = {"roles": ["judge"], "players": {"judge": [two]}}
+    many = f"k@{URL} for coser, j@{URL} for sotopia, sim_doc and userllm"
+    assert role_text(split, "judge") == many
 
 
 def test_a_judge_that_no_task_asks_is_not_named() -> None:
