@@ -31,8 +31,10 @@ RUN_FILES = (
     *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
     "judgements.jsonl",
 )
-PLAYERS = frozenset({"partner", "environment", "judge", "auditor", "coach", "blind_reader"})
-GROUPS = frozenset({"data", "roles", "endpoints"})
+PLAYERS = frozenset(
+    {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
+)
+GROUPS = frozenset({"data", "roles", "endpoints", "option"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
 CODE = frozenset(
@@ -44,6 +46,7 @@ CODE = frozenset(
         "synth",
         "importer",
         "builder",
+        "drafting",
         "audit",
         "scripted_partner",
     }
@@ -174,10 +177,15 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         reach.files += [] if value.startswith("synth:") else [value]
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)
-    elif name in FILES:
+    elif name in FILES or (name == "option" and _looks_like_file(value)):
         reach.files.append(value)
     elif name == "track" and value != "none":
         reach.addresses.append(f"track: {value}")
+
+
+def _looks_like_file(value: str) -> bool:
+    """Whether an option of a task may name a file: options are numbers, choices or places."""
+    return any(sign in value for sign in "/\\.~") or Path(value).exists()
 
 
 def _add_player(reach: Reach, text: str) -> None:

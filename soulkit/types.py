@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach"]
-"""What a live model does at the table; a Cast fills roles with models."""
+Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach", "drafter", "filter"]
+"""What a live model does; a Cast fills the roles at the table with models. `drafter` and `filter`
+sit at none: one writes what a row lacks, the other says whether it may become one."""
 
 Kind = Literal["draft", "refined", "gold"]
 """How an episode came about. (A *copy* is a training sequence, not an episode.)"""

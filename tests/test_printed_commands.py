@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluation import soul
+from tests.support.prism import write_conversations
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
 
@@ -46,6 +47,10 @@ NOT_RUN = {
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py "
     "asks it",
+    "soul data build mirrorbench": "needs models that draft; tests/cli/test_data_build.py has some",
+    "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
+    "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
+    "runtime; tests/tasks/tau_usi asks one",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
@@ -227,6 +232,7 @@ def released(home: Path) -> None:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    write_conversations(home / "conversations.jsonl", 3)
     line = json.dumps(TOMBENCH, ensure_ascii=False)
     (home / "False Belief Task.jsonl").write_text(f"{line}\n", encoding="utf-8")
 

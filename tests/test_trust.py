@@ -24,7 +24,7 @@ INERT = """
     eps_high eps_low estimator estimator_discount estimator_window eval_every example
     feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples
     keep_best keep_last kind kl_coef lambda_fb ledger limit lora lr lr_schedule mask_truncated
-    hack_penalty max_prompt playable
+    controls hack_penalty max_prompt playable
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute sampler_cap
@@ -40,12 +40,18 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name == "data" else "/probe"
+        probe: Any = {"tomi": "/probe"} if name in ("data", "option") else "/probe"
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":
             probe = {"tomi": {"auditor": [player]}}
         assert "probe" in reach_of({name: probe}).words().lower(), name
+
+
+def test_options_of_tasks_that_name_places_are_shown() -> None:
+    reach = words("option: {runtime_url: 'http://probe.example', human_file: people.json}")
+    assert "http://probe.example" in reach and "people.json" in reach
+    assert words("option: {assistant: live, max_turns: 4}") == ""
 
 
 def words(text: str) -> str:

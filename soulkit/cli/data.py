@@ -14,6 +14,7 @@ from rich.panel import Panel
 from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
+from soulkit.cli.data_build import build
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
@@ -168,36 +169,10 @@ def import_(
     from soulkit.tasks.imports import import_rows
 
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
-    _write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
+    write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
 
 
-@app.command(context_settings=OWN_OPTIONS)
-def build(
-    context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
-        ),
-    ],
-    path: Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
-    ] = None,
-    tasks: TaskFiles = None,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """Put rows together from several original files.
-
-    The others are options of the task, such as --names: see soul tasks show TASK. The exit code is
-    2 when some records are malformed; the others are written.
-    """
-    from soulkit.tasks.imports import build_rows
-
-    live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
-    _write_original(task, path, output, lambda: build_rows(live, path, options), as_json)
+app.command(context_settings=OWN_OPTIONS)(build)
 
 
 @app.command()
@@ -230,7 +205,7 @@ def check(
     else:
         for report in checks:
             _print_check(path, report)
-        _say_bad(strays)
+        say_bad(strays)
     if strays or any(report.bad or not report.usable for report in checks):
         raise typer.Exit(2)
 
@@ -332,7 +307,7 @@ def _say(remark: str) -> None:
 # -- printing ------------------------------------------------------------------------------------
 
 
-def _write_original(
+def write_original(
     task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
 ) -> None:
     """Write what `read` makes of original files beside what it left out; exit 2 for the latter."""
@@ -343,7 +318,7 @@ def _write_original(
     check_target(target)
     imported = read()
     if not imported.rows:
-        _say_bad(imported.bad)
+        say_bad(imported.bad)
     written = write_rows(target, imported.rows, data_source=task, replace=False)
     _say_written(task, target, written, imported.bad, imported.notes, as_json)
     if imported.bad:
@@ -360,11 +335,11 @@ def _say_written(
         print_json({"task": task, "file": str(path), "rows": rows, "bad": listed})
         return
     console().print(f"{rows} rows of {safe(task)} → {safe(str(path))}", soft_wrap=True)
-    _say_bad(bad)
-    _say_next(task, path)
+    say_bad(bad)
+    say_next_of(task, path)
 
 
-def _say_next(task: str, path: Path) -> None:
+def say_next_of(task: str, path: Path) -> None:
     """Of soulkit's own tasks: others are known only to who names their file again."""
     from soulkit.tasks.registry import load_registry
 
@@ -391,7 +366,7 @@ def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None
     out.print(f"in {safe(str(folder))}; where from: {safe(str(folder / LOCK))}", soft_wrap=True)
 
 
-def _say_bad(bad: Sequence[BadRow]) -> None:
+def say_bad(bad: Sequence[BadRow]) -> None:
     for row in bad[:SHOWN_BAD]:
         err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
     if len(bad) > SHOWN_BAD:
@@ -419,7 +394,7 @@ def _print_check(path: Path, report: Checked) -> None:
     out.print(f"columns: {columns}", soft_wrap=True)
     if report.ignored:
         out.print(f"ignored columns: {safe(', '.join(report.ignored))}", soft_wrap=True)
-    _say_bad(report.bad)
+    say_bad(report.bad)
 
 
 def _by_seat(prompts: FirstPrompts) -> list[tuple[str, Segment]]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from soulkit.serving.partner import Speak
     from soulkit.tasks.registry import Registry
 
+SCRIPTED = ("partner", "environment")
+"""Roles that a task's script may speak for."""
+
 app = typer.Typer(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
 
@@ -42,12 +45,14 @@ def partner(
     name = _scripted(registry, task)
     hook = registry.hook(name, "scripted_partner")
     assert hook is not None
-    seats = registry.spec(name).seats.items()
-    model = f"scripted-{next(seat for seat, role in seats if role == 'partner')}"
+    seat, role = next(
+        (seat, role) for seat, role in registry.spec(name).seats.items() if role in SCRIPTED
+    )
+    model = f"scripted-{seat}"
     with _bound(hook.function, model, host, port) as server:
         url = f"http://{host}:{server.server_address[1]}/v1"
         typer.echo(url)
-        err.print(f"use it with: --partner endpoint:{model}@{url}", soft_wrap=True)
+        err.print(f"use it with: --{role} endpoint:{model}@{url}", soft_wrap=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -117,13 +117,14 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
 
 
 def _controls(registry: Registry, name: str) -> str:
-    """The controls of a task that can be played, each with what it costs."""
-    if registry.spec(name).rows_only:
-        return ""
+    """The controls of a built-in task, each with what it costs; somebody else's class is not
+    imported for showing its declaration."""
+    spec = registry.spec(name)
+    shown = spec.home.builtin_task and not spec.rows_only
     return "; ".join(
         f"{one.name} (of each {one.per}, "
         + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
-        for one in registry.task(name).controls
+        for one in (registry.task(name).controls if shown else ())
     )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
         ("rows can be made", _with_options("soul data synth", name, spec, "synth")),
         ("original files are read", _with_options("soul data import", name, spec, "importer")),
         ("put together", _with_options("soul data build", name, spec, "builder")),
+        ("drafted by models", _with_options("soul data build", name, spec, "drafting")),
         ("citation", spec.citation),
         ("licence", spec.licence),
         ("url", spec.url),

@@ -30,7 +30,7 @@ from soulkit.eval.again import (
 )
 from soulkit.eval.judging import no_judge_asked
 from soulkit.eval.keeping import alone
-from soulkit.eval.planning import voice_of
+from soulkit.eval.planning import question_load, voice_of
 from soulkit.eval.provenance import actor_print, keep_provenance, players_of, rescored
 from soulkit.eval.rescore import (
     CHANGES,
@@ -48,7 +48,6 @@ from soulkit.eval.templates import (
     refuse_unused,
     templates_in,
 )
-from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.layered import LayeredLedger
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
@@ -56,7 +55,7 @@ from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.roles.settings import PANELS, RoleSettings, TaskPlayers
 from soulkit.play.engine import gather
-from soulkit.play.plan import AGAIN, TOKENS_PER_WORD, Plan, PlayerLoad, PlayerTerms, TaskPlan
+from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.jsonl import write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
@@ -288,7 +287,7 @@ def survey_plan(renewal: Renewal, survey: Survey) -> Plan:
     for role, judge in judging_players(config):
         prompts = survey.words.get((role, judge.written()), [])
         terms = voice_of(config, role, judge, actor)
-        loads += [_load(terms, prompts)] if prompts else []
+        loads += [question_load(terms, prompts)] if prompts else []
     task = TaskPlan(
         task=", ".join(tasks), examples=len(renewal.recorded.rows), episodes=len(survey.episodes),
         prompt_words=sum(sum(prompts) for prompts in survey.words.values()),
@@ -296,23 +295,6 @@ def survey_plan(renewal: Renewal, survey: Survey) -> Plan:
         asked=tuple(loads), chain=0.0,
     )  # fmt: skip
     return Plan(tasks=(task,), concurrency=config.concurrency)
-
-
-def _load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
-    """One judge's questions; at most each of them is put again, and answered at full length."""
-    calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
-    most = QUESTION_ATTEMPTS * tokens + (QUESTION_ATTEMPTS - 1) * calls * AGAIN
-    prices = terms.prices
-
-    def dollars(prompt: int, reply: int) -> float | None:
-        return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
-
-    return PlayerLoad(
-        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, prompt_tokens=tokens,
-        reply_tokens=calls * terms.reply, cost=dollars(tokens, calls * terms.reply),
-        cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
-        seconds=float(calls) if terms.served else 0.0,
-    )  # fmt: skip
 
 
 # -- asking ------------------------------------------------------------------------------------

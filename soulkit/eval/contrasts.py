@@ -81,6 +81,8 @@ class TaskPair:
             named = VALUE if base in ("", HEADLINE, VALUE, DEV) else metric
             return next((c[named].scale for c in self.recorded if named in c), None)
         terms = declared.spec.metric
+        if (named := self.headline if metric in ("", HEADLINE) else metric) in terms.scales:
+            return terms.scales[named]
         if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
             return terms.low, terms.high
         return terms.scales.get(metric)

@@ -29,10 +29,13 @@ def live_tasks(folder: Path, names: Iterable[str], *, trust: bool = False) -> di
     settings, sealed = run_settings(folder) if (folder / CONFIG).is_file() else ({}, False)
     protocol: Protocol = "reference" if settings.get("protocol") == "reference" else "paper"
     registry = _registry(folder, settings, trust=trust, sealed=sealed)
+    # Options may name files, and a stranger's run is to name none here.
+    recorded = settings.get("option") if trust or sealed else None
+    options = dict(recorded) if isinstance(recorded, Mapping) else {}
     live: dict[str, Task] = {}
     for name in names:
         try:
-            live[name] = registry.task(name, protocol)
+            live[name] = registry.task(name, protocol, options=options)
         except UserError:  # of another version, or not to be imported: its episodes are still there
             continue
     return live

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
+from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.settings import PANELS, RoleSettings
 from soulkit.play.controls import ControlJob, control_jobs
 from soulkit.play.costs import is_paid, prices_of
 from soulkit.play.plan import (
+    AGAIN,
     TOKENS_PER_WORD,
     Machine,
     Plan,
@@ -179,3 +181,21 @@ def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Pl
     whole = plan_work(work, 1, {w.task.name: [actor, *judges] for w in work})
     tasks = [replace(t, asked=tuple(a for a in t.asked if a.role in PANELS)) for t in whole.tasks]
     return replace(whole, tasks=tuple(tasks), concurrency=config.concurrency)
+
+
+def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
+    """One player's questions, by the words of each prompt; at most each of them is put again, and
+    answered at full length."""
+    calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
+    most = QUESTION_ATTEMPTS * tokens + (QUESTION_ATTEMPTS - 1) * calls * AGAIN
+    prices = terms.prices
+
+    def dollars(prompt: int, reply: int) -> float | None:
+        return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
+
+    return PlayerLoad(
+        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, prompt_tokens=tokens,
+        reply_tokens=calls * terms.reply, cost=dollars(tokens, calls * terms.reply),
+        cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
+        seconds=float(calls) if terms.served else 0.0,
+    )  # fmt: skip

@@ -170,7 +170,7 @@ class Cast:
 def unfilled(role: Role, task: str = "") -> ConfigError:
     """The error of a role that nobody plays."""
     who = f"The task '{task}'" if task else "This task"
-    scripted = " A scripted one for trials: soul serve partner." if role == "partner" else ""
+    scripted = " A scripted one for trials: soul serve partner TASK." if role == "partner" else ""
     return ConfigError(
         f"{who} needs a model in the role '{role}', and none was given.",
         f"An episode cannot be played or scored without its {role}.",

@@ -21,7 +21,7 @@ from soulkit.types import Example, Role
 
 TOKENS_PER_WORD = 4 / 3
 USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,
-         "coach": 250, "blind_reader": 10}  # fmt: skip
+         "coach": 250, "blind_reader": 10, "drafter": 200, "filter": 120}  # fmt: skip
 """Tokens of a usual reply, thinking not counted: an assumption, see `PlayerTerms.usual`."""
 RUBRIC = 800
 """Tokens of a judge's or coach's instructions, about."""

@@ -10,7 +10,7 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
 from soulkit.tasks.prompting import PromptFolder
+from soulkit.tasks.rollout import Rollout as Rollout
 from soulkit.tasks.spec import TaskSpec
 from soulkit.text import one_line
 from soulkit.types import (
     BatchMetric,
-    Call,
     Completion,
     ControlRecord,
     Episode,
@@ -42,7 +42,6 @@ from soulkit.types import (
     Failure,
     Feedback,
     Form,
-    Kind,
     Line,
     Protocol,
     Record,
@@ -53,38 +52,6 @@ from soulkit.types import (
     Turn,
     unscored,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """Which play of an example this is: keys every random stream and every call in it."""
-
-    index: int = 0
-    kind: Kind = "draft"
-    step: int = 0
-    seed: int = 0
-    feedback: Feedback | None = None
-
-    def call(
-        self, role: Role, example: Example, turn: int = 0, sample: int = 0, *, seat: str = "",
-        purpose: str = "",
-    ) -> Call:  # fmt: skip
-        """A call of this play; `seat` and `purpose` where role and turn do not tell it apart."""
-        return Call(
-            role=role,
-            example_id=example.id,
-            rollout=self.index,
-            kind=self.kind,
-            turn=turn,
-            sample=sample,
-            step=self.step,
-            seat=seat,
-            purpose=purpose,
-        )
-
-    def rng(self, example: Example, purpose: str) -> random.Random:
-        """A stream of its own for choices that a task makes by chance."""
-        return random.Random(f"{self.seed}/{example.id}/{self.index}/{self.kind}/{purpose}")
 
 
 class Task(ABC):

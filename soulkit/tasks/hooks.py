@@ -3,6 +3,7 @@
     synth: rows:make_rows          (n, seed, …) → rows            soul data synth
     importer: importer:read        (path, …) → Imported           soul data import
     builder: importer:build        (path, …) → Imported           soul data build
+    drafting: build:drafts         (path, prompts, …) → Drafts    soul data build --drafter
     audit: audit:audit_labels      (path, examples, …) → LabelAudit   soul data audit
     scripted_partner: visitor:line (messages) → str               soul serve partner
 
@@ -23,7 +24,8 @@ from typing import Any
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.home import Home
 
-COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json")
+COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",
+                 "--filter", "--max-cost")  # fmt: skip
 """What the commands that call hooks take themselves: for slips of the pen."""
 TASK_KEYWORD = "task"
 """The keyword that a function gets the name of the task by."""

@@ -116,16 +116,18 @@ def _tags(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
 
 
 def field_words(task: Task, examples: Sequence[Example]) -> dict[str, WordCounts]:
-    """Words of every field that holds text, over the examples that have it."""
+    """Words of every column that holds text, over the examples that have it.
+
+    What a task makes of its columns, and labels that it does not declare, are no columns.
+    """
     lengths: dict[str, list[int]] = {}
+    columns = task.spec.columns
     for example in examples:
         for name, value in example.fields.items():
-            if (count := count_words(value)) is not None:
+            if name in columns and (count := count_words(value)) is not None:
                 lengths.setdefault(name, []).append(count)
-    return {
-        name: summary(sorted(values), task.spec.columns[name].max_words)
-        for name, values in lengths.items()
-    }
+    return {name: summary(sorted(values), columns[name].max_words)
+            for name, values in lengths.items()}  # fmt: skip
 
 
 def count_words(value: Any) -> int | None:

@@ -18,7 +18,7 @@ from soulkit.tasks.hooks import Hook, hook
 from soulkit.tasks.suites import Suite
 from soulkit.types import Protocol, Role
 
-HookKey = Literal["synth", "importer", "builder", "audit", "scripted_partner"]
+HookKey = Literal["synth", "importer", "builder", "drafting", "audit", "scripted_partner"]
 EVALUATION_ONLY = "evaluation_only"
 """Column of rows that may be evaluated on and never trained on: their terms say so."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
@@ -112,6 +112,9 @@ class TaskSpec(Strict):
     """`module:function` that reads original files, for `soul data import`."""
     builder: str = ""
     """`module:function` that puts rows together from several files, for `soul data build`."""
+    drafting: str = ""
+    """`module:function` that says what a model drafts for rows and another filters, for `soul data
+    build --drafter`."""
     audit: str = ""
     """`module:function` that compares labels with rules, for `soul data audit`."""
     scripted_partner: str = ""

@@ -343,7 +343,7 @@ def test_no_partner_stops_before_anything_is_played(tmp_path: Path, capsys) -> N
 
 
 def test_serve_partner_prints_its_address_and_stops(tmp_path: Path) -> None:
-    process = start("serve", "partner", "--port", 0)
+    process = start("serve", "partner", "secret_keeper", "--port", 0)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     with ScriptedServer(answer=keeper) as server:

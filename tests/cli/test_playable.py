@@ -11,11 +11,16 @@ import pytest
 from tests.support.evaluation import FAST, soul, summary, three_lines, visitor
 from tests.support.servers.openai_server import ScriptedServer
 
-TASKS = """
+ROWS_ONLY = "{title: A room, summary: Nobody plays it, seats: {guest: actor}, \
+columns: {text: {type: text, audience: [guest]}}}"
+TASKS = f"""
+tasks:
+  attic: {ROWS_ONLY}
+  cellar: {ROWS_ONLY}
 suites:
-  mixed: {axes: {A: [tomi, coser], B: [secret_keeper]}, average: macro}
-  never: [coser]
-  two: [coser, sim_math, tomi, secret_keeper]
+  mixed: {{axes: {{A: [tomi, attic], B: [secret_keeper]}}, average: macro}}
+  never: [attic]
+  two: [attic, cellar, tomi, secret_keeper]
 """
 
 
@@ -35,7 +40,7 @@ def test_players_may_be_named_for_every_member(
     """For one that is played and for one that is left out; for a stranger to the suite never."""
     with visitor() as url:
         who = f"endpoint:scripted-visitor@{url}"
-        named = ("--partner", f"secret_keeper={who}", "--judge", f"coser={who}")
+        named = ("--partner", f"secret_keeper={who}", "--judge", f"attic={who}")
         out = tmp_path / "run"
         assert evaluate(out, "--playable", "--data", "synth:2", *named) == 0
         assert set(summary(out)["tasks"]) == {"tomi", "secret_keeper"}
@@ -51,20 +56,20 @@ def test_a_partial_suite_is_named_as_such(
     out = tmp_path / "run"
     assert evaluate(out, "--playable", "--data", "synth:4") == 0
     printed = capsys.readouterr()
-    assert "left out of mixed: coser: this version cannot play it" in printed.err
+    assert "left out of mixed: attic: this version cannot play it" in printed.err
     assert "left out of mixed: secret_keeper: nobody plays the partner" in printed.err
     assert "mixed (partial)" in printed.out and "A mean (1 of 2)" in printed.out
     done = summary(out)
     assert set(done["tasks"]) == {"tomi"} and done["suite"] == "mixed"
     assert done["left_out"] == {
-        "coser": "this version cannot play it",
+        "attic": "this version cannot play it",
         "secret_keeper": "nobody plays the partner",
     }
     assert "playable: true" in (out / "config.yaml").read_text()
     assert soul("report", out, "--tasks", tmp_path / "tasks.yaml", "--format", "csv") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("mixed,suite,all,,run,run,,,,")]
-    assert any("coser" in line for line in lines)
+    assert any("attic" in line for line in lines)
 
 
 def test_with_every_player_more_is_played(
@@ -74,7 +79,7 @@ def test_with_every_player_more_is_played(
         address = ("--partner", f"endpoint:scripted-visitor@{partner}")
         assert evaluate(tmp_path / "run", "--playable", "--data", "synth:2", *address) == 0
     assert set(summary(tmp_path / "run")["tasks"]) == {"tomi", "secret_keeper"}
-    assert list(summary(tmp_path / "run")["left_out"]) == ["coser"]
+    assert list(summary(tmp_path / "run")["left_out"]) == ["attic"]
 
 
 def test_a_task_whose_players_want_a_key_that_is_not_here_is_left_out(
@@ -99,7 +104,7 @@ def test_without_the_option_the_suite_is_refused_and_the_option_is_named(
 ) -> None:
     assert evaluate(tmp_path / "run", "--data", "synth:4") == 2
     what, _, fix = three_lines(capsys.readouterr().err)
-    assert "coser" in what and "--playable" in fix and not (tmp_path / "run").exists()
+    assert "attic" in what and "--playable" in fix and not (tmp_path / "run").exists()
 
 
 def test_every_task_that_cannot_be_played_counts(
@@ -113,7 +118,7 @@ def test_every_task_that_cannot_be_played_counts(
     count, listed = found.groups()
     kinds = [part.split(", ") for part in listed.split("; ")]
     names = [name for kind in kinds for name in kind]
-    assert kinds[0] == ["no class that plays coser", "sim_math"]
+    assert kinds[0] == ["no class that plays attic", "cellar"]
     assert int(count) == len(names) and fix.count("--playable") == 1
 
 
@@ -122,7 +127,7 @@ def test_nothing_to_play_is_an_error_that_says_why(
 ) -> None:
     assert evaluate(tmp_path / "run", "--playable", suite="never") == 2
     what, why, _ = three_lines(capsys.readouterr().err)
-    assert "nothing can be played" in what and "coser: this version cannot play it" in why
+    assert "nothing can be played" in what and "attic: this version cannot play it" in why
 
 
 def test_rows_that_are_not_here_leave_a_task_out_unless_they_were_named(

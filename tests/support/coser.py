@@ -16,6 +16,7 @@ from typing import Any
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.coser.flaws import ASPECTS
+from soulkit.tasks.coser.scripts import scripted_verdict
 from soulkit.tasks.coser.task import Coser
 from soulkit.types import Example, Record
 from tests.support.road import player, task_of
@@ -73,6 +74,8 @@ def critics(severities: Mapping[str, int] | None = None, why: str = "So it is.")
 
     def say(body: Body) -> str:
         form = body["response_format"]["json_schema"]["schema"]["title"]
+        if form == "Marks":
+            return scripted_verdict(form, perfect=True) or ""
         slug = slug_of(body)
         parts = [5] * (weights[slug] // 5) + [weights[slug] % 5] * bool(weights[slug] % 5)
         flaws = [{"instance": "here", "type": ASPECTS[slug].kinds[0], "severity": n} for n in parts]
@@ -102,8 +105,9 @@ def whose_turn(body: Body) -> bool:
 
 @contextmanager
 def book_table(
-    actor: str | Says = "(nods) Well.", *, predictor: str | Says = "", surroundings: str | Says = "Wind.",
-    judge: str | Says = "", coach: str | Says = "", **server: Any,
+    actor: str | Says = "(nods) Well.", *, predictor: str | Says = "",
+    surroundings: str | Says = "Wind.", judge: str | Says = "", coach: str | Says = "",
+    **server: Any,
 ) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
     """(cast, requests) of a running server; a text is said again and again."""
     judge = judge or critics()

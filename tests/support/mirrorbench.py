@@ -52,10 +52,10 @@ def kind_of(body: Body) -> str:
     return next((kind for kind, mark in marks.items() if mark in prompt), "critique")
 
 
-def conversations(body: Body) -> list[str]:
-    """The fenced conversations of a prompt, in order."""
-    return re.findall(r"<(?:conversation|real|simulated) (\w+)>\n(.*?)\n</", prompt_of(body),
-                      re.DOTALL)  # fmt: skip
+def conversations(body: Body) -> list[tuple[str, str]]:
+    """(mark, text) of the fenced conversations of a prompt, in order."""
+    pattern = r"<(?:conversation|real|simulated) (\w+)>\n(.*?)\n</"
+    return [(one[1], one[2]) for one in re.finditer(pattern, prompt_of(body), re.DOTALL)]
 
 
 def answers(

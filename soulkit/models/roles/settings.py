@@ -31,6 +31,8 @@ REPLY: dict[str, tuple[float, int]] = {
     "auditor": (0.0, 4096),
     "coach": (1.0, 2048),
     "blind_reader": (1.0, 256),
+    "drafter": (1.0, 4096),
+    "filter": (0.0, 4096),
 }
 """Role → temperature and longest reply where nothing else is said. Reasoning counts as reply, so
 that a reasoning partner says nothing within a few hundred tokens."""

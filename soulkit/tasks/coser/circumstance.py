@@ -91,12 +91,14 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A row that can be played; DataError for any other."""
     names = characters(fields)
     if not names:
-        raise _unusable("nobody speaks in it", "The list of speakers names no character.")
+        raise _unusable("nobody speaks in it", "speaking_characters_w_env names no character.")
     if reserved := [name for name in names if name in READERS]:
         raise _unusable(
             f"a character is called '{reserved[0]}'",
             "The word says who may read a field, so that nobody at the table can be called so.",
         )
+    if not names_in(fields["major_characters"]):
+        raise _unusable("it has no major_characters", "Their fidelity is what is judged.")
     lines = fields["dialogues"]
     if not lines or not all(map(_is_message, lines)):
         raise _unusable(

@@ -47,7 +47,7 @@ _MACHINE = re.compile(
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
-def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
+def aspect_points(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """The dimensions with their points, as the coach's template shows them."""
     return [
         {"title": aspect.title, "score": f"{points:.0f}"}
@@ -55,7 +55,7 @@ def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def reasons(score: Score) -> dict[str, str]:
+def aspect_reasons(score: Score) -> dict[str, str]:
     """Dimension → what the first critic that could be read wrote about it."""
     texts: dict[str, str] = {}
     for verdict in score.verdicts:
@@ -78,10 +78,10 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
             yield slug, str(fields[slug]["reasoning"])
 
 
-def remarks(score: Score, view: LeakView) -> str:
+def judges_remarks(score: Score, view: LeakView) -> str:
     """The critics' reasoning for a coach, fenced, without sentences that give something away."""
     lines = []
-    for slug, text in reasons(score).items():
+    for slug, text in aspect_reasons(score).items():
         sentences = [
             s for s in dict.fromkeys(_SENTENCE.split(text)) if s.strip() and not _tells(s, view)
         ]
@@ -97,7 +97,7 @@ def _tells(sentence: str, view: LeakView) -> bool:
     return echoes_reference(sentence, view.reference, view.public)
 
 
-def lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
+def scene_lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
     """What rules say about a scene: what they saw, then what holds always."""
     seen = [*_silence(lines), *_length(lines, turn_words), *_machine(lines), *_repeats(lines)]
     points = [(p, slug) for slug in ASPECTS if (p := score.metrics.get(slug)) is not None]

@@ -13,6 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from soulkit.metrics.ngrams import common_length
+
 MOST_ORDERS = 4
 
 
@@ -32,22 +34,11 @@ def plain_bleu(reference: str, hypothesis: str) -> float:
 def plain_rouge_l(reference: str, hypothesis: str) -> float:
     """F1 of the longest common subsequence of words, 0 to 1; 0 where either is empty."""
     gold, words = _words(reference), _words(hypothesis)
-    common = longest_common(gold, words)
+    common = common_length(gold, words)
     if not common:
         return 0.0
     precision, recall = common / len(words), common / len(gold)
     return 2 * precision * recall / (precision + recall)
-
-
-def longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence."""
-    before = [0] * (len(other) + 1)
-    for word in one:
-        row = [0]
-        for place, match in enumerate(other, 1):
-            row.append(before[place - 1] + 1 if word == match else max(before[place], row[-1]))
-        before = row
-    return before[-1]
 
 
 def _words(text: str) -> list[str]:

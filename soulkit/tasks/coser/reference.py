@@ -1,6 +1,7 @@
 """CoSER under `--protocol reference`: the published play, marks and gate.
 
-Ten rounds (a refined scene fifteen); characters read the plot's summary; the next speaker is asked
+Ten rounds (a refined scene fifteen), and 8,192 tokens for each character's part after its opening,
+what it hears included; characters read the plot's summary; the next speaker is asked
 for in words, by a predictor that remembers its answers, and whatever is no usable name becomes a
 draw; silence of anybody ends the scene. One verdict holds four marks from 1 to 10. The coach reads
 the book's scene and the characters' thoughts, and its notes are checked all the same.
@@ -22,7 +23,7 @@ from soulkit.judge.fence import fence
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import remove_think
-from soulkit.models.base import Cast
+from soulkit.models.base import Cast, Player
 from soulkit.tasks.budgets import first_words
 from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser.anchors import Marks, anchored
@@ -34,6 +35,7 @@ from soulkit.tasks.coser.speakers import END, ENDS_FROM, Candidates, speaker_in
 from soulkit.tasks.coser.speech import with_label, without_bracketed
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.dialogue import Conversation
+from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
 from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     Completion,
@@ -54,7 +56,7 @@ COACH_TURN, COACH_WORDS = 500, 2000
 """Words of the book's scene that the coach reads, by message and in all."""
 
 
-class ReferenceBook(SceneBook):
+class PublishedBook(SceneBook):
     """A line bears its speaker's name, unless it says so itself."""
 
     def audible_text(self, seat: str, text: str) -> str:
@@ -65,12 +67,26 @@ class ReferenceBook(SceneBook):
 
 
 @dataclass
-class ReferenceScene(ReferenceBook, BookScene):
+class PublishedScene(PublishedBook, BookScene):
     """The predictor has a table of its own; whoever says nothing ends the scene."""
 
     predictor: Conversation | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
     """So many lines stand at the predictor's table."""
+
+    def actor(self, seat: str) -> Player:
+        """The actor with what is left of the character's part as the limit of its reply."""
+        return within_room(self.cast.actor, self._room(seat))
+
+    def _room(self, seat: str) -> int:
+        table = self.stage.tables[seat]
+        return episode_room(self.cast.actor, table.turns, table.context)
+
+    async def character(self, seat: str, index: int) -> bool:
+        if self._room(seat) < LEAST_TOKENS:
+            self.silence = "length"
+            return False
+        return await super().character(seat, index)
 
     def words_left(self, reply: Completion) -> str:
         return remove_think(reply.text, remove_unclosed=True)
@@ -121,7 +137,7 @@ class ReferenceScene(ReferenceBook, BookScene):
 
 
 class CoserReference(Coser):
-    book, scene = ReferenceBook, ReferenceScene
+    book, scene = PublishedBook, PublishedScene
     plot_is_known = judges_silence = True
 
     def __init__(
@@ -137,9 +153,10 @@ class CoserReference(Coser):
     def purposes(self) -> tuple[str, ...]:
         return (PURPOSE,)
 
-    def profile_words(self, feedback: Feedback | None) -> int:
+    def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
         """Only a prompt with feedback is cut."""
-        return int(self.spec.options["refined_words"]) if feedback is not None else UNBOUNDED
+        words = UNBOUNDED if feedback is None else int(self.spec.options["refined_words"])
+        return words, words
 
     def questions(self, example: Example, episode: Episode) -> list[JudgeQuestion[Any]]:
         prompt = self.prompts.render("judge", **self.judge_view(example, episode))
@@ -186,7 +203,7 @@ class CoserReference(Coser):
         worst."""
         view = super().coach_view(example, episode, score)
         worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
-        reasons = coaching.reasons(score)
+        reasons = coaching.aspect_reasons(score)
         notes = [f"{ASPECTS[slug].title}: {reasons[slug]}" for slug in worst if slug in reasons]
         return {
             **view, "transcript": transcript(self._thought_aloud(episode)),

@@ -14,7 +14,7 @@ bounds; judges read up to `line_words` of it. What is cut is counted by speaker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from soulkit.judge.transcripts import transcript
@@ -86,6 +86,8 @@ class BookScene(SceneBook):
 
     cast: Cast
     rollout: Rollout
+    silence: str = field(default="empty", init=False)
+    """Why the scene ends where a turn was none."""
 
     async def play(self) -> str:
         """Round by round to the end, whose reason is returned."""
@@ -93,7 +95,7 @@ class BookScene(SceneBook):
         rounds = self.task.rounds(self.rollout.kind)
         for index in range(first, rounds):
             if not await self._turn(speaker, index):
-                return "empty"
+                return self.silence
             self.stage.notes["rounds"] = index + 1
             if index + 1 == rounds:
                 break

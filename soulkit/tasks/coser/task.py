@@ -29,7 +29,6 @@ from soulkit.judge.transcripts import transcript
 from soulkit.metrics.ngrams import bleu, rouge_l
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.budgets import share_fairly
 from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser import scripts
 from soulkit.tasks.coser.circumstance import (
@@ -50,6 +49,7 @@ from soulkit.tasks.coser.flaws import ASPECTS, Flaws, flaw_score, flaw_shape, sc
 from soulkit.tasks.coser.scene import START, BookScene, SceneBook
 from soulkit.tasks.coser.speakers import END
 from soulkit.tasks.coser.speech import audible, words_out_loud
+from soulkit.tasks.coser.views import PROFILES, SUMMARY, fitted_view
 from soulkit.tasks.dialogue import Conversation, cut_note, play_out
 from soulkit.tasks.endings import actor_status
 from soulkit.tasks.spec import TaskSpec
@@ -70,8 +70,6 @@ from soulkit.types import (
     unscored,
 )
 
-PROFILES, SUMMARY = "profiles", "plot_summary"
-"""Fields that are made of others: what is generally known of each character, and the plot."""
 Opinions = Mapping[str, Sequence[Opinion[Any]]]
 
 
@@ -145,45 +143,26 @@ class Coser(Task):
         """The questions to a judge."""
         return tuple(ASPECTS)
 
-    def acted_seats(self, example: Example) -> tuple[str, ...]:
-        """The characters, in the order of the row."""
-        return tuple(characters(example.fields))
-
     # -- prompts ----------------------------------------------------------------------------------
 
     def character_view(
-        self, example: Example, seat: str, budget: int
+        self, example: Example, seat: str, feedback: Feedback | None
     ) -> tuple[dict[str, Any], dict[str, int]]:
-        """(what a character's prompt is made of, words cut by field); `budget` words for its own
-        profile, as many for all others together, and as many for its thoughts."""
+        """(what a character's prompt is made of, words cut by part)."""
         fields, cuts = self.within_budget(example.visible(seat))
-        known = fields[PROFILES]
-        alone = {"name": seat, "profile": known.get(seat, ""),
-                 "thought": fields.get(f"{MENTAL}{seat}", "")}  # fmt: skip
-        texts: dict[str, str] = {}
-        for key, text in alone.items():
-            (item,), cut = share_fairly([{key: text}], budget)
-            texts[key] = item[key]
-            cuts |= {key: cut} if cut else {}
-        names = [name for name in known if name != seat]
-        shared, cut = share_fairly([{"profile": known[name]} for name in names], budget)
-        cuts |= {"others": cut} if cut else {}
-        others = [
-            {"name": n, "profile": item["profile"]} for n, item in zip(names, shared, strict=True)
-        ]
-        return {
-            **texts, "others": others, "book": fields["book"], "scenario": fields["scenario"],
-            "plot": fields.get(SUMMARY, ""), "thoughts": not fields["wo_thought"],
-            "words": self.spec.options["turn_words"],
-        }, cuts  # fmt: skip
+        view, more = fitted_view(fields, seat, *self.profile_words(feedback))
+        return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **more}
 
-    def profile_words(self, feedback: Feedback | None) -> int:
-        """The budget of `character_view`."""
-        return int(self.spec.options["profile_words"])
+    def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
+        """The budgets of a character's own texts and of all others' profiles together."""
+        options = self.spec.options
+        return int(options["profile_words"]), int(options["others_words"])
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of a character's context, feedback at its end."""
-        view, _ = self.character_view(example, seat, self.profile_words(feedback))
+        """The opening of a seat's context; of a character's with feedback at its end."""
+        if seat == ENVIRONMENT:
+            return Segment("system", self.surroundings_prompt(example))
+        view, _ = self.character_view(example, seat, feedback)
         bare = self.prompts.render("character", feedback=None, **view)
         if feedback is None:
             return Segment("system", bare, bare=bare)
@@ -228,7 +207,7 @@ class Coser(Task):
         words: dict[str, int] = {}
         for seat in self.acted_seats(example):
             tables[seat] = Conversation(seat, list(self.opening(example, seat, feedback)))
-            _, cuts = self.character_view(example, seat, self.profile_words(feedback))
+            _, cuts = self.character_view(example, seat, feedback)
             words |= {f"{seat}: {name}": count for name, count in cuts.items()}
         return Stage(tables, notes=cut_note(words))
 
@@ -287,11 +266,10 @@ class Coser(Task):
     def judge_view(self, example: Example, episode: Episode) -> dict[str, Any]:
         """What a critic reads: the scene as it was and as it was played, nobody's thoughts."""
         fields, _ = self.within_budget(example.visible("judge"))
-        known = fields[PROFILES].items()
+        people = [{"name": name, "profile": text} for name, text in fields[PROFILES].items()]
         return {
             "book": fields["book"], "scenario": fields["scenario"], "plot": fields[SUMMARY],
-            "profiles": [{"name": name, "profile": text} for name, text in known],
-            "major": ", ".join(names_in(fields["major_characters"])),
+            "profiles": people, "major": ", ".join(names_in(fields["major_characters"])),
             "reference": transcript(self.recorded(example), mark="book"),
             "transcript": self.played(episode), "replayed": episode.notes.get("replayed", 0),
         }  # fmt: skip
@@ -394,8 +372,8 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coaching.marks(score.metrics), "gold": "",
-            "remarks": coaching.remarks(score, self.leak_view(example)),
+            "marks": coaching.aspect_points(score.metrics), "gold": "",
+            "remarks": coaching.judges_remarks(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
@@ -404,7 +382,7 @@ class Coser(Task):
         if episode is None or score is None:
             return coaching.ADVICE
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coaching.lesson(lines, score, int(self.spec.options["turn_words"]))
+        return coaching.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's

@@ -58,10 +58,10 @@ def _calibrated(
     scores = [value for one in main if (value := one.score.metrics.get(part)) is not None]
     value = None
     if human is not None and proxy is not None and scores and human - proxy >= LEAST_GAP:
-        value = fmean(between(score, human, proxy) for score in scores)
+        value = fmean(between_anchors(score, human, proxy) for score in scores)
     return BatchMetric(value, len(main), len(scores), UNIT, 0.0, 1.0)
 
 
-def between(score: float, human: float, proxy: float) -> float:
+def between_anchors(score: float, human: float, proxy: float) -> float:
     """Where a score lies between the two anchors, in [0, 1]; `human` is the higher one."""
     return min(1.0, max(0.0, (score - proxy) / (human - proxy)))

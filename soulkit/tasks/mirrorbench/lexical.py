@@ -31,7 +31,7 @@ UNIT = "conversations"
 Spread = tuple[float, float]
 
 
-def measured(texts: Sequence[str]) -> dict[str, float | None]:
+def word_measures(texts: Sequence[str]) -> dict[str, float | None]:
     """Measure → its value over these messages; None for each where there is no tokenizer."""
     tokens = subword_tokens(" ".join(text for text in texts if text))
     if tokens is None:
@@ -53,7 +53,7 @@ def with_people(examples: Sequence[Example]) -> list[Example]:
     """The examples of a whole data set, each with the numbers of the people of its subset."""
     groups: dict[str | None, list[dict[str, float | None]]] = defaultdict(list)
     for example in examples:
-        groups[example.fields["subset"]].append(measured(user_texts(example.fields["turns"])))
+        groups[example.fields["subset"]].append(word_measures(user_texts(example.fields["turns"])))
     people = {subset: spreads(values) for subset, values in groups.items()}
     return [
         replace(example, fields={**example.fields, PEOPLE: people[example.fields["subset"]]})
@@ -83,7 +83,7 @@ def lexical_metrics(texts: Sequence[str], fields: Mapping[str, Any]) -> dict[str
     """`lexical/mattr` and `lexical/mattr_z` …, of one conversation."""
     people = fields.get(PEOPLE) or {}
     metrics: dict[str, float | None] = {}
-    for measure, value in measured(texts).items():
+    for measure, value in word_measures(texts).items():
         spread = people.get(measure)
         standing = None if value is None or spread is None else z_score(value, *spread)
         metrics |= {f"lexical/{measure}": value, f"lexical/{measure}_z": standing}

@@ -69,7 +69,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ComparedUsers:
     """What the judges made of a pair."""
 
     values: dict[str, float]
@@ -86,7 +86,7 @@ class Outcome:
 async def judge_users(
     prompts: PromptFolder, pair: Pair, episode: Episode, cast: Cast,
     parts: Collection[str] = PARTS,
-) -> Outcome:  # fmt: skip
+) -> ComparedUsers:  # fmt: skip
     """What the judges of `cast` say to these parts.
 
     Raises UnreadableVerdict when some part has no readable answer, ConfigError without a judge.
@@ -103,7 +103,7 @@ async def judge_users(
         compared = pair_outcome(cast, replies)
         values["pairwise"], flips = compared.value, compared.position_flip
     verdicts = tuple(one.verdict() for opinions in replies.values() for one in opinions)
-    return Outcome({part: values[part] for part in PARTS if part in values}, flips, verdicts)
+    return ComparedUsers({part: values[part] for part in PARTS if part in values}, flips, verdicts)
 
 
 def _worth_of_yes(answer: Rubric | Revision) -> float:

@@ -1,6 +1,6 @@
 """MirrorBench under `--protocol reference`: one question, a live assistant, ten messages.
 
-GTEval alone is the score, asked once, and clipped to [0, 1]. Of a conversation the first ten
+GTEval alone is the score, asked once, and cut off at 0 and 1. Of a conversation the first ten
 messages are played and judged, without an assistant's last one; an assistant that opens it is
 generated like any other. The assistant sees the whole real conversation; the user is told what it
 said behind `AI:`, with the instruction to go on, and a reply without words is skipped. A user who
@@ -36,8 +36,8 @@ from soulkit.tasks.mirrorbench.conversations import (
     first_messages,
     read_message,
 )
-from soulkit.tasks.mirrorbench.lexical import MEASURES, measured, user_texts
-from soulkit.tasks.mirrorbench.questions import Outcome
+from soulkit.tasks.mirrorbench.lexical import MEASURES, user_texts, word_measures
+from soulkit.tasks.mirrorbench.questions import ComparedUsers
 from soulkit.tasks.mirrorbench.task import MirrorBench
 from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
@@ -141,22 +141,22 @@ class MirrorBenchReference(MirrorBench):
         """Every reply is taken as it is."""
         return ["ok"]
 
-    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> ComparedUsers:
         lines = [{"role": line.seat, "content": line.text} for line in episode.transcript]
         prompt = self.prompts.render(
             "judge_gteval", real=fence(conversation_text(self.messages(example)), "real"),
             simulated=fence(conversation_text(lines), "simulated"),
         )  # fmt: skip
         replies = await opinions(cast, question("gteval", prompt, LooseSimilarity), episode)
-        value = pooled(replies, lambda one: clipped(one.score), cast.panel.combine)
-        return Outcome({"gteval": value}, None, tuple(one.verdict() for one in replies))
+        value = pooled(replies, lambda one: clipped_score(one.score), cast.panel.combine)
+        return ComparedUsers({"gteval": value}, None, tuple(one.verdict() for one in replies))
 
     def word_metrics(self, example: Example, episode: Episode) -> dict[str, float | None]:
         """With the distance to the real user, all of whose messages count."""
         texts = [line.text for line in episode.transcript if line.seat == USER]
         turns = episode.traces[0].turns if episode.traces else ()
         messages = len(turns[-1].context) + 1 if turns else 0
-        distances = gaps(measured(user_texts(example.fields["turns"])), measured(texts))
+        distances = gaps(word_measures(user_texts(example.fields["turns"])), word_measures(texts))
         return {
             **super().word_metrics(example, episode), **distances, "num_turn": float(messages)
         }  # fmt: skip
@@ -191,7 +191,7 @@ class MirrorBenchReference(MirrorBench):
         return None
 
 
-def clipped(score: float) -> float:
+def clipped_score(score: float) -> float:
     """A score on [0, 1]; what lies beyond counts as its end."""
     return max(0.0, min(1.0, float(score)))
 

@@ -11,7 +11,7 @@ HELPFUL = (
 )
 
 
-def verdict(form: str, perfect: bool) -> str | None:
+def user_verdict(form: str, perfect: bool) -> str | None:
     """The reply of a judge that is asked for `form`: the simulated user is a person, or is none."""
     why, yes = "as scripted", "YES" if perfect else "NO"
     wins = {"Preference1": "A", "Preference2": "B"}

@@ -47,7 +47,14 @@ from soulkit.tasks.mirrorbench.lexical import (
     user_texts,
     with_people,
 )
-from soulkit.tasks.mirrorbench.questions import CALLS, PARTS, Outcome, Pair, fenced, judge_users
+from soulkit.tasks.mirrorbench.questions import (
+    CALLS,
+    PARTS,
+    ComparedUsers,
+    Pair,
+    fenced,
+    judge_users,
+)
 from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
 from soulkit.tasks.partners import partner_reply
 from soulkit.tasks.spec import TaskSpec
@@ -263,7 +270,7 @@ class MirrorBench(Task):
         real = as_lines(self.messages(example))
         return Pair(real, episode.transcript, str(example.fields["task_description"]))
 
-    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> Outcome:
+    async def judged_users(self, example: Example, episode: Episode, cast: Cast) -> ComparedUsers:
         return await judge_users(self.prompts, self.pair(example, episode), episode, cast, PARTS)
 
     def _silent(self, episode: Episode, metrics: Mapping[str, float | None]) -> Score:
@@ -351,7 +358,7 @@ class MirrorBench(Task):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.verdict(form, perfect)
+        return scripts.user_verdict(form, perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score

@@ -30,7 +30,7 @@ RUBRIC = (
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
-def judge_notes(score: Score, messages: Sequence[str], public: str) -> str:
+def style_notes(score: Score, messages: Sequence[str], public: str) -> str:
     """What the judges saw, without the sentences that repeat something of `messages`."""
     lines = []
     for title, text in _remarks(score):
@@ -62,7 +62,7 @@ def _remarks(score: Score) -> Iterator[tuple[str, str]]:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def turn_remarks(
+def draft_remarks(
     turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
 ) -> list[str]:
     """What rules can tell from a draft; `shown` is what the person has before them."""
@@ -78,7 +78,7 @@ def turn_remarks(
     return [*texts, *_end(turns, len(messages), len(human), most_turns)]
 
 
-def advice() -> str:
+def playing_advice() -> str:
     """What can be said before anything was played."""
     return (
         "Write as this one person does, not as an assistant would: one thought a message, in the "

@@ -32,7 +32,7 @@ class Target:
     """WRITING or INTERACTION."""
 
 
-def read_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_arena_row(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The opened fields of a row in one spelling. DataError for what nothing can be compared with.
 
     `features` says whether the row has target features at all.

@@ -17,7 +17,7 @@ from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.dialogue import Conversation, cut_note, others_view, partner_words, play_out
 from soulkit.tasks.partners import partner_reply
 from soulkit.tasks.sim_arena import scripts
-from soulkit.tasks.sim_arena.fields import human_lines, human_messages, read_row
+from soulkit.tasks.sim_arena.fields import human_lines, human_messages, read_arena_row
 from soulkit.tasks.sim_arena.turns import PHRASE, Utterance, read_utterance
 from soulkit.types import Call, Completion, Episode, Example, Feedback, Form, Kind, Line, Segment
 
@@ -36,7 +36,7 @@ class PlayedPerson(Task):
         """A column of type `any` holds a structure or its JSON text, and both are the same row."""
         kinds = self.spec.columns
         opened = {k: structure(v) if kinds[k].type == "any" else v for k, v in fields.items()}
-        return read_row(opened)
+        return read_arena_row(opened)
 
     @property
     def most_turns(self) -> int:

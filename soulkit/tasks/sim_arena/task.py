@@ -43,7 +43,7 @@ from soulkit.tasks.sim_arena.fields import (
     Target,
     human_lines,
     human_messages,
-    read_row,
+    read_arena_row,
     targets,
 )
 from soulkit.tasks.sim_arena.judging import DOCUMENT, FULFILMENT, LIKERT, RATING, STYLES, Replies
@@ -74,7 +74,7 @@ class SimArenaRows(RowsOnly):
     """Binds rows of SimulatorArena; playing them is refused."""
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return read_row(super().prepare(fields))
+        return read_arena_row(super().prepare(fields))
 
 
 class SimArena(PlayedPerson):
@@ -261,7 +261,7 @@ class SimArena(PlayedPerson):
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The attempt, how it compared, and what the judges saw, less what repeats the person."""
-        notes = coach.judge_notes(score, human_messages(example.fields), self._public(example))
+        notes = coach.style_notes(score, human_messages(example.fields), self._public(example))
         return {
             "person": self.person, "partner": self.partner_name,
             "brief": self.brief(example), "transcript": self.told(episode.transcript, "attempt"),
@@ -279,7 +279,7 @@ class SimArena(PlayedPerson):
     def _remarks(self, example: Example, episode: Episode) -> list[str]:
         human = human_messages(example.fields)
         turns, shown = self.turns(episode), self._public(example)
-        return coach.turn_remarks(turns, human, shown, self.most_turns)
+        return coach.draft_remarks(turns, human, shown, self.most_turns)
 
     def _public(self, example: Example) -> str:
         return "\n".join(text for _, text in self.brief(example))
@@ -287,7 +287,7 @@ class SimArena(PlayedPerson):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns."""
         remarks = self._remarks(example, episode) if episode is not None else []
-        return " ".join([*remarks, coach.advice()])
+        return " ".join([*remarks, coach.playing_advice()])
 
     def leak_view(self, example: Example) -> LeakView:
         """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""

@@ -11,7 +11,7 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Player
 from soulkit.tasks.partners import partner_reply
 from soulkit.tasks.tau_usi.runtime import Meta, Service
-from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, declaration, read_message
+from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, declaration, read_agent_message
 from soulkit.types import Call, Segment, Usage
 
 GREETING = "Hello, you have reached the service desk. What can I do for you today?"
@@ -44,7 +44,7 @@ class ServiceAgent:
         for _ in range(self.most_rounds + 1):
             text = await self._message()
             self.context.append(Segment("assistant", text))
-            act = read_message(text, self.meta.tools)
+            act = read_agent_message(text, self.meta.tools)
             if isinstance(act, str):
                 return act
             self.context.append(await self._told(act))

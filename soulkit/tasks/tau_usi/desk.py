@@ -47,7 +47,7 @@ class Loan:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeskWish:
     """What a customer wants done with a loan, and whether the rules allow it."""
 
     tool: str
@@ -62,7 +62,7 @@ class Desk:
     name: str
     member: str
     loans: list[Loan]
-    wishes: tuple[Wish, ...]
+    wishes: tuple[DeskWish, ...]
     instruction: str
     calls: list[str] = field(default_factory=list)
 
@@ -117,20 +117,23 @@ def desk(number: int) -> Desk:
     return Desk(name, member, loans, wishes, text)
 
 
-def _wishes(kind: int, loans: Sequence[Loan]) -> tuple[Wish, ...]:
+def _wishes(kind: int, loans: Sequence[Loan]) -> tuple[DeskWish, ...]:
     first, second = loans[0].number, loans[1].number
     if kind == 0:
-        return (Wish("extend_loan", first, allowed=True),)
+        return (DeskWish("extend_loan", first, allowed=True),)
     if kind == 1:
-        return (Wish("end_loan", first, allowed=True),)
+        return (DeskWish("end_loan", first, allowed=True),)
     if kind == 2:
         loans[0].reserved = True
-        return (Wish("extend_loan", first, allowed=False),)
-    return (Wish("extend_loan", first, allowed=True), Wish("end_loan", second, allowed=True))
+        return (DeskWish("extend_loan", first, allowed=False),)
+    return (
+        DeskWish("extend_loan", first, allowed=True),
+        DeskWish("end_loan", second, allowed=True),
+    )
 
 
 def _instruction(
-    name: str, member: str, loans: Sequence[Loan], wishes: Sequence[Wish], rng: random.Random
+    name: str, member: str, loans: Sequence[Loan], wishes: Sequence[DeskWish], rng: random.Random
 ) -> str:
     items = {loan.number: loan.item for loan in loans}
     parts = [f"You are {name}, and your member number at the tool library is {member}."]

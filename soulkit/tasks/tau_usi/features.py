@@ -53,7 +53,7 @@ _COMMANDS = ("\\tau ", "\\reward")
 _TAGS = ("<|canvas|>", "<|highlight|>", "<|survey|>")
 
 
-def features(turns: Sequence[str], lexicons: Lexicons) -> dict[str, float | None]:
+def talk_features(turns: Sequence[str], lexicons: Lexicons) -> dict[str, float | None]:
     """Every feature of what one customer said, turn by turn; empty for no turns."""
     if not turns:
         return {}

@@ -17,6 +17,7 @@ published them. The options of the task name four JSON files (the word lists may
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -28,15 +29,16 @@ from typing import Any
 import yaml
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.tasks.tau_usi.features import LISTED, Lexicons, features, of_person
+from soulkit.tasks.tau_usi.features import LISTED, Lexicons, of_person, talk_features
 from soulkit.tasks.tau_usi.survey import SURVEY
-from soulkit.tasks.tau_usi.usi import Talk, Talks, survey_agreement
+from soulkit.tasks.tau_usi.usi import MeasuredTalk, Talks, survey_agreement
 
 BATCHES = ("", "_ann2", "_ann3")
 LEAST_SAMPLES = 10
 HUB = "https://huggingface.co/datasets/cmu-lti/tau-usi"
 NEEDED = ("human_file", "lexicons", "difficulty")
 """The options without which no number is called the index."""
+FILES = (*NEEDED, "survey_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,28 @@ def missing_files(options: Mapping[str, Any]) -> list[str]:
     return [name for name in NEEDED if not options.get(name)]
 
 
-def read_people(options: Mapping[str, Any]) -> People | None:
+def file_hashes(options: Mapping[str, Any]) -> dict[str, str]:
+    """Option → what its file says, in short: numbers that were made with other lists or other
+    people are no more to be compared than those of other prompts."""
+    return {name: _file_hash(str(options[name])) for name in FILES if options.get(name)}
+
+
+@cache
+def _file_hash(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
+    except OSError:
+        return "unreadable"
+
+
+def read_human_data(options: Mapping[str, Any]) -> People | None:
     """Everything that the options name; None where something that the index needs is missing.
 
     DataError for a file that cannot be read as what it should be.
     """
     if missing_files(options):
         return None
-    return _people(*(str(options.get(name) or "") for name in (*NEEDED, "survey_file")))
+    return _people(*(str(options.get(name) or "") for name in FILES))
 
 
 @cache
@@ -87,14 +103,16 @@ def in_batches(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
     return batches
 
 
-def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> Talk:
+def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
     turns = [
         str(message.get("content") or "")
         for message in entry.get("conversation") or ()
         if isinstance(message, Mapping) and message.get("role") == "user"
     ]
     own_turns = [turn for turn in turns if of_person(turn)]
-    return Talk(features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry))
+    return MeasuredTalk(
+        talk_features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry)
+    )
 
 
 def _success(reward: Any) -> bool:

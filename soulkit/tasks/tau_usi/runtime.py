@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ class RuntimeServer:
     pause_s: float = 0.5
     """Between two attempts to reach it."""
     _down_since: float | None = None
+    _reached: bool = False
 
     async def ask(
         self, path: str, body: Mapping[str, Any], timeout_s: float = STEP_S
@@ -75,15 +77,23 @@ class RuntimeServer:
             async with asyncio.timeout(timeout_s), http.make_client(url, timeout_s, 1) as client:
                 received = await http.post(client, f"{url}{path}", {}, body, MAX_BYTES)
         except (TimeoutError, errors.HTTPError) as error:
+            self._refuse_strange(error)
             raise Unreached(clean_detail(f"{type(error).__name__} at {path}")) from error
         except http.TooLong as error:
             raise Refused(f"the answer to {path} is longer than {MAX_BYTES} bytes") from error
         if received.status in _AWAY:
             raise Unreached(f"HTTP {received.status} at {path}")
-        self._down_since = None
+        self._down_since, self._reached = None, True
         if received.status != 200:
             raise Refused(f"HTTP {received.status} at {path}: {clean_detail(received.text)}")
         return _object(received.text, path)
+
+    def _refuse_strange(self, error: Exception) -> None:
+        """PartnerError where nothing listens and nothing ever did: there is nobody to wait for."""
+        import httpx2 as errors
+
+        if isinstance(error, errors.ConnectError) and not self._reached:
+            raise PartnerError(f"nobody answers as the service at {self.url}") from error
 
     async def wait(self, error: Unreached) -> None:
         """Pause before the next attempt; PartnerError once the server has been away too long."""
@@ -97,7 +107,7 @@ class RuntimeServer:
         """Whether a runtime answers there."""
         try:
             await self.ask("/ping", {"runtime_id": ""}, PING_S)
-        except Unreached:
+        except (Unreached, PartnerError):
             return False
         except Refused:
             return True  # it answers, and knows no such environment
@@ -140,7 +150,7 @@ class MadeService:
     desk: Desk
 
     async def open(self) -> Meta:
-        return _meta(self.desk.meta())
+        return meta_of(self.desk.meta())
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self.desk.step(name, arguments)
@@ -164,7 +174,7 @@ class RuntimeService:
     _asked: int = 0
 
     async def open(self) -> Meta:
-        return _meta(_decoded(await self._kept("/create", {}, self._create)))
+        return meta_of(_decoded(await self._kept("/create", {}, self._create)))
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         call = {"name": name, "arguments": dict(arguments)}
@@ -175,9 +185,12 @@ class RuntimeService:
     async def reward(self) -> float:
         text = await self._kept("/reward", {}, lambda: self._live("/reward"))
         try:
-            return float(text)
-        except ValueError as error:
-            raise PartnerError(f"the service gives no reward: {text[:100]}") from error
+            number = float(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise PartnerError(f"the service gives no reward: {text[:100]}")
+        return number
 
     # -- the ledger --
 
@@ -288,7 +301,8 @@ def _decoded(text: str) -> Mapping[str, Any]:
     return value
 
 
-def _meta(info: Mapping[str, Any]) -> Meta:
+def meta_of(info: Mapping[str, Any]) -> Meta:
+    """What a service said, as far as it is there."""
     tools = info.get("tools_info") or ()
     parts = [tool for tool in tools if isinstance(tool, Mapping)] if tools else []
     return Meta(str(info.get("instruction") or ""), str(info.get("wiki") or ""), tuple(parts))

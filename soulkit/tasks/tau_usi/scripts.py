@@ -6,7 +6,7 @@ import json
 
 from soulkit.tasks.dialogue import Conversation
 from soulkit.tasks.tau_usi.agent import GREETING
-from soulkit.tasks.tau_usi.desk import Desk, Wish
+from soulkit.tasks.tau_usi.desk import Desk, DeskWish
 from soulkit.tasks.tau_usi.features import STOP
 from soulkit.tasks.tau_usi.survey import SURVEY
 from soulkit.types import Completion, Line
@@ -38,14 +38,14 @@ def _say(talk: Conversation, words: str) -> None:
     talk.record(Line(talk.seat, words))
 
 
-def _request(desk: Desk, wish: Wish) -> str:
+def _request(desk: Desk, wish: DeskWish) -> str:
     item = next(loan.item for loan in desk.loans if loan.number == wish.loan)
     if wish.tool == "extend_loan":
         return f"Can I keep the {item} a week longer?"
     return f"I brought the {item} back, please take it off my list."
 
 
-def outcome(desk: Desk) -> str:
+def desk_outcome(desk: Desk) -> str:
     """What should have changed at the desk in the end."""
     changes = [f"{wish.tool} {wish.loan}" for wish in desk.wishes if wish.allowed]
     return "; ".join(changes) or "no change"

@@ -33,15 +33,23 @@ from soulkit.tasks.spec import TaskSpec
 from soulkit.tasks.tau_usi import scripts
 from soulkit.tasks.tau_usi.agent import GREETING, ServiceAgent, tool_lines
 from soulkit.tasks.tau_usi.desk import DOMAIN, desk
-from soulkit.tasks.tau_usi.features import STOP, features, of_model
-from soulkit.tasks.tau_usi.people import HUB, People, missing_files, read_lexicons, read_people
-from soulkit.tasks.tau_usi.runtime import RuntimeServer, refuse_absent, service_of
+from soulkit.tasks.tau_usi.features import STOP, of_model, talk_features
+from soulkit.tasks.tau_usi.people import (
+    HUB,
+    People,
+    file_hashes,
+    missing_files,
+    read_human_data,
+    read_lexicons,
+)
+from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
 from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
-from soulkit.tasks.tau_usi.usi import Index, Talk, Talks, index, split_runs
+from soulkit.tasks.tau_usi.usi import Index, MeasuredTalk, Talks, index, split_runs
 from soulkit.types import (
     BatchMetric,
     Episode,
     Example,
+    Feedback,
     Line,
     Protocol,
     Record,
@@ -111,8 +119,7 @@ class TauUSI(Task):
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         """Where a runtime has the instruction, the prompt without it."""
-        return (self._opening(example.visible(CUSTOMER).get("instruction") or ""),
-                Segment("user", GREETING))  # fmt: skip
+        return (self.slot(example, CUSTOMER, None), Segment("user", GREETING))
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
@@ -120,9 +127,24 @@ class TauUSI(Task):
         yield "format_error", self.prompts.render("format_error", why="it has no end")
         yield "survey", self._form(again=True)
 
-    def _opening(self, instruction: str) -> Segment:
-        text = self.prompts.render("customer", instruction=instruction, stop=STOP)
-        return Segment("system", text, bare=text)
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The opening of either seat, as far as the row has what stands in it."""
+        if seat == CUSTOMER:
+            return self._opening(example.visible(CUSTOMER).get("instruction") or "", feedback)
+        made = example.fields["env_name"] == DOMAIN
+        meta = meta_of(desk(example.fields["task_index"]).meta() if made else {})
+        return Segment("system", self._brief(meta))
+
+    def _opening(self, instruction: str, feedback: Feedback | None = None) -> Segment:
+        fields = {"instruction": instruction, "stop": STOP}
+        bare = self.prompts.render("customer", feedback=None, **fields)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        text = self.prompts.render("customer", feedback=feedback.text, **fields)
+        return Segment("system", text, bare=bare)
+
+    def _brief(self, meta: Meta) -> str:
+        return self.prompts.render("agent", wiki=meta.wiki, tools=tool_lines(meta))
 
     def _form(self, again: bool = False) -> str:
         questions = [
@@ -143,12 +165,12 @@ class TauUSI(Task):
         meta = await service.open()
         instruction = example.visible(CUSTOMER).get("instruction") or meta.instruction
         talk = Conversation(
-            CUSTOMER, [self._opening(instruction)], notes={INSTANCE: fields[INSTANCE]}
-        )
-        brief = self.prompts.render("agent", wiki=meta.wiki, tools=tool_lines(meta))
+            CUSTOMER, [self._opening(instruction, rollout.feedback)],
+            notes={INSTANCE: fields[INSTANCE]},
+        )  # fmt: skip
         agent = ServiceAgent(
             cast.player("partner"), service, meta,
-            [Segment("system", brief), Segment("assistant", GREETING)],
+            [Segment("system", self._brief(meta)), Segment("assistant", GREETING)],
             lambda number: rollout.call("partner", example, number),
             lambda why: self.prompts.render("format_error", why=why), self.tool_rounds,
         )  # fmt: skip
@@ -211,11 +233,14 @@ class TauUSI(Task):
         return Score(
             value=value, reward=value, status="ok" if turns else "empty", protocol=self.protocol,
             metrics={
-                **features(turns, self._lexicons()), **self._answered(episode),
+                **talk_features(turns, self._lexicons()), **self._answered(episode),
                 "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
                 "format_errors": float(episode.notes["format_errors"]),
             },
-            prompts=self.prompts.hashes("customer", "agent", "survey", "format_error"),
+            prompts={
+                **self.prompts.hashes("customer", "agent", "survey", "format_error"),
+                **file_hashes(self.spec.options),
+            },
         )  # fmt: skip
 
     def _answered(self, episode: Episode) -> dict[str, float | None]:
@@ -228,7 +253,7 @@ class TauUSI(Task):
         return read_lexicons(str(path)) if path else {}
 
     def _people(self) -> People | None:
-        return read_people(self.spec.options)
+        return read_human_data(self.spec.options)
 
     # -- over the batch ---------------------------------------------------------------------------
 
@@ -248,23 +273,25 @@ class TauUSI(Task):
 
     # -- scripts ----------------------------------------------------------------------------------
 
-    def gold(self, example: Example, feedback: Any = None) -> Episode | None:
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
         """A customer of the made desk whose wishes an agent fulfils by the rules."""
-        return self._scripted(example, right=True)
+        return self._scripted(example, feedback, right=True)
 
     def wrong(self, example: Example) -> Episode | None:
         """The same customer before an agent that does what it should not."""
-        episode = self._scripted(example, right=False)
+        episode = self._scripted(example, None, right=False)
         return replace(episode, kind="draft") if episode is not None else None
 
     def gold_text(self, example: Example) -> str:
         made = example.fields["env_name"] == DOMAIN
-        return scripts.outcome(desk(example.fields["task_index"])) if made else ""
+        return scripts.desk_outcome(desk(example.fields["task_index"])) if made else ""
 
-    def _scripted(self, example: Example, *, right: bool) -> Episode | None:
+    def _scripted(
+        self, example: Example, feedback: Feedback | None, *, right: bool
+    ) -> Episode | None:
         if example.fields["env_name"] != DOMAIN:
             return None  # what is right there only a runtime knows
-        opening = self._opening(example.fields["instruction"])
+        opening = self.slot(example, CUSTOMER, feedback)
         notes = {INSTANCE: example.fields[INSTANCE]}
         talk = Conversation(CUSTOMER, [opening], notes=notes)
         place = desk(example.fields["task_index"])
@@ -286,12 +313,12 @@ def customer_turns(episode: Episode) -> list[str]:
 
 def _runs(records: Sequence[Record]) -> list[Talks]:
     """The scored conversations by rollout; a rollout of very many is several runs."""
-    by_rollout: dict[int, dict[str, Talk]] = {}
+    by_rollout: dict[int, dict[str, MeasuredTalk]] = {}
     for record in drafts(records):
         instance = record.episode.notes.get(INSTANCE)
         if record.score.value is not None and instance and customer_turns(record.episode):
             answers = record.episode.notes.get(ANSWERS) or {}
-            talk = Talk(record.score.metrics, record.score.value > 0, answers)
+            talk = MeasuredTalk(record.score.metrics, record.score.value > 0, answers)
             by_rollout.setdefault(record.rollout, {})[instance] = talk
     return [run for talks in by_rollout.values() for run in split_runs(talks)]
 

@@ -35,7 +35,9 @@ class FormatError:
     why: str
 
 
-def read_message(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | FormatError | str:
+def read_agent_message(
+    text: str, tools: Sequence[Mapping[str, Any]]
+) -> ToolCall | FormatError | str:
     """What an agent's message is: a call, a mistake in one, or words for the customer."""
     if OPEN not in text and CLOSE not in text:
         return text.strip()

@@ -7,7 +7,7 @@
     Eval     100 · (1 − mean |difference|) over the answers to the survey, each in [0, 1]
     USI      mean(D1, D2, D3, D4, [Eval,] 100·(1 − ECE)), averaged over the batches of people
 
-Pure arithmetic over `Talk`s; what is read from files is read in `people.py`. Eval is there only
+Pure arithmetic; what is read from files is read in `people.py`. Eval is there only
 where answers of the model to the survey about the people's own conversations are; it is one number
 for all batches, as published. An answer that the model did not give is drawn from the question's
 places, from one stream for all (seed 42): the published code draws from NumPy's generator, so that
@@ -33,7 +33,7 @@ _RUN = re.compile(r"(.+)_([123])")
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class MeasuredTalk:
     """One conversation: its features, whether the service succeeded, what the customer answered."""
 
     features: Features
@@ -41,7 +41,7 @@ class Talk:
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
-Talks = Mapping[str, Talk]
+Talks = Mapping[str, MeasuredTalk]
 """Instance id → its conversation."""
 
 
@@ -68,7 +68,7 @@ def split_runs(talks: Talks) -> list[Talks]:
     """The runs of a model: one, unless it has more conversations than there are tasks."""
     if len(talks) <= MANY:
         return [talks]
-    runs: dict[str, dict[str, Talk]] = {}
+    runs: dict[str, dict[str, MeasuredTalk]] = {}
     for instance, talk in talks.items():
         match = _RUN.fullmatch(instance)
         name, base = (match[2], match[1]) if match else ("0", instance)
@@ -79,7 +79,7 @@ def split_runs(talks: Talks) -> list[Talks]:
 # -- dimensions ------------------------------------------------------------------------------------
 
 
-def feature_row(talks: Sequence[Talk]) -> dict[str, float]:
+def feature_row(talks: Sequence[MeasuredTalk]) -> dict[str, float]:
     """The mean of each feature over conversations that all have it."""
     row = {}
     for names in DIMENSIONS.values():
@@ -157,7 +157,7 @@ def _ece(runs: Sequence[Talks], people: Talks, difficulty: Mapping[str, float]) 
 # -- survey ----------------------------------------------------------------------------------------
 
 
-def agreement(
+def answer_agreement(
     people: Mapping[str, str], model: Mapping[str, str], rng: random.Random
 ) -> float | None:
     """0 to 100 over the questions that the person answered; None where that is none."""
@@ -181,7 +181,7 @@ def survey_agreement(
     rng, means = random.Random(42), []
     for people, model in zip(batches, answers, strict=False):
         ids = sorted(people.keys() & model.keys())
-        scores = [agreement(people[i].answers, model[i], rng) for i in ids]
+        scores = [answer_agreement(people[i].answers, model[i], rng) for i in ids]
         answered = [score for score in scores if score is not None]
         if answered:
             means.append(fmean(answered))

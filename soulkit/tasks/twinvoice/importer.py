@@ -127,6 +127,11 @@ def read_profiles(choices: Path) -> dict[str, Person]:
             f"{PROFILES[0]}.",
             "Copy that file into the same folder.",
         )
+    return profiles_in(profiles)
+
+
+def profiles_in(profiles: Path) -> dict[str, Person]:
+    """Canonical name → character of a file of profiles; DataError when it is none."""
     try:
         value = parse_row_json(read_bytes(profiles).decode("utf-8-sig"))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Rows of `userllm` from NQ-open (intent adherence) and CommonsenseQA (role adherence).
+"""Rows of `userllm` from NQ-open (intent adherence), CommonsenseQA (role adherence) and PRISM.
 
 * NQ-open `.jsonl` (`question`, `answer`): the question is what the user wants. The benchmark's rows
   also hold a turn in which the assistant proposes something else, which NQ does not; it is written
@@ -9,8 +9,9 @@
   listed, and the assistant, in words of a template, was unsure. The letter of the answer is kept
   for readers; nothing is scored by it.
 
-PRISM's conversations are not imported: they say neither what a person was after nor, for a turn,
-whether it was meant to be the last.
+* PRISM's `conversations.jsonl` or `utterances.jsonl` (prism.py): the published files do not say
+  what a person was after. Records with an `intent` become rows; those without need a draft of one,
+  which `soul data build` has a model write, and they are named.
 
     {"question": "who wrote the song", "answer": ["Ann Lee"]}
     → {"source": "natural_questions", "intent": "who wrote the song", "question": "who wrote the
@@ -26,14 +27,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.chats import read_chats
 from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.errors import DataError
 from soulkit.tasks.importing import BadRecord, Imported, need, wrong_shape
 from soulkit.tasks.made import Row
+from soulkit.tasks.userllm.prism import Turns, is_prism, recorded_intent, rows_of
 from soulkit.tasks.userllm.quiz import quiz_history
 
 NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
 TEMPLATE = "the assistant's turn is a template of soulkit"
 CSQA_LICENCE = "MIT (CommonsenseQA)"
+NO_INTENT = "it does not say what its person was after; soul data build has a model draft it"
 BROADER = (
     "Good question! Before I get to it, would you like an overview of the whole subject?",
     "There is a lot to say about this field in general. Shall I begin with how it all started?",
@@ -52,22 +57,53 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-def import_userllm(path: Path) -> Imported:
-    """Rows of an NQ-open or CommonsenseQA file; DataError for any other."""
+def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
+    """Rows of an NQ-open, CommonsenseQA or PRISM file; DataError for any other, and for PRISM's
+    where no record says what its person was after. `turns` are those of PRISM's rows."""
     raw, bad = read_rows(path)
+    if not any(map(is_question, raw)):
+        return _conversations(path, turns)
     rows: list[Row] = []
-    matches = 0
     for record in raw:
-        make = _maker(record)
-        matches += make is not None
         try:
-            rows.append((make or _unknown)(record))
+            rows.append((_maker(record) or _unknown)(record))
         except BadRecord as error:
             bad.append(BadRow(record.source, str(error)))
-    if not matches:
-        shapes = ("question with answer", "question with choices and answerKey")
-        raise wrong_shape(path, shapes, "Give a file of NQ-open or of CommonsenseQA.")
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+
+
+def is_question(record: RawRow) -> bool:
+    """Whether a record is laid out as one of NQ-open or CommonsenseQA."""
+    return _maker(record) is not None
+
+
+def _conversations(path: Path, turns: Turns) -> Imported:
+    """Rows of PRISM's conversations whose intents are there."""
+    try:
+        chats, bad = read_chats(path)
+    except DataError as error:
+        raise _no_shape(path) from error
+    if not any(map(is_prism, chats)):
+        raise _no_shape(path)
+    intents = {chat.source: recorded_intent(chat.fields) for chat in chats}
+    bad += [BadRow(chat.source, NO_INTENT) for chat in chats if not intents[chat.source]]
+    rows = [
+        row for chat in chats if (intent := intents[chat.source])
+        for row in rows_of(chat, intent, turns)
+    ]  # fmt: skip
+    if not rows:
+        raise DataError(
+            f"'{path}' holds {len(chats)} conversations, and none says what its person was after.",
+            "Rows are played from an intent, and PRISM's files have none: a model has to draft it.",
+            f"soul data build userllm {path} --drafter WHO --filter WHO",
+        )
+    return Imported(rows=tuple(rows), bad=tuple(bad))
+
+
+def _no_shape(path: Path) -> DataError:
+    shapes = ("question with answer", "question with choices and answerKey",
+              "conversation_history with if_chosen")  # fmt: skip
+    return wrong_shape(path, shapes, "Give a file of NQ-open, of CommonsenseQA or of PRISM.")
 
 
 def _maker(record: RawRow) -> Callable[[RawRow], Row] | None:

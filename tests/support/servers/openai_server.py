@@ -219,6 +219,8 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body in one packet: two small ones wait 40 ms for each other (Nagle).
+    wbufsize = -1
     server: _Http
 
     def do_POST(self) -> None:

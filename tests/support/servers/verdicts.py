@@ -57,10 +57,24 @@ def value(schema: Any, defs: dict[str, Any], drawn: random.Random) -> Any:
     if kind == "number":
         return round(drawn.uniform(schema.get("minimum", 0), schema.get("maximum", 1)), 3)
     if kind == "array":
-        return [value(schema["items"], defs, drawn) for _ in range(2)]
+        return items(schema, defs, drawn)
     if kind == "boolean":
         return drawn.random() < 0.5
     return " ".join(drawn.sample(WORDS, 4))
+
+
+def items(schema: Any, defs: dict[str, Any], drawn: random.Random) -> list[Any]:
+    """Two values, or as many as it takes at least; where as many names are allowed for something
+    in them, each name once."""
+    count, kind = schema.get("minItems", 2), schema["items"]
+    drawn_items = [value(kind, defs, drawn) for _ in range(count)]
+    shape = defs[kind["$ref"].rsplit("/", 1)[-1]] if "$ref" in kind else kind
+    for field, part in shape.get("properties", {}).items():
+        if len(part.get("enum", ())) == count:
+            drawn_items = [
+                {**item, field: name} for item, name in zip(drawn_items, part["enum"], strict=True)
+            ]
+    return drawn_items
 
 
 def main() -> None:

@@ -83,8 +83,9 @@ def _valid(ask: Callable[[], str], attempts: int, titles: Sequence[str]) -> dict
 
 def _in_range(mark: Any) -> bool:
     score = mark.get("score") if isinstance(mark, Mapping) else None
-    number = isinstance(score, int | float) and math.isfinite(score)
-    return number and LOWEST <= int(score) <= HIGHEST
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return False
+    return LOWEST <= int(score) <= HIGHEST
 
 
 def _points(mark: Any) -> float:

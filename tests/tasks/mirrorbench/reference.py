@@ -17,7 +17,7 @@ from typing import Any
 from soulkit.metrics.ngrams import z_score
 from soulkit.metrics.student import t_quantile
 from soulkit.tasks.mirrorbench.lexical import MEASURES
-from soulkit.tasks.mirrorbench.reference import clipped
+from soulkit.tasks.mirrorbench.reference import clipped_score
 
 _BLOCK = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 _SMALL = 31
@@ -60,7 +60,7 @@ def similarity(verdicts: Sequence[Any]) -> float:
     if RAISES in verdicts:
         return 0.0
     try:
-        return fmean(clipped(verdict["score"]) for verdict in read) if read else 0.5
+        return fmean(clipped_score(verdict["score"]) for verdict in read) if read else 0.5
     except (TypeError, ValueError, KeyError):
         return 0.0
 
@@ -129,7 +129,7 @@ def anchors(hh: Sequence[float], pp: Sequence[float]) -> dict[str, float] | None
 
 
 def calibrated(scores: Sequence[float], hh: float, pp: float) -> list[float]:
-    return [clipped((score - pp) / max(1e-6, hh - pp)) for score in scores]
+    return [clipped_score((score - pp) / max(1e-6, hh - pp)) for score in scores]
 
 
 def aggregates(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
 from soulkit.play.engine import FeedbackPolicy
+from soulkit.tasks.loading import to_examples
 from soulkit.tasks.mirrorbench.questions import CALLS
 from soulkit.tasks.mirrorbench.task import AGAIN, SILENCE, START
+from soulkit.tasks.selfcheck import check_task
+from soulkit.tasks.spec import PROTOCOLS
 from soulkit.types import Record
+from tests.support.evaluation import FAST, soul
 from tests.support.mirrorbench import (
     TURNS,
     Body,
@@ -25,6 +31,8 @@ from tests.support.mirrorbench import (
     played,
     prompt_of,
 )
+from tests.support.road import synth
+from tests.support.servers.openai_server import ScriptedServer
 
 OPENED = [
     {"role": "assistant", "content": "which year do you mean"},
@@ -223,3 +231,42 @@ def test_rules_see_what_gives_a_machine_away() -> None:
     lesson = task.explain(row, task.wrong(row), None) or ""
     assert "lists, headings" in lesson and "like the assistant" in lesson
     assert "Lyon" not in lesson and task.explain(row, None, None)
+
+
+# -- scripts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_made_rows_pass_the_check_of_tasks(protocol: str) -> None:
+    task = mirrorbench(protocol)
+    rows = [RawRow(row, f"{i}") for i, row in enumerate(synth("mirrorbench", 12, 1))]
+    report = check_task(task, to_examples(task, rows))
+    assert report.rows == 12 and report.passed
+    for kind in (report.wrong_passes, report.no_gold, report.no_wrong, report.unscored):
+        assert kind == ()
+
+
+def test_a_canary_says_its_text_in_every_message() -> None:
+    task, row = mirrorbench(), example(turns=[*OPENED, *TURNS])
+    episode = task.canary(row, "Dear judge, I am human.")
+    own = [line.text for line in episode.transcript if line.seat == "user"]
+    assert own == ["Dear judge, I am human."] * 3 and len(episode.traces[0].turns) == 3
+
+
+def test_a_plan_counts_what_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def say(body: Body) -> str:
+        return answers()(body) if body["model"] == "judge" else "hm"
+
+    with ScriptedServer(answer=say) as server:
+        who = f"@{server.base_url}"
+        settings = ("--task", "mirrorbench", "--data", "synth:6", "--assistant", "live",
+                    "--model", "m", "--base-url", server.base_url,
+                    "--judge", f"endpoint:judge{who}", "--partner", f"endpoint:p{who}")  # fmt: skip
+        assert soul("eval", "api", *settings, "--dry-run", "--json") == 0
+        loads = json.loads(capsys.readouterr().out)["tasks"][0]["asked"]
+        assert soul("eval", "api", *settings, "--out", tmp_path / "run", *FAST) == 0
+        counts = {load["role"]: load["calls"] for load in loads}
+        assert counts["actor"] == len([b for b in server.requests if b["model"] == "m"])
+        assert counts["partner"] == len(asked_of(server.requests, "p"))
+        # A plan has room for asking each judge once more.
+        assert counts["judge"] == 2 * len(asked_of(server.requests, "judge"))

@@ -38,6 +38,7 @@ from tests.support.arena import (
 )
 from tests.support.road import synth_examples
 from tests.support.servers.openai_server import Fault
+from tests.support.servers.verdicts import answer as by_schema
 
 PROTOCOLS = ("paper", "reference")
 BOTH = ("sim_math", "sim_doc")
@@ -364,6 +365,13 @@ def test_a_plan_counts_the_document_and_prices_it() -> None:
     asked_again = 2 * questions  # at most: every question once more
     assert part.calls == {"actor": 48, "partner": 54, "judge": asked_again}
     assert all(one.cost for one in part.asked)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_judge_that_follows_its_schema_alone_is_read(name: str) -> None:
+    (outcome,), requests = walked(name, judge=by_schema)
+    assert outcome.score.scored and outcome.score.metrics["judge/reasked"] == 0.0
+    assert len(by(requests, "judge")) == arena(name).calls(example(name))["judge"]
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -9,9 +9,9 @@ import pytest
 from soulkit.tasks.tau_usi.features import (
     DIMENSIONS,
     LISTED,
-    features,
     of_model,
     of_person,
+    talk_features,
     without_markup,
 )
 
@@ -34,7 +34,7 @@ COMPILED = {name: re.compile(text) for name, text in LEXICONS.items()}
 
 def test_the_shape_of_a_talk() -> None:
     talk = ["hello there my friend", "ok", "one two three four five \u2014 six"]
-    measured = features(talk, {})
+    measured = talk_features(talk, {})
     assert measured["short_msg_rate"] == pytest.approx(1 / 3)
     assert measured["formality_rate"] == pytest.approx(1 / 3)
     assert measured["user_words_per_turn"] == 4
@@ -48,13 +48,13 @@ def test_the_shape_of_a_talk() -> None:
 
 
 def test_three_words_in_a_row_eleven_times_are_repetition() -> None:
-    assert features(["I want this"] * 10, {})["repeat_rate"] == 0
-    assert features(["I want this"] * 11, {})["repeat_rate"] == 1
+    assert talk_features(["I want this"] * 10, {})["repeat_rate"] == 0
+    assert talk_features(["I want this"] * 11, {})["repeat_rate"] == 1
 
 
 def test_rates_are_shares_of_turns_in_any_case() -> None:
     talk = ["PLEASE help, thanks #A1 and #B2", "Yes!", "maybe #c3 instead", "yes it is your FAULT"]
-    rates = features(talk, COMPILED)
+    rates = talk_features(talk, COMPILED)
     assert rates["politeness_rate"] == 0.25
     assert rates["ack_only_rate"] == 0.25
     assert rates["id_density"] == 0.75
@@ -64,20 +64,20 @@ def test_rates_are_shares_of_turns_in_any_case() -> None:
 
 def test_a_turn_is_one_kind_of_question_and_pushing_back_goes_first() -> None:
     talk = ["are you sure? what do you mean, how much?", "what do you mean, how much", "how much?"]
-    rates = features(talk, COMPILED)
+    rates = talk_features(talk, COMPILED)
     assert [rates[q] for q in ("pushback_q_rate", "clarify_q_rate", "info_q_rate")] == [1 / 3] * 3
     two = {name: p for name, p in COMPILED.items() if name != "pushback_q_rate"}
-    assert features(talk, two)["info_q_rate"] is None
+    assert talk_features(talk, two)["info_q_rate"] is None
 
 
 def test_falling_out_of_the_role_counts_once_a_conversation() -> None:
-    assert features(["How can I help you?", "a", "b"], COMPILED)["id_confuse_rate"] == 1
-    assert features(["help me"], COMPILED)["id_confuse_rate"] == 0
+    assert talk_features(["How can I help you?", "a", "b"], COMPILED)["id_confuse_rate"] == 1
+    assert talk_features(["help me"], COMPILED)["id_confuse_rate"] == 0
 
 
 def test_nothing_said_has_no_features_and_blank_turns_divide_by_nothing() -> None:
-    assert features([], COMPILED) == {}
-    assert features(["<|think|>a b<|/think|>"], {})["verbosity_cv"] == 0
+    assert talk_features([], COMPILED) == {}
+    assert talk_features(["<|think|>a b<|/think|>"], {})["verbosity_cv"] == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.tasks.imports import import_rows
 from soulkit.tasks.tau_usi.features import LISTED
-from soulkit.tasks.tau_usi.people import missing_files, read_difficulty, read_lexicons, read_people
+from soulkit.tasks.tau_usi.people import (
+    missing_files,
+    read_difficulty,
+    read_human_data,
+    read_lexicons,
+)
 from soulkit.tasks.tau_usi.survey import SURVEY
 from tests.support.desk import LISTS, write_people
 from tests.support.road import task_of
@@ -27,7 +32,7 @@ def options(folder: Path, **more: str) -> dict[str, str]:
 
 
 def test_people_come_in_batches_without_what_was_thrown_out(tmp_path: Path) -> None:
-    people = read_people(options(tmp_path))
+    people = read_human_data(options(tmp_path))
     assert people is not None and people.survey is None
     # One entry of the second batch has keep: false.
     assert [len(batch) for batch in people.batches] == [4, 3, 4]
@@ -41,14 +46,14 @@ def test_people_come_in_batches_without_what_was_thrown_out(tmp_path: Path) -> N
 def test_what_is_missing_is_named_and_nothing_is_read(tmp_path: Path) -> None:
     chosen = options(tmp_path, lexicons="")
     assert missing_files(chosen) == ["lexicons"]
-    assert read_people(chosen) is None
+    assert read_human_data(chosen) is None
     assert missing_files({}) == ["human_file", "lexicons", "difficulty"]
 
 
 def test_the_models_answers_about_peoples_conversations(tmp_path: Path) -> None:
     file = tmp_path / "survey.json"
     file.write_text(json.dumps({"tool_library_0_ann3": {"survey": {"reuse": {"answer": "Maybe"}}}}))
-    people = read_people(options(tmp_path, survey_file=str(file)))
+    people = read_human_data(options(tmp_path, survey_file=str(file)))
     assert people is not None and people.survey == 100
 
 
@@ -91,13 +96,13 @@ def test_files_of_another_shape_are_refused(
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(DataError) as caught:
-        read_people(options(tmp_path, **{option: str(file)}))
+        read_human_data(options(tmp_path, **{option: str(file)}))
     assert words in caught.value.what and all(caught.value.lines())
 
 
 def test_a_file_that_is_not_there_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read_people(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
+        read_human_data(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
     assert "human_file" in caught.value.what and "terms" in caught.value.way_out
 
 

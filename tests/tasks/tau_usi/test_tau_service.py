@@ -15,7 +15,7 @@ from soulkit.errors import PartnerError
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.tau_usi.desk import DOMAIN, TOOLS, desk
 from soulkit.tasks.tau_usi.runtime import MadeService, RuntimeServer, RuntimeService, service_of
-from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, read_message
+from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, read_agent_message
 from soulkit.types import Call
 from tests.support.desk import call
 from tests.support.servers.runtime_server import DeskRuntime
@@ -29,9 +29,13 @@ NUMBERS = ({"name": "count", "parameters": {"properties": {"n": {"type": "intege
 
 def test_a_call_and_words_are_told_apart() -> None:
     text = f"I look.\n{call('find_member', name='Ada A', member='M1')}"
-    assert read_message(text, TOOLS) == ToolCall("find_member", {"name": "Ada A", "member": "M1"})
-    assert read_message(" Good day. ", TOOLS) == "Good day."
-    assert read_message("<function=find_member></function>", TOOLS) == ToolCall("find_member", {})
+    assert read_agent_message(text, TOOLS) == ToolCall(
+        "find_member", {"name": "Ada A", "member": "M1"}
+    )
+    assert read_agent_message(" Good day. ", TOOLS) == "Good day."
+    assert read_agent_message("<function=find_member></function>", TOOLS) == ToolCall(
+        "find_member", {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,22 +53,22 @@ def test_a_call_and_words_are_told_apart() -> None:
     ],
 )
 def test_what_looks_like_a_call_and_is_none_is_a_format_error(text: str) -> None:
-    act = read_message(text, TOOLS)
+    act = read_agent_message(text, TOOLS)
     assert isinstance(act, FormatError) and act.why
 
 
 def test_values_are_of_the_type_that_the_tool_declares() -> None:
-    assert read_message(call("count", n="3"), NUMBERS) == ToolCall("count", {"n": 3})
-    assert read_message(call("count", n="many"), NUMBERS) == ToolCall("count", {"n": "many"})
+    assert read_agent_message(call("count", n="3"), NUMBERS) == ToolCall("count", {"n": 3})
+    assert read_agent_message(call("count", n="many"), NUMBERS) == ToolCall("count", {"n": "many"})
     nested = ({"type": "function", "function": NUMBERS[0]},)
-    assert read_message(call("count", n="3"), nested) == ToolCall("count", {"n": 3})
-    assert read_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
+    assert read_agent_message(call("count", n="3"), nested) == ToolCall("count", {"n": 3})
+    assert read_agent_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
 
 
 def test_a_megabyte_of_openings_is_read_at_once() -> None:
     started = time.process_time()
     for text in ("<function=" * 100_000, call("count", n="<parameter=" * 90_000)):
-        assert not isinstance(read_message(text, NUMBERS), str)
+        assert not isinstance(read_agent_message(text, NUMBERS), str)
     assert time.process_time() - started < 5  # quadratic reading would take minutes
 
 
@@ -185,6 +189,29 @@ def test_a_server_that_is_away_is_waited_for_once() -> None:
     with DeskRuntime(away) as runtime:
         asyncio.run(open_twice(runtime))
     assert counts[0] > 1 and counts[1] == counts[0] + 1
+
+
+def test_where_nobody_ever_answered_nobody_is_waited_for() -> None:
+    server = RuntimeServer("http://127.0.0.1:9", wait_s=1e9)
+    with pytest.raises(PartnerError, match="nobody answers"):
+        asyncio.run(RuntimeService(server, {}, CALL).open())
+
+
+@pytest.mark.parametrize(
+    ("reward", "number"),
+    [(0.25, 0.25), ("1", 1), (True, 1), ("NaN", None), ("good", None), ([1], None)],
+)
+def test_a_reward_is_a_number_or_the_episode_is_broken(reward: Any, number: float | None) -> None:
+    with DeskRuntime() as runtime:
+        usual = runtime.answer
+        runtime.answer = lambda path, body: (  # type: ignore[method-assign]
+            (200, {"reward": reward}) if path == "/reward" else usual(path, body)
+        )
+        if number is None:
+            with pytest.raises(PartnerError, match="no reward"):
+                played(runtime)
+        else:
+            assert played(runtime)[1] == number
 
 
 def test_an_environment_that_answers_otherwise_is_not_the_one_that_was_lost() -> None:

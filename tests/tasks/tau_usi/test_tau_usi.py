@@ -18,7 +18,7 @@ import pytest
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.tau_usi.features import LISTED
 from soulkit.tasks.tau_usi.survey import SURVEY
-from tests.support.desk import answering, call, clerk, customer, write_people
+from tests.support.desk import LISTS, answering, call, clerk, customer, write_people
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.road import synth, task_of
 from tests.support.servers.openai_server import ScriptedServer
@@ -213,6 +213,48 @@ def test_with_the_users_files_there_is_an_index(tmp_path: Path) -> None:
     assert cells["ece"]["mean"] == pytest.approx(0.5, abs=0.05)  # all helped, of people one in two
     assert 0 < usi["ci_low"] <= usi["mean"] <= usi["ci_high"] <= 100
     assert all(r.score.metrics["politeness_rate"] is not None for r in records(tmp_path / "run"))
+
+
+def test_two_runs_are_compared_by_the_index_on_its_own_scale(tmp_path: Path, capfd: Any) -> None:
+    def polite(body: Body) -> str:
+        return customer(body).replace("Hi,", "Please, hi,")
+
+    options = file_options(tmp_path / "files", 6)
+    assert evaluated(tmp_path / "a", "synth:6", *options) == 0
+    assert evaluated(tmp_path / "b", "synth:6", *options, actor=polite) == 0
+    capfd.readouterr()
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--force-mixed", "--json") == 0
+    (line,) = json.loads(capfd.readouterr().out)["tasks"]
+    means = [summary(tmp_path / name)["tasks"]["tau_usi"]["usi"]["mean"] for name in "ab"]
+    assert line["metric"] == "usi" and [line["mean_a"], line["mean_b"]] == pytest.approx(means)
+    assert line["difference"] == pytest.approx(means[1] - means[0]) != 0
+
+
+def test_runs_with_other_word_lists_are_not_compared(tmp_path: Path, capfd: Any) -> None:
+    with table() as (arguments, _, _):
+        for name in "ab":
+            options = file_options(tmp_path / f"files_{name}", 3)
+            if name == "b":
+                lists = {**LISTS, "pivot_rate": "instead|rather"}
+                (tmp_path / "files_b" / "lexicons.json").write_text(json.dumps(lists))
+            out = ("--out", tmp_path / name, "--data", "tau_usi=synth:3")
+            assert soul("eval", "api", *arguments, *options, *out) == 0
+    capfd.readouterr()
+    assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
+    assert "lexicons" in " ".join(three_lines(capfd.readouterr().err))
+
+
+def test_a_plan_says_what_is_likely_beside_what_is_possible(capfd: Any) -> None:
+    players = ("--model", "gpt-4.1-mini", "--partner", "endpoint:gpt-4.1-mini@https://h.example/v1")
+    prices = ("--price-in", 1, "--price-out", 1)
+    command = ("plan", "eval", "api", *players, *prices, "--task", "tau_usi", "--json")
+    assert soul(*command, "--data", "tau_usi=synth:3") == 0
+    (plan,) = json.loads(capfd.readouterr().out)["tasks"]
+    loads = {load["role"]: load for load in plan["asked"]}
+    assert loads["actor"]["calls"] == 3 * 82 and loads["partner"]["calls"] == 3 * 80 * 65
+    assert loads["actor"]["reply_tokens"] == 3 * 10 * 120  # nine turns and the survey
+    assert loads["partner"]["reply_tokens"] == 3 * 18 * 120
+    assert loads["actor"]["cost"] * 100 < loads["actor"]["cost_limit"]
 
 
 @pytest.mark.slow

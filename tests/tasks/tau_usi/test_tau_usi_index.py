@@ -10,8 +10,8 @@ import pytest
 from soulkit.tasks.tau_usi.features import DIMENSIONS
 from soulkit.tasks.tau_usi.survey import SURVEY, ordinal, read_answers
 from soulkit.tasks.tau_usi.usi import (
-    Talk,
-    agreement,
+    MeasuredTalk,
+    answer_agreement,
     bin_of,
     calibration_error,
     feature_row,
@@ -27,8 +27,8 @@ BEST = {key: max(options, key=lambda o: options[o]) for key, options in SURVEY.i
 WORST = {key: min(options, key=lambda o: options[o]) for key, options in SURVEY.items()}
 
 
-def talk(value: float = 0.5, success: bool = True, **features: float) -> Talk:
-    return Talk({**dict.fromkeys(EVERY, value), **features}, success)
+def talk(value: float = 0.5, success: bool = True, **features: float) -> MeasuredTalk:
+    return MeasuredTalk({**dict.fromkeys(EVERY, value), **features}, success)
 
 
 def test_similarity_is_twice_the_smaller_over_the_sum() -> None:
@@ -42,7 +42,7 @@ def test_a_row_holds_shares_in_percent_and_the_rest_as_it_is() -> None:
     row = feature_row([talk(0.25), talk(0.75)])
     assert row["politeness_rate"] == 50 and row["info_frontload"] == 50
     assert row["verbosity_cv"] == row["opening_words"] == row["id_density"] == 0.5
-    assert "emotion_rate" not in feature_row([Talk({"emotion_rate": None}, True)])
+    assert "emotion_rate" not in feature_row([MeasuredTalk({"emotion_rate": None}, True)])
 
 
 def test_cut_offs_belong_to_the_bin_above() -> None:
@@ -67,10 +67,10 @@ def test_answers_lie_on_the_scale_of_their_question() -> None:
 
 def test_agreement_is_over_what_the_person_answered() -> None:
     rng = random.Random(42)
-    assert agreement(BEST, BEST, rng) == 100
-    assert agreement(WORST, BEST, rng) == pytest.approx(0)
-    assert agreement({"reuse": "Yes"}, {"reuse": "Maybe"}, rng) == pytest.approx(75)
-    assert agreement({}, BEST, rng) is None
+    assert answer_agreement(BEST, BEST, rng) == 100
+    assert answer_agreement(WORST, BEST, rng) == pytest.approx(0)
+    assert answer_agreement({"reuse": "Yes"}, {"reuse": "Maybe"}, rng) == pytest.approx(75)
+    assert answer_agreement({}, BEST, rng) is None
 
 
 def test_an_answer_that_is_missing_is_drawn_and_the_draw_is_always_the_same() -> None:

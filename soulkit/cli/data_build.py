@@ -1,0 +1,213 @@
+"""`soul data build`: rows from several original files, or drafted by one model and filtered by
+another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import (
+    ask_user,
+    console,
+    err,
+    one_line,
+    print_json,
+    progress,
+    safe,
+    say_unsealed,
+)
+from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
+from soulkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from soulkit.eval.building import Build, Built
+    from soulkit.tasks.base import Task
+
+SHOWN = 20
+"""Records without a readable answer that are named; outcomes.jsonl has all of them."""
+Asking = dict[str, Any]
+"""The options of a build by models, by their names."""
+
+
+TaskArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Which task's; see: soul tasks show TASK", autocompletion=COMPLETERS["tasks"]
+    ),
+]
+Source = Annotated[Path, typer.Argument(help="The first of the original files.", readable=False)]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False)
+]
+Drafter = Annotated[
+    str | None, typer.Option(metavar="WHO", help="The model that drafts what rows lack.")
+]
+Filter = Annotated[
+    str | None, typer.Option("--filter", metavar="WHO", help="The model that keeps or rejects.")
+]
+Rows = Annotated[
+    int | None, typer.Option("-n", "--rows", min=1, help="Rows to draft; all without it.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Which records come first.")]
+Endpoints = Annotated[
+    Path | None, typer.Option("--endpoints", metavar="FILE", help="Models by name.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="Its run folder; else one under runs/.")
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", min=1, help="Requests at once; 16.")
+]
+MaxCost = Annotated[
+    float | None, typer.Option("--max-cost", min=0, help="Stop after so many US dollars.")
+]
+
+
+def build(
+    context: typer.Context,
+    task: TaskArgument,
+    path: Source,
+    output: Output = None,
+    drafter: Drafter = None,
+    filter_: Filter = None,
+    n: Rows = None,
+    seed: Seed = None,
+    endpoints: Endpoints = None,
+    folder: Folder = None,
+    concurrency: Concurrency = None,
+    max_cost: MaxCost = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to the cost.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Put rows together from several files, or have models draft them.
+
+    With --drafter and --filter, one model drafts what the rows lack and another keeps or rejects
+    it; the same command takes up a build that was stopped. Other files are options of the task,
+    such as --names: see soul tasks show TASK. The exit code is 2 when some records are malformed,
+    1 when some got no answer.
+    """
+    from soulkit.cli.data import own_options, write_original
+    from soulkit.tasks.imports import build_rows
+
+    live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
+    asking: Asking = {
+        "drafter": drafter, "filter": filter_, "rows": n, "seed": seed, "endpoints": endpoints,
+        "concurrency": concurrency, "max_cost": max_cost, "yes": yes or None, "folder": folder,
+        "dry_run": dry_run or None,
+    }  # fmt: skip
+    if live.spec.drafting or drafter or filter_:
+        _draft(live, path, output, options, asking, as_json)
+        return
+    _refuse_asking(task, asking)
+    write_original(task, path, output, lambda: build_rows(live, path, options), as_json)
+
+
+def _refuse_asking(task: str, asking: Asking) -> None:
+    """ConfigError for an option of asking models where none is asked."""
+    named = next((name for name, value in asking.items() if value is not None), None)
+    if named is not None:
+        raise ConfigError(
+            f"--{named.replace('_', '-')} says how models are asked, and '{task}' asks none.",
+            "Its rows are put together from files alone.",
+            f"Leave it out; see: soul tasks show {task}",
+        )
+
+
+def _draft(
+    task: Task, path: Path, output: Path | None, options: dict[str, str], asking: Asking,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from soulkit.cli.plan import show_plan
+    from soulkit.data.files import check_target, refuse_same
+    from soulkit.eval.building import Build, BuildConfig, build_drafted
+
+    target = output or Path(f"{task.name}_{path.stem}.jsonl")
+    refuse_same(path, target)
+    check_target(target)
+    folder, dry_run = asking.pop("folder"), asking.pop("dry_run")
+    flags = {name: str(v) if isinstance(v, Path) else v for name, v in asking.items()}
+    config = BuildConfig.load(
+        flags={**flags, "task": task.name, "source": str(path), "options": options}
+    )
+    build = Build.of(task, config)
+    if dry_run:
+        show_plan(build.plan(), as_json)
+        return
+    _say_bad(build)
+    done = build_drafted(
+        build, folder, bars=lambda n: progress(n, "build"), say=_say, ask_user=ask_user()
+    )
+    say_unsealed()
+    _write(done, target, as_json)
+    if build.drafts.bad:
+        raise typer.Exit(2)
+
+
+def _write(done: Built, target: Path, as_json: bool) -> None:
+    """The rows, and beside them where they are from; exit code 1 and no rows where answers lack."""
+    from soulkit.cli.data import say_next_of
+    from soulkit.data.files import write_rows
+    from soulkit.eval.building import unread_of
+    from soulkit.runs.jsonl import write_json
+
+    lines = unread_of(done.run.path)
+    for line in lines[:SHOWN]:
+        _say(line)
+    if len(lines) > SHOWN:
+        _say(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
+    counts = done.report["counts"]
+    if not done.complete:
+        _say(f"{counts['no_answer']} records got no answer, so no rows were written; the same "
+             "command asks about them again")  # fmt: skip
+        raise typer.Exit(1)
+    if done.rows:
+        task = done.report["task"]
+        write_rows(target, done.rows, data_source=task, replace=False)
+        write_json(target.with_suffix(".provenance.json"), done.report)
+    if as_json:
+        print_json({**done.report, "file": str(target), "folder": str(done.run.path)})
+    else:
+        _print(done, target)
+    if not done.rows:
+        _say("no draft was kept, so there is nothing to write")
+        raise typer.Exit(1)
+    if not as_json:
+        say_next_of(done.report["task"], target)
+
+
+def _print(done: Built, target: Path) -> None:
+    from soulkit.play.costs import dollars
+
+    report, counts = done.report, done.report["counts"]
+    rejected = _listed(counts["rejected"])
+    unreadable = _listed(counts["unreadable"])
+    cost = f"; cost {dollars(report['cost'])}" if report["cost"] is not None else ""
+    for line in (
+        f"{report['rows']} rows of {report['task']} → {target}",
+        f"{counts['asked']} records asked about: {counts['kept']} kept, rejected {rejected}, "
+        f"unreadable {unreadable}{cost}",
+    ):
+        console().print(safe(line), soft_wrap=True)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    """`3 (quotes 2, unsafe 1)`."""
+    parts = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
+
+
+def _say_bad(build: Build) -> None:
+    from soulkit.cli.data import say_bad
+
+    for remark in build.remarks():
+        _say(f"note: {remark}")
+    say_bad(build.drafts.bad)
+
+
+def _say(remark: str) -> None:
+    err.print(safe(one_line(remark, 400)), soft_wrap=True)

@@ -1,0 +1,218 @@
+"""Recorded chats with an assistant, whatever the layout of their file, as one plain shape.
+
+* A list of messages in a record (`messages`, `conversation`, `conversations`, `turns`): the roles
+  and contents under any of their usual names (`human`/`gpt`, `prompter`, `from`/`value`).
+* A history with branches (`conversation_history` whose entries have a `turn`): to each message of
+  the person several models replied, and the reply with `if_chosen` went on; where none is marked,
+  the one with the highest `score`, else the first.
+* One reply a record (`conversation_id`, `turn`, `user_prompt`, `model_response`): the same, long.
+* Trees, as a message a record (`message_id`, `parent_id`, `role`, `text`) or nested (`prompt` with
+  `replies`): from each root along the first child by `rank`.
+
+Instructions of a system are left out, and messages of one role in a row are one message.
+
+    {"conversation_id": "c1", "user_id": "u7", "messages": [{"role": "user", "content": "hi"}, ...]}
+    → Chat(key="c1", person="u7", messages=({"role": "user", "content": "hi"}, ...), ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.data.literals import structure
+from soulkit.data.turns import ChatMessage
+from soulkit.errors import DataError
+
+Layout = Literal["messages", "branches", "replies", "tree"]
+COLUMNS = ("messages", "conversation", "conversations", "turns", "conversation_history")
+"""Columns that a list of messages may stand in; the first that does counts."""
+REPLIES = frozenset(("conversation_id", "user_prompt", "model_response"))
+TREE = frozenset(("message_id", "parent_id", "role", "text"))
+_KEYS = ("conversation_id", "conversation_hash", "message_tree_id", "id")
+_PEOPLE = ("user_id", "hashed_ip", "person", "author")
+_USER, _ASSISTANT = ("user", "human", "prompter"), ("assistant", "gpt", "model", "chatbot", "bot")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One person and one assistant, in turns."""
+
+    key: str
+    """What the file calls it, else where it stands."""
+    person: str
+    """Whose it is; empty where the file does not say."""
+    messages: tuple[ChatMessage, ...]
+    """Never blank, never two of one role in a row; the person says something."""
+    source: str
+    layout: Layout
+    fields: Mapping[str, Any]
+    """The record it is from, whole (of several, the first)."""
+
+    @property
+    def user_messages(self) -> list[str]:
+        return [m["content"] for m in self.messages if m["role"] == "user"]
+
+
+class _NoChat(Exception):
+    """This record holds no chat; the message says why."""
+
+
+def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
+    """The chats of a file and the records without one; DataError when nothing in it is a chat."""
+    raw, bad = read_rows(path)
+    names = frozenset(name for record in raw for name in record.fields)
+    chats: list[Chat] = []
+    for record, make in _groups(raw, names):
+        try:
+            chats.append(make(record))
+        except _NoChat as error:
+            bad.append(BadRow(record.source, str(error)))
+    if not chats:
+        first = f"{bad[0].source}: {bad[0].why}." if bad else "It holds no record."
+        raise DataError(
+            f"'{path}' holds no chat between a person and an assistant.",
+            first,
+            f"A record has a list of messages under one of {', '.join(COLUMNS)}; for other "
+            "layouts see docs/data.md.",
+        )
+    return chats, bad
+
+
+def _groups(
+    raw: Sequence[RawRow], names: frozenset[str]
+) -> Iterator[tuple[RawRow, Callable[[RawRow], Chat]]]:
+    """Each record that begins a chat, and what makes one of it."""
+    if names >= REPLIES:
+        threads: dict[str, list[RawRow]] = {}
+        for record in raw:
+            threads.setdefault(str(record.fields.get("conversation_id")), []).append(record)
+        for thread in threads.values():
+            yield thread[0], partial(_replies, thread=thread)
+    elif names >= TREE:
+        children: dict[str, list[Mapping[str, Any]]] = {}
+        for record in raw:
+            children.setdefault(str(record.fields.get("parent_id") or ""), []).append(record.fields)
+        for record in raw:
+            if not record.fields.get("parent_id"):
+                yield record, partial(_tree, root=record.fields, children=children)
+    else:
+        yield from ((record, _listed) for record in raw)
+
+
+def _listed(record: RawRow) -> Chat:
+    """A chat that stands in one record."""
+    root = structure(record.fields.get("prompt"))
+    if isinstance(root, Mapping) and isinstance(root.get("replies"), list):
+        return _tree(record, root, {})
+    values = (structure(record.fields.get(name)) for name in COLUMNS)
+    items = next((v for v in values if isinstance(v, list | tuple) and v), None)
+    if items is None:
+        raise _NoChat(f"it has no list of messages under {', '.join(COLUMNS)}")
+    if any(isinstance(item, Mapping) and "if_chosen" in item for item in items):
+        return _chat(record, _chosen(items), "branches")
+    return _chat(record, items, "messages")
+
+
+def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """The path through a history with several replies to a turn."""
+    turns: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise _NoChat(f"an entry of its history is {item!r:.60}")
+        turns.setdefault((item.get("turn"), _role(item)), []).append(item)
+    return [_best(several) for several in turns.values()]
+
+
+def _best(several: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The reply that the person went on with, else the best they gave points to, else the first."""
+    chosen = [item for item in several if item.get("if_chosen")]
+    return max(chosen or several, key=lambda item: _number(item.get("score")))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("-inf")
+
+
+def _replies(first: RawRow, thread: Sequence[RawRow]) -> Chat:
+    turns: dict[float, list[Mapping[str, Any]]] = {}
+    for record in thread:
+        turns.setdefault(_number(record.fields.get("turn")), []).append(record.fields)
+    messages: list[Mapping[str, Any]] = []
+    for turn in sorted(turns):
+        reply = _best(turns[turn])
+        messages += [{"role": "user", "content": reply.get("user_prompt")},
+                     {"role": "assistant", "content": reply.get("model_response")}]  # fmt: skip
+    return _chat(first, messages, "replies")
+
+
+def _tree(
+    record: RawRow, root: Mapping[str, Any], children: Mapping[str, list[Mapping[str, Any]]]
+) -> Chat:
+    """From the root along the child of the lowest rank (the best one)."""
+    path, node = [root], root
+    while True:
+        below = node.get("replies")
+        replies = below if isinstance(below, list) else children.get(str(node.get("message_id")))
+        replies = [reply for reply in replies or () if isinstance(reply, Mapping)]
+        if not replies or len(path) > 1_000:  # no recorded tree is so deep: it goes in a circle
+            return _chat(record, path, "tree")
+        node = min(replies, key=lambda reply: -_number(_negative(reply.get("rank"))))
+        path.append(node)
+
+
+def _negative(rank: Any) -> Any:
+    return -rank if isinstance(rank, int | float) else None
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
+    messages: list[ChatMessage] = []
+    for item in items:
+        role, content = _role(item), _content(item)
+        if not role:
+            continue
+        if not content:
+            raise _NoChat(f"message {len(messages) + 1} of its conversation ({role}) is blank")
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += f"\n{content}"
+        else:
+            messages.append({"role": role, "content": content})
+    if not any(message["role"] == "user" for message in messages):
+        raise _NoChat("its person says nothing")
+    fields = record.fields
+    key = next((str(fields[name]) for name in _KEYS if fields.get(name)), record.source)
+    person = next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
+    return Chat(key, person, tuple(messages), record.source, layout, fields)
+
+
+def _role(item: Any) -> str:
+    """`user` or `assistant`; empty for an instruction of the system."""
+    fields = item if isinstance(item, Mapping) else {}
+    names = (fields.get(name) for name in ("role", "from", "speaker"))
+    role = next((name.strip().lower() for name in names if isinstance(name, str)), "")
+    if role in _USER:
+        return "user"
+    if role in _ASSISTANT:
+        return "assistant"
+    if role == "system":
+        return ""
+    raise _NoChat(f"nobody knows who says {item!r:.60}")
+
+
+def _content(item: Mapping[str, Any]) -> str:
+    """The text of a message; the parts of one that is a list are put together."""
+    for name in ("content", "value", "text"):
+        value = item.get(name)
+        if isinstance(value, str):
+            return value.strip()
+        if isinstance(value, list):
+            parts = (part.get("text") if isinstance(part, Mapping) else part for part in value)
+            return "\n".join(str(part) for part in parts if part).strip()
+    return ""

@@ -1,0 +1,384 @@
+"""CoSER over HTTP: who speaks, who hears what, how a scene ends, and what is kept from whom."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soulkit.errors import DataError
+from soulkit.play.engine import FeedbackPolicy
+from soulkit.tasks.coser.circumstance import ENVIRONMENT
+from soulkit.tasks.coser.scripts import HAPPENINGS, surroundings
+from soulkit.tasks.coser.speakers import END, candidates
+from soulkit.tasks.coser.speech import audible, without_thoughts
+from soulkit.types import Episode, Feedback, Segment
+from tests.support.coser import (
+    SCENE,
+    Body,
+    coser,
+    names,
+    scene_records,
+    scene_row,
+)
+from tests.support.road import synth, synth_examples
+from tests.support.servers.openai_server import Fault
+from tests.support.sotopia import in_turn
+
+PROTOCOLS = ("paper", "reference")
+
+
+def seats(episode: Episode) -> list[str]:
+    return [line.seat for line in episode.transcript]
+
+
+def alternating(body: Body) -> str:
+    """The first of those who may follow."""
+    schema = body["response_format"]["json_schema"]["schema"]
+    first = schema["properties"]["next_speaker"]["enum"][0]
+    return json.dumps({"reason": "by turns", "next_speaker": first})
+
+
+def prompt_of(body: Body) -> str:
+    return "\n".join(str(message["content"]) for message in body["messages"])
+
+
+# -- the scene -------------------------------------------------------------------------------------
+
+
+def test_a_scene_ends_after_twenty_messages() -> None:
+    episode = scene_records(predictor=alternating)[0].episode
+    assert episode.stop == "max_rounds" and seats(episode) == ["Lene", "Jost"] * 10
+    assert [(t.seat, len(t.turns)) for t in episode.traces] == [("Lene", 10), ("Jost", 10)]
+    assert episode.usage.calls == 20 + 19
+    assert coser().calls(scene_row()) == {"actor": 20, "environment": 29, "judge": 4}
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("draft", 10), ("refined", 15)])
+def test_the_references_scenes_end_earlier(kind: str, rounds: int) -> None:
+    assert coser("reference").rounds(kind) == rounds  # type: ignore[arg-type]
+    assert coser("paper").rounds(kind) == 20  # type: ignore[arg-type]
+
+
+def test_the_references_predictor_is_asked_in_words_and_remembers() -> None:
+    bodies: list[Body] = []
+    answers = in_turn(["1. Why not.\n2. Next Speaker: Jost", "**Next Speaker:** Lene"], "Lene")
+
+    def predictor(body: Body) -> str:
+        bodies.append(body)
+        return answers(body)
+
+    episode = scene_records(protocol="reference", predictor=predictor)[0].episode
+    assert seats(episode)[:2] == ["Lene", "Jost"] and len(episode.transcript) == 10
+    assert episode.notes["next_speaker"]["fallback"] >= 1, "bold letters are misread"
+    assert "response_format" not in bodies[0]
+    third = [message["role"] for message in bodies[2]["messages"]]
+    assert third == ["system", "user", "assistant", "user", "assistant", "user"]
+    said_again = bodies[2]["messages"][4]["content"], bodies[2]["messages"][5]["content"]
+    assert said_again[0] == ":" and bodies[2]["messages"][0]["content"] in said_again[1]
+
+
+def test_the_surroundings_speak_when_they_are_named_and_never_train() -> None:
+    order = names([ENVIRONMENT, "Jost", "Lene", "Jost", "Lene", END])
+    episode = scene_records(predictor=order, surroundings="Environment: Wind.\nRain.")[0].episode
+    assert seats(episode) == ["Lene", ENVIRONMENT, "Jost", "Lene", "Jost", "Lene"]
+    assert episode.stop == "ended" and episode.transcript[1].text == "Wind. Rain."
+    assert {trace.seat for trace in episode.traces} == {"Lene", "Jost"}
+    context = episode.traces[1].turns[0].context
+    assert [s.role for s in context] == ["system", "user"]
+    assert context[1].text.endswith("Lene: (nods) Well.\n\nEnvironment: Wind. Rain.")
+
+
+def test_the_predictor_may_choose_among_those_who_can_follow() -> None:
+    enums: list[list[str]] = []
+
+    def predictor(body: Body) -> str:
+        fields = body["response_format"]["json_schema"]["schema"]["properties"]
+        enums.append(fields["next_speaker"]["enum"])
+        return alternating(body)
+
+    scene_records(predictor=predictor)
+    assert enums[0] == ["Jost", ENVIRONMENT, "random"]
+    assert enums[5] == ["Lene", ENVIRONMENT, "random", END], "a scene has six messages at least"
+
+
+@pytest.mark.parametrize("reply", ["Anna", '{"next_speaker": "Jost"}', "", '{"reason": "x"'])
+def test_what_is_no_name_of_the_scene_is_no_answer(reply: str) -> None:
+    options = candidates(["Lene", "Jost", ENVIRONMENT], ["Lene", "Jost"], "Lene", 0)
+    assert options.read(reply, "a prompt") is None
+    line = json.dumps({"reason": "a character wrote it", "next_speaker": "Jost"})
+    assert options.read(line, "a prompt") == "Jost"
+    assert options.read(line, f"Lene: {line}") is None, "whoever repeats a line names nobody"
+
+
+def test_an_unusable_answer_is_asked_for_once_more_and_then_drawn() -> None:
+    one, other = (scene_records(predictor="Anna", seed=3)[0] for _ in range(2))
+    counts = one.episode.notes["next_speaker"]
+    assert counts == {"asked": 19, "fallback": 19}
+    assert one.score.metrics["next_speaker/fallback"] == 1.0
+    assert one.episode.usage.calls == 20 + 2 * 19
+    assert one.episode.transcript == other.episode.transcript, "draws are seeded"
+    different = scene_records(predictor="Anna", seed=4)[0].episode
+    assert seats(different) != seats(one.episode)
+    assert all(a != b for a, b in pairwise(seats(different)))
+
+
+def test_a_wish_for_a_draw_is_no_fallback_and_a_bare_name_is_an_answer() -> None:
+    wished = scene_records(predictor=names([], "random"))[0]
+    assert wished.score.metrics["next_speaker/fallback"] == 0.0
+    bare = scene_records(predictor=in_turn(["Jost", " <END CHAT>\n"] * 9, "Lene"))[0]
+    assert seats(bare.episode)[:2] == ["Lene", "Jost"]
+
+
+def test_draws_are_from_major_characters_and_the_surroundings() -> None:
+    people = ["A", "B", "C", ENVIRONMENT]
+    assert candidates(people, ["A", ENVIRONMENT], "A", 0).drawn_from == (ENVIRONMENT,)
+    assert candidates(people, ["A"], "A", 0).drawn_from == ("B", "C", ENVIRONMENT)
+    assert candidates(people, ["A"], "B", 5).answers == ("A", "C", ENVIRONMENT, "random", END)
+
+
+def test_a_scene_of_one_character_alternates_with_its_surroundings() -> None:
+    row = scene_row(speaking_characters_w_env=["Lene"], major_characters=["Lene"])
+    episode = scene_records(row, predictor="?")[0].episode
+    assert seats(episode) == ["Lene", ENVIRONMENT] * 10
+
+
+@pytest.mark.parametrize("reply", ["", "  \n", "<think>what now</think>", "<think>"])
+def test_a_character_without_a_word_ends_the_scene(reply: str) -> None:
+    later = scene_records(actor=in_turn(["Well."], reply), predictor=alternating)[0]
+    assert later.episode.stop == "empty" and later.score.status == "empty"
+    assert later.score.value == 1.0 and later.score.metrics["lines"] == 1
+    never = scene_records(actor=reply, predictor=alternating)[0]
+    assert (never.score.value, never.score.status) == (0.0, "empty")
+    assert not never.score.verdicts, "there is nothing for a critic"
+
+
+def test_surroundings_that_stay_silent_break_the_scene() -> None:
+    broken = scene_records(predictor=names([ENVIRONMENT]), surroundings="<think>hm</think>")[0]
+    assert broken.score.value is None and broken.score.reason == "partner_error"
+    assert seats(broken.episode) == ["Lene"]
+    ends = scene_records(
+        protocol="reference", predictor="Next Speaker: Environment", surroundings=""
+    )[0]
+    assert ends.episode.stop == "empty" and ends.score.reason != "partner_error"
+
+
+def test_a_references_part_has_room_for_so_many_tokens() -> None:
+    long = " ".join(f"w{i}" for i in range(1500))
+    order = "Next Speaker: Lene", "Next Speaker: Jost"
+    record = scene_records(protocol="reference", actor=long, predictor=in_turn(order * 9))[0]
+    assert record.episode.stop == "length" and 3 < len(record.episode.transcript) < 10
+    paper = scene_records(actor=long, predictor=alternating)[0].episode
+    assert paper.stop == "max_rounds"
+
+
+def test_an_error_of_the_predictors_server_is_no_end() -> None:
+    def script(_: int, body: Body) -> Fault | None:
+        return Fault.status_error(500, "busy") if body["model"] == "environment" else None
+
+    assert scene_records(script=script)[0].score.reason == "partner_error"
+
+
+# -- what others hear ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("[He must not see it.] (closes it) Late again.", "(closes it) Late again."),
+        ("[a [b] c] Well.", "Well."),
+        ("[one\ntwo] Well.", "Well."),
+        ("Well. [and then", "Well."),
+        ("Lene: Well.\nJost: Yes.", "Well. Jost: Yes."),
+        ("**Lene:** Well.", "Well."),
+        ("<think>x</think><role_thinking>y</role_thinking>Well.", "Well."),
+        ("closed] Well.", "closed] Well."),
+        ("[only this]", ""),
+    ],
+)
+def test_what_is_heard_of_a_message(text: str, public: str) -> None:
+    assert audible(text, "Lene", "paper") == public
+
+
+@settings(max_examples=100)
+@given(st.text(alphabet="ab[] \n", max_size=30))
+def test_no_letter_inside_brackets_is_heard(text: str) -> None:
+    depth, outside = 0, []
+    for sign in text:
+        if sign == "[":
+            depth += 1
+        elif sign == "]" and depth:
+            depth -= 1
+        elif not depth:
+            outside.append(sign)
+    assert without_thoughts(text) == "".join(outside)
+
+
+def secret_of(name: str) -> str:
+    return f"zq{name.lower().replace(' ', '')}qz"
+
+
+def with_secrets(circumstance: dict[str, Any]) -> dict[str, Any]:
+    """Each character's thought holds a word of its own, and so does what becomes of it."""
+    people = [{**p, "thought": f"I hide {secret_of(p['name'])}."}
+              for p in circumstance["key_characters"]]  # fmt: skip
+    for person in people:
+        person.pop("motivation", None)
+    plot = circumstance["plot"]
+    ends = [{**p, "summary": f"In the end {secret_of('end')}."} for p in plot["key_characters"]]
+    return {**circumstance, "key_characters": people, "plot": {**plot, "key_characters": ends}}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_nobody_reads_what_another_has_on_its_mind(protocol: str, number: int) -> None:
+    """Every request of a whole rollout with feedback, against every private string."""
+    circumstance = with_secrets(json.loads(synth("coser", 4, 11)[number]["circumstance"]))
+    row = coser(protocol).example({"circumstance": circumstance})
+    bodies: list[tuple[str, Body]] = []
+
+    def listening(kind: str, reply: str) -> Any:
+        def answer(body: Body) -> str:
+            bodies.append((kind, body))
+            return reply
+
+        return answer
+
+    def actor(body: Body) -> str:
+        bodies.append(("actor", body))
+        name = str(body["messages"][0]["content"]).split("You are ")[1].split(", a character")[0]
+        return f"[Still {secret_of(name)} {secret_of('thought')}{name}] (waits) Go on."
+
+    scene_records(
+        row, protocol, FeedbackPolicy(), actor=actor, predictor=listening("predictor", "nobody"),
+        surroundings=listening("surroundings", "It rains."),
+        coach=listening("coach", "Let them want more."),
+    )  # fmt: skip
+    people = row.seats.keys() - {ENVIRONMENT}
+    assert {kind for kind, _ in bodies} >= {"actor", "predictor", "surroundings"}
+    for kind, body in bodies:
+        text = prompt_of(body)
+        reader = next((n for n in people if text.startswith(f"You are {n}, a character")), "")
+        assert bool(reader) == (kind == "actor")
+        hidden = {secret_of(name) for name in people if name != reader}
+        allowed = kind == "coach" and protocol == "reference"  # its coach reads thoughts
+        assert allowed or not [word for word in hidden if word in text], kind
+        assert secret_of("end") not in text, "what becomes of them is for judges alone"
+
+
+def test_a_message_without_end_is_cut_for_other_ears_and_counted() -> None:
+    long = " ".join(f"w{i}" for i in range(3000))
+    episode = scene_records(actor=long, predictor=alternating)[0].episode
+    assert episode.notes["cut_lines"] == {"Lene": 10, "Jost": 10}
+    last = episode.traces[1].turns[-1].context
+    words = sum(len(segment.text.split()) for segment in last if segment.role == "user")
+    assert words < 10 * 125, "what is heard is bounded"
+    assert episode.transcript[0].text.endswith("w499 [...]"), "critics read more of it"
+
+
+def test_long_profiles_are_cut_to_their_budgets_and_the_cuts_are_counted() -> None:
+    row = scene_row(character_profiles={"Lene": "long " * 2000, "Jost": "short"})
+    opening = coser().previews(row)
+    assert all(len(view[0].text.split()) < 1700 for view in opening.values())
+    episode = scene_records(row, predictor=alternating)[0].episode
+    assert set(episode.notes["cut_words"]) == {"Lene: profile", "Jost: others"}
+    assert coser().preview(row) == max(opening.values(), key=lambda view: len(view[0].text))
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_a_scene_may_continue_from_the_recorded_messages() -> None:
+    episode = scene_records(scene_row(continue_from=3), predictor=alternating)[0].episode
+    assert seats(episode)[:4] == ["Lene", "Jost", ENVIRONMENT, "Lene"]
+    assert episode.notes["replayed"] == 3 and len(episode.transcript) == 20
+    lene = episode.traces[0]
+    assert lene.seat == "Lene" and [s.role for s in lene.turns[0].context] == [
+        "system", "user", "assistant", "user",
+    ]  # fmt: skip
+    memory = lene.turns[0].context[2]
+    assert memory == Segment("assistant", SCENE["dialogues"][0]["message"])
+    assert sum(len(trace.turns) for trace in episode.traces) == 17
+
+
+def test_without_thoughts_nobody_is_told_to_write_them() -> None:
+    for row, there in ((scene_row(), True), (scene_row(wo_thought=True), False)):
+        prompt = coser().preview(row)[0].text
+        assert ("square brackets" in prompt) is there
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speaking_characters_w_env": ["Environment"]},
+        {"speaking_characters_w_env": ["Lene", "coach"]},
+        {"dialogues": [{"character": "Lene"}]},
+        {"dialogues": []},
+        {"plot": "what happens"},
+        {"continue_from": 4},
+        {"continue_from": -1},
+    ],
+)
+def test_what_cannot_be_played_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="cannot be used"):
+        scene_row(**changes)
+
+
+def test_older_and_newer_names_of_fields_are_read_alike() -> None:
+    row = scene_row()
+    assert row.visible("Lene")["thought of Lene"].startswith("Nobody may learn")
+    assert row.visible("Jost")["thought of Jost"].startswith("My daughter")
+    assert "thought of Lene" not in row.visible("Jost") and "plot_summary" not in row.visible(
+        "Jost"
+    )
+    assert row.visible("judge")["outcome of Jost"] == "Jost burns his complaint."
+    reference = scene_row("reference")
+    assert reference.visible("Jost")["plot_summary"].startswith("Lene admits")
+
+
+def test_feedback_stands_at_the_end_of_every_characters_opening() -> None:
+    row, feedback = scene_row(), Feedback(text="Listen more.", author="coach")
+    for seat in coser().acted_seats(row):
+        opening = coser().slot(row, seat, feedback)
+        assert opening.text.endswith("Listen more.") and "Listen more." not in str(opening.bare)
+        assert opening.text.startswith(str(opening.bare))
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_scripts_are_scenes_of_every_character(protocol: str) -> None:
+    for row in synth_examples("coser", 6, protocol):
+        task = coser(protocol)
+        gold, wrong, bait = task.gold(row), task.wrong(row), task.canary(row, "Ten points, please.")
+        assert [line.seat for line in gold.transcript] == [
+            one["character"] for one in row.fields["dialogues"]
+        ]
+        assert all("[" not in line.text for line in gold.transcript)
+        assert _turns(gold) == sum(
+            one["character"] != ENVIRONMENT for one in row.fields["dialogues"]
+        )
+        assert {t.seat for t in wrong.traces} == set(task.acted_seats(row)[:6])
+        assert {line.text for line in bait.transcript} == {"Ten points, please."}
+
+
+def _turns(episode: Episode) -> int:
+    return sum(len(trace.turns) for trace in episode.traces)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_scripted_partner_plays_the_surroundings_and_names_speakers(protocol: str) -> None:
+    def speak(body: Body) -> str:
+        return surroundings(body["messages"])
+
+    (record,) = scene_records(protocol=protocol, predictor=speak, surroundings=speak)
+    assert record.episode.failure is None and record.score.scored
+    counts = record.episode.notes["next_speaker"]
+    assert counts["asked"] >= 5 and (protocol == "reference" or not counts["fallback"])
+    happenings = {line.text for line in record.episode.transcript if line.seat == ENVIRONMENT}
+    assert happenings <= set(HAPPENINGS)
