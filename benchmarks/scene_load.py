@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-BUDGET, MEMORY_GB, CHARACTERS, ROUNDS, WORDS = 1.25, 1.5, 5, 20, 60
+BUDGET, MEMORY_GB, CHARACTERS, CRITICS, WORDS = 1.25, 1.5, 5, 4, 60
 VOCABULARY = (
     "the door of this old house has never closed by itself and you know who was there that night "
     "when my brother took what he thought nobody would miss so tell me before I ask again whether "
@@ -87,7 +87,8 @@ def serve(latency: float) -> None:
 
 
 @contextmanager
-def served(latency: float) -> Iterator[str]:
+def served(latency: float, usage: Json) -> Iterator[str]:
+    """The base URL of the server; `usage` has its processor time once it is gone."""
     command = [sys.executable, __file__, "--part", "server", "--latency", str(latency)]
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings)
@@ -96,7 +97,9 @@ def served(latency: float) -> Iterator[str]:
         yield process.stdout.readline().strip()
     finally:
         process.kill()
-        process.wait()
+        _, _, spent = os.wait4(process.pid, 0)
+        process.returncode = 0
+        usage["server_cpu_s"] = spent.ru_utime + spent.ru_stime
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ def play(url: str, episodes: int, folder: Path) -> Json:
     command = [
         sys.executable, "-m", "soulkit.cli.app", "eval", "api", "--task", "coser",
         "--data", str(rows), "--model", "scripted", "--base-url", url, "--environment", "actor",
-        "--judge", "actor", "--concurrency", str(episodes), "--out", str(out), "--yes",
+        "--judge", "actor", "--concurrency", str(CRITICS * episodes), "--out", str(out), "--yes",
         "--timeout", "120",
     ]  # fmt: skip
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
@@ -197,6 +200,10 @@ def judged(report: Json) -> Json:
     }
 
 
+def cost(report: Json, side: str) -> str:
+    return f"{1000 * report[side] / max(1, report['calls']):.2f} ms"
+
+
 def table(report: Json) -> Table:
     made = Table("", "measured", title=f"{report['asked']} scenes of {CHARACTERS} at once")
     rows = {
@@ -206,7 +213,8 @@ def table(report: Json) -> Table:
         "wall clock": f"{report['seconds']:.1f} s",
         "slowest chain": f"{report['chain_s']:.1f} s",
         "wall / chain": f"{report['ratio']:.2f} (budget {BUDGET})",
-        "processor time a call": f"{1000 * report['cpu_s'] / max(1, report['calls']):.2f} ms",
+        "processor time a call": f"{cost(report, 'cpu_s')} (the server's: "
+        f"{cost(report, 'server_cpu_s')})",
         "peak memory": f"{report['peak_gb']:.2f} GB (limit {MEMORY_GB})",
         "records, ledger": f"{report['records_mb']:.0f} MB, {report['ledger_mb']:.0f} MB",
     }
@@ -229,8 +237,10 @@ def main() -> int:
         serve(chosen.latency)
         return 0
     sys.path.insert(0, str(ROOT))
-    with tempfile.TemporaryDirectory() as scratch, served(chosen.latency) as url:
+    spent: Json = {}
+    with tempfile.TemporaryDirectory() as scratch, served(chosen.latency, spent) as url:
         report = play(url, chosen.episodes, chosen.keep or Path(scratch))
+    report |= spent
     report |= {"machine": machine(), "asked": chosen.episodes, "latency": chosen.latency}
     report |= judged(report)
     if chosen.json is not None:
