@@ -210,7 +210,9 @@ async def shares_of(bench: Bench) -> tuple[Shares, str]:
     return {**shares, "person": await person_share(bench)}, best
 
 
-async def results_of(task: Task, rows: int) -> dict[str, tuple[Shares, str, Mapping[str, float]]]:
+async def results_of(
+    task: Task, rows: int
+) -> dict[str, tuple[Shares, str, Mapping[str, float | None]]]:
     """Judge → (shares, best line, anchors); under UNJUDGED where nobody is asked."""
     examples = [example for row in make_rows(task, rows, 1) for example in task.examples(row)]
     examples = list(task.with_baselines(examples))
@@ -230,7 +232,7 @@ def playable(registry: Registry, names: Sequence[str]) -> list[str]:
     return [name for name in every if not names or name in names]
 
 
-Results = dict[str, dict[str, tuple[Shares, str, Mapping[str, float]]]]
+Results = dict[str, dict[str, tuple[Shares, str, Mapping[str, float | None]]]]
 
 
 def printed(results: Results) -> None:

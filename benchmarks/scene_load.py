@@ -47,7 +47,7 @@ VOCABULARY = (
     "the door of this old house has never closed by itself and you know who was there that night "
     "when my brother took what he thought nobody would miss so tell me before I ask again whether "
     "she gave you the key or only the letter because I am tired of waiting"
-).split()
+)
 
 
 # -- the server -----------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def line_for(body: Json) -> str:
     """Ten words of thought and sixty aloud, drawn from the request."""
     text = json.dumps(body["messages"])
     rng = random.Random(hashlib.sha256(text.encode()).digest())
-    thought, aloud = (" ".join(rng.choices(VOCABULARY, k=k)) for k in (10, WORDS))
+    thought, aloud = (" ".join(rng.choices(VOCABULARY.split(), k=k)) for k in (10, WORDS))
     return f"[{thought}] (looks up) {aloud}."
 
 
