@@ -1,4 +1,4 @@
-"""What do actors score that never read the row? Four of them, on every task that can be played.
+"""What do actors score that never read the row? Five of them, on every task that can be played.
 
     .venv/bin/python benchmarks/lazy_actors.py [--rows 120] [--task userllm ...] [--json lazy.json]
 
@@ -7,13 +7,15 @@
     own words       the task's words back: the last thing that was said to the actor
     empty           nothing
     longest option  the longest of the options, where there are any
+    description     where judges compare with a person: all that the actor was told about its row
 
 Rows are made here (synth), scores are headlines as shares of their scales: 0 is the lowest score, 1
-the highest. Where a judge is asked, it is the kindest there is: it takes every message for a
-person's and every answer for a refusal; a Sotopia scene it marks as one in which nothing happened.
-Humanual's counts words that a reply shares with the person's own: the kindest would like any reply.
-So such numbers say what is left when the judge sees nothing. Whatever is above half of its scale is
-listed below the table.
+the highest. Judges have no model (`_lazy/judges.py`): the kindest gives what costs the actor least,
+so that its numbers say what is left when the judge sees nothing; the other one goes by the words
+that the actor shares with the person on record. `person` is that person's own score. Where a task
+has controls, the anchors are printed: two people side by side, two actors side by side.
+
+Whatever is above half of its scale is listed below the table.
 """
 
 from __future__ import annotations
@@ -21,29 +23,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from _lazy.judges import Judge, recorded
 from rich.console import Console
 from rich.table import Table
 
 from soulkit.models.base import Cast, Player
+from soulkit.play.controls import ask_control, control_jobs
 from soulkit.play.engine import Engine, Job
+from soulkit.play.plan import Work
 from soulkit.tasks.base import Task
-from soulkit.tasks.humanual.scores import AXES, lexical_f1
 from soulkit.tasks.made import make_rows
 from soulkit.tasks.registry import Registry, load_registry
-from soulkit.tasks.sotopia.scores import DIMENSIONS
-from soulkit.types import Call, Completion, Example, Sampling, Segment
+from soulkit.types import Call, Completion, Example, Record, Sampling, Segment
 
 BLAND = "hey, quick one, got a sec?"
-ACTORS = ("same line", "own words", "empty", "longest option")
+ACTORS = ("same line", "own words", "empty", "longest option", "description", "person")
+LAZY = ACTORS[:-1]
 TRIED = 6
 """Rows whose right answer is tried as the one line to everybody."""
-NEUTRAL = {"believability": 5}
-"""Raw marks of a scene in which nothing happens; the others are 0."""
+JUDGES = ("kindest", "rule")
+UNJUDGED = "none"
 Shares = dict[str, float | None]
 
 Say = Callable[[str, Sequence[Segment]], str]
@@ -66,37 +70,47 @@ class Spoken:
         """Nothing is open."""
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A task with its rows and one of the judges."""
+
+    task: Task
+    examples: Sequence[Example]
+    judge: Judge
+
+    def cast(self, say: Say) -> Cast:
+        other, judge = partner_of(self.task), Player(self.judge)
+        return Cast(actor=Player(Spoken(say)), partner=other, environment=other, judges=(judge,))
+
+    async def records(self, examples: Sequence[Example], say: Say) -> list[Record]:
+        jobs = [Job(self.task, example) for example in examples]
+        return await Engine(self.cast(say)).run(jobs, lambda record: None)
+
+    async def share(self, examples: Sequence[Example], say: Say) -> float | None:
+        """The headline of an actor, as a share of its scale."""
+        return share_of(self.task, await self.records(examples, say))
+
+
+def share_of(task: Task, records: Sequence[Record]) -> float | None:
+    """Of a task whose headline needs files that are not here (tau_usi), the mean score."""
+    for record in records:
+        assert record.score.scored, (task.name, record.score.reason, record.score.words)
+    value, metric = task.headline(records), task.spec.metric
+    values = [r.score.value for r in records if r.score.value is not None]
+    if value is None and values:
+        value = fmean(values)
+    return None if value is None else (value - metric.low) / (metric.high - metric.low)
+
+
 # -- the other players -----------------------------------------------------------------------------
-
-
-def kindest(_: str, context: Sequence[Segment]) -> str:
-    """The label or the marks that cost the actor least."""
-    prompt = context[0].text
-    if "risk_level" in prompt:
-        return json.dumps({"risk_level": "low", "reason": "nothing to see"})
-    if "believability" in prompt:
-        marks = {name: NEUTRAL.get(name, 0) for name in DIMENSIONS}
-        return json.dumps({n: {"reasoning": "so so", "score": s} for n, s in marks.items()})
-    if "six sides" in prompt:
-        return by_shared_words(prompt)
-    return "REFUSED" if "REFUSED" in prompt else "HUMAN"
-
-
-def by_shared_words(prompt: str) -> str:
-    """A rule in place of kindness, which would let every reply be the person's own: on every side
-    the F1 of the words of the reply and of what the person wrote."""
-    reply, original = (
-        re.search(rf"<{name} (\w+)>\n(.*?)\n</{name} \1>", prompt, re.DOTALL)
-        for name in ("reply", "original")
-    )
-    shared = lexical_f1(reply[2], original[2]) if reply and original else 0.0
-    return json.dumps({axis: {"thought": "words", "score": shared} for axis in AXES})
 
 
 def partner_of(task: Task) -> Player:
     """The task's partner by script, else one that says the same polite thing in every turn."""
     script = task.spec.hook(task.name, "scripted_partner")
-    line = json.dumps({"action_type": "speak", "argument": "I see. What do you mean?"})
+    line = "I see. What do you mean?"
+    if task.name == "sotopia":
+        line = json.dumps({"action_type": "speak", "argument": line})
 
     def answer(_: str, context: Sequence[Segment]) -> str:
         if script is None:
@@ -133,38 +147,84 @@ def last_words_back(_: str, context: Sequence[Segment]) -> str:
     return next((s.text for s in reversed(context) if s.role != "assistant"), "")
 
 
+def descriptions(task: Task, examples: Sequence[Example]) -> dict[str, str]:
+    """Example id → all that the acted seat is told about the row."""
+    return {
+        example.id: "\n".join(
+            text for text in example.visible(task.acted_seats(example)[0]).values()
+            if isinstance(text, str)
+        )
+        for example in examples
+    }  # fmt: skip
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 
-async def share(task: Task, examples: Sequence[Example], say: Say) -> float | None:
-    """The headline of an actor, as a share of its scale."""
-    judge = Player(Spoken(kindest))
-    cast = Cast(actor=Player(Spoken(say)), partner=partner_of(task), judges=(judge,))
-    records = await Engine(cast).run([Job(task, e) for e in examples], lambda record: None)
-    value, metric = task.headline(records), task.spec.metric
-    return None if value is None else (value - metric.low) / (metric.high - metric.low)
+async def person_share(bench: Bench) -> float | None:
+    """What the people on record score."""
+    records, cast = [], bench.cast(last_words_back)
+    for example in bench.examples:
+        gold = bench.task.gold(example)
+        if gold is None:
+            return None
+        score = await bench.task.judged(example, gold, cast)
+        records.append(Record(
+            key=example.id, task=bench.task.name, example_id=example.id, rollout=0, kind="draft",
+            step=0, episode=gold, score=score, cluster=example.cluster, tags=example.tags,
+        ))  # fmt: skip
+    return share_of(bench.task, records)
 
 
-async def shares_of(task: Task, examples: Sequence[Example]) -> tuple[Shares, str]:
+async def anchors(bench: Bench, line: str) -> Mapping[str, float | None]:
+    """The calibrated numbers of a task's controls, for an actor that says `line` to everybody."""
+    if not bench.task.controls:
+        return {}
+    drafts = await bench.records(bench.examples, lambda *_: line)
+    episodes = {record.example_id: record.episode for record in drafts}
+    cast = bench.cast(lambda *_: line)
+    jobs = control_jobs(Work(bench.task, tuple(bench.examples), controls=bench.task.controls), 1)
+    controls = [await ask_control(job, episodes[job.example.id], cast) for job in jobs]
+    return {n: m.value for n, m in bench.task.calibrate(drafts, controls).items()}
+
+
+async def shares_of(bench: Bench) -> tuple[Shares, str]:
     """(actor → its share, the best line to everybody)."""
+    task, examples = bench.task, bench.examples
     lines = {
-        line: await share(task, examples, lambda *_, line=line: line)
+        line: await bench.share(examples, lambda *_, line=line: line)
         for line in constant_lines(task, examples)
     }
     best = max(lines, key=lambda line: lines[line] or 0.0)
-    longest = longest_options(task, examples)
+    longest, told = longest_options(task, examples), descriptions(task, examples)
     with_options = [example for example in examples if example.id in longest]
-    return {
+    shares: Shares = {
         "same line": lines[best],
-        "own words": await share(task, examples, last_words_back),
-        "empty": await share(task, examples, lambda *_: ""),
-        "longest option": await share(task, with_options, lambda name, _: longest[name])
+        "own words": await bench.share(examples, last_words_back),
+        "empty": await bench.share(examples, lambda *_: ""),
+        "longest option": await bench.share(with_options, lambda name, _: longest[name])
         if with_options else None,
-    }, best  # fmt: skip
+    }  # fmt: skip
+    if bench.judge.asked:
+        shares["description"] = await bench.share(examples, lambda name, _: told[name])
+    return {**shares, "person": await person_share(bench)}, best
 
 
-def made_examples(task: Task, rows: int) -> list[Example]:
-    return [example for row in make_rows(task, rows, 1) for example in task.examples(row)]
+async def results_of(
+    task: Task, rows: int
+) -> dict[str, tuple[Shares, str, Mapping[str, float | None]]]:
+    """Judge → (shares, best line, anchors); under UNJUDGED where nobody is asked."""
+    examples = [example for row in make_rows(task, rows, 1) for example in task.examples(row)]
+    examples = list(task.with_baselines(examples))
+    lines = {example.id: recorded(task, example) for example in examples}
+    results = {}
+    for kind in JUDGES:
+        bench = Bench(task, examples, Judge(kind, lines))
+        shares, best = await shares_of(bench)
+        if not bench.judge.asked:
+            return {UNJUDGED: (shares, best, {})}
+        results[kind] = shares, best, await anchors(bench, best)
+    return results
 
 
 def playable(registry: Registry, names: Sequence[str]) -> list[str]:
@@ -172,17 +232,27 @@ def playable(registry: Registry, names: Sequence[str]) -> list[str]:
     return [name for name in every if not names or name in names]
 
 
-def printed(results: dict[str, tuple[Shares, str]]) -> None:
-    table = Table("task", *ACTORS, title="lazy actors: share of the headline's scale")
-    for name, (shares, _) in results.items():
-        table.add_row(name, *("" if (s := shares[a]) is None else f"{s:.3f}" for a in ACTORS))
-    console = Console(width=120)
+Results = dict[str, dict[str, tuple[Shares, str, Mapping[str, float | None]]]]
+
+
+def printed(results: Results) -> None:
+    table = Table("task", "judge", *ACTORS, title="lazy actors: share of the headline's scale")
+    for name, by_judge in results.items():
+        for judge, (shares, _, _) in by_judge.items():
+            cells = ("" if (s := shares.get(a)) is None else f"{s:.3f}" for a in ACTORS)
+            table.add_row(name, "" if judge == UNJUDGED else judge, *cells)
+    console = Console(width=140)
     console.print(table)
-    for name, (shares, best) in results.items():
-        for actor, value in shares.items():
-            if value is not None and value > 0.5:
-                what = f" ({' '.join(best.split())[:60]})" if actor == "same line" else ""
-                console.print(f"above half: {name}, {actor}{what}: {value:.3f}", markup=False)
+    for name, by_judge in results.items():
+        for judge, (shares, best, controls) in by_judge.items():
+            for actor in LAZY:
+                value = shares.get(actor)
+                if value is not None and value > 0.5:
+                    what = f" ({' '.join(best.split())[:60]})" if actor == "same line" else ""
+                    line = f"above half: {name}, {judge}, {actor}{what}: {value:.3f}"
+                    console.print(line, markup=False)
+            for control, value in controls.items():
+                console.print(f"{name}, {judge}: {control} {value}", markup=False)
 
 
 def main() -> None:
@@ -193,11 +263,10 @@ def main() -> None:
     arguments = parser.parse_args()
     registry, results = load_registry(), {}
     for name in playable(registry, arguments.task):
-        task = registry.task(name)
-        results[name] = asyncio.run(shares_of(task, made_examples(task, arguments.rows)))
+        results[name] = asyncio.run(results_of(registry.task(name), arguments.rows))
     printed(results)
     if arguments.json:
-        arguments.json.write_text(json.dumps({n: s for n, (s, _) in results.items()}, indent=1))
+        arguments.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
+from soulkit.runs.contexts import cut_contexts, note_counts, whole_contexts
 from soulkit.runs.jsonl import JsonlWriter, placed_objects
 from soulkit.types import ControlRecord, Record, Trace, Turn
 
@@ -56,8 +57,13 @@ class RecordWriter:
 
 
 def _line_of(record: Record | ControlRecord) -> dict[str, Any]:
-    form: TypeAdapter[Any] = _episode_form() if isinstance(record, Record) else _control_form()
-    line: dict[str, Any] = form.dump_python(record, mode="json")
+    line: dict[str, Any]
+    if isinstance(record, ControlRecord):
+        line = _control_form().dump_python(record, mode="json")
+        return line
+    episode, counts = cut_contexts(record.episode)
+    line = _episode_form().dump_python(replace(record, episode=episode), mode="json")
+    note_counts(line["episode"], counts)
     return line
 
 
@@ -102,7 +108,11 @@ def stream_records(path: Path) -> Iterator[Record]:
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
-    return _of_line(_episode_form(), "an episode", line, path, number)
+    record = _of_line(_episode_form(), "an episode", line, path, number)
+    try:
+        return replace(record, episode=whole_contexts(record.episode, line["episode"]))
+    except ValueError as error:
+        raise _unreadable(path, number, "an episode", str(error)) from error
 
 
 def _of_line(
@@ -111,14 +121,14 @@ def _of_line(
     try:
         return form.validate_python(line)
     except ValidationError as error:
-        raise _unreadable(path, number, what, error) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the line"
+        raise _unreadable(path, number, what, f"{where}: {first['msg']}") from error
 
 
-def _unreadable(path: Path, number: int, what: str, error: ValidationError) -> DataError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the line"
+def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
     return DataError(
-        f"Object {number} of '{path}' is no record of {what} ({where}: {first['msg']}).",
+        f"Object {number} of '{path}' is no record of {what} ({why}).",
         "The file was edited, damaged, or written by another version of soulkit.",
         "Restore the file, or remove that line and run the same command again to replay it.",
     )

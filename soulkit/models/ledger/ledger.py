@@ -181,10 +181,10 @@ class Ledger:
             raise unusable_ledger(self.path, "it is open for replay only")
         try:
             with self._lock:
-                _insert(self._connection(), key, entry, request)
+                is_first = _insert(self._connection(), key, entry, request)
         except sqlite3.Error as error:
             raise _not_kept(self.path, entry, str(error)) from error
-        return self._find(key) or entry
+        return entry if is_first else self._find(key) or entry
 
     def set_aside(self, key: str) -> None:
         """The reply of `key` was of no use (an unreadable verdict, an empty line): a ledger that
@@ -291,14 +291,16 @@ def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tup
         raise unusable_ledger(path, str(error)) from error
 
 
-def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request | None) -> None:
+def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request | None) -> bool:
+    """Whether the call was new; the reply of one that is there stays."""
     with transaction(db):
         context, settings = keep_request(db, request) if request is not None else (None, None)
         call = entry.call
         row = (*_row(key, entry), context, settings, seal(entry.reply), call.seat, call.purpose)
         marks = ",".join("?" * len(row))
         names = ",".join((*COLUMNS, *ADDED, *WHO))
-        db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
+        done = db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
+    return done.rowcount == 1
 
 
 def _not_kept(path: Path | None, entry: LedgerEntry, cause: str) -> RunError:
