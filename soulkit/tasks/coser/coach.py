@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, tokens
@@ -141,12 +142,11 @@ def _repeats(lines: Sequence[Line]) -> list[str]:
 def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
     """`in_distribution` and `out_of_distribution`: the mean over scenes by their tag, and `gap`,
     the first less the second, over the scenes of both. Empty where no row has a tag."""
-    groups = {
-        "in_distribution": [r for r in drafts(records) if r.tags.get("tag") == "id"],
-        "out_of_distribution": [r for r in drafts(records) if r.tags.get("tag") == "ood"],
-    }
-    means = {name: mean_of([r.score.value for r in group], "scenes")
-             for name, group in groups.items() if group}  # fmt: skip
+    means = {}
+    for name, tag in (("in_distribution", "id"), ("out_of_distribution", "ood")):
+        values = [r.score.value for r in drafts(records) if r.tags.get("tag") == tag]
+        if values:
+            means[name] = replace(mean_of(values, "scenes"), group=(("tag", tag),))
     if len(means) < 2:
         return means
     inside, outside = means["in_distribution"], means["out_of_distribution"]
