@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import ConfigError, DataError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import Opinion
@@ -73,6 +73,19 @@ from soulkit.types import (
 Opinions = Mapping[str, Sequence[Opinion[Any]]]
 
 
+def _check_options(spec: TaskSpec) -> None:
+    """ConfigError for rounds that no scene has, or budgets that leave no word."""
+    most = int(spec.metric.scales["rounds"][1])
+    for name, value in spec.options.items():
+        rounds = name.endswith("_rounds")
+        if (rounds or name.endswith("_words")) and not 1 <= value <= (most if rounds else value):
+            raise ConfigError(
+                f"The option {name} cannot be {value}.",
+                f"A scene has 1 to {most} messages." if rounds else "It would leave no word.",
+                f"Write a number from 1 to {most}." if rounds else "Write a number from 1 on.",
+            )
+
+
 class Coser(Task):
     book, scene = SceneBook, BookScene
     plot_is_known = False
@@ -85,6 +98,7 @@ class Coser(Task):
     ) -> None:
         super().__init__(name, spec, protocol=protocol, folder=folder)
         options = spec.options
+        _check_options(spec)
         self.max_rounds = int(options[f"{protocol}_rounds"])
         self.heard_words, self.line_words = int(options["heard_words"]), int(options["line_words"])
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soulkit.errors import DataError
+from soulkit.errors import ConfigError, DataError
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.coser.circumstance import ENVIRONMENT
 from soulkit.tasks.coser.scripts import HAPPENINGS, surroundings
 from soulkit.tasks.coser.speakers import END, candidates, speaker_in
 from soulkit.tasks.coser.speech import audible, without_thoughts, words_out_loud
+from soulkit.tasks.coser.task import Coser
 from soulkit.types import Episode, Feedback, Segment
 from tests.support.coser import (
     SCENE,
@@ -402,6 +403,16 @@ def test_feedback_stands_at_the_end_of_every_characters_opening() -> None:
         opening = coser().slot(row, seat, feedback)
         assert opening.text.endswith("Listen more.") and "Listen more." not in str(opening.bare)
         assert opening.text.startswith(str(opening.bare))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"paper_rounds": 0}, {"reference_rounds": 33}, {"heard_words": 0}, {"line_words": -1}],
+)
+def test_options_that_leave_no_scene_are_refused(options: dict[str, int]) -> None:
+    spec = coser().spec
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Coser("coser", spec.model_copy(update={"options": {**spec.options, **options}}))
 
 
 # -- scripts ---------------------------------------------------------------------------------------
