@@ -117,10 +117,10 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
 
 
 def _controls(registry: Registry, name: str) -> str:
-    """The controls of a task, each with what it costs; the class of an installed one is not
+    """The controls of a task, each with what it costs; the class of a task of one's own is not
     imported for showing its declaration."""
     spec = registry.spec(name)
-    shown = not spec.home.distribution and not spec.rows_only
+    shown = spec.home.builtin_task and not spec.rows_only
     return "; ".join(
         f"{one.name} (of each {one.per}, "
         + ", ".join(f"{role} {n}" for role, n in one.calls.items()) + ")"
