@@ -137,7 +137,7 @@ def test_a_cost_that_leaves_calls_out_says_so(
 def test_a_limit_without_a_price_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "anything")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
     with ScriptedServer(answer=keeper, host="0.0.0.0") as server:  # no address of this machine
         assert "//0.0.0.0:" in server.base_url
         assert api(server.base_url, tmp_path / "run", "--max-cost", 1) == 2

@@ -77,7 +77,7 @@ def test_cached_tokens_cost_what_the_table_says(tmp_path: Path) -> None:
 
 def test_a_budget_needs_prices_of_servers_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(host="0.0.0.0") as server:  # no address of this machine
-        monkeypatch.setenv("OPENAI_API_KEY", "anything")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
         with pytest.raises(ConfigError) as caught:
             endpoint(server, price_in=None, price_out=None, budget=Budget(1.0))
         endpoint(server, price_in=0.0, price_out=0.0, budget=Budget(1.0))
