@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.keeping import GroupWriter
 from soulkit.play.controls import ControlJob, ask_control, control_jobs, control_names
@@ -22,6 +22,9 @@ from soulkit.play.engine import Engine, gather
 from soulkit.play.plan import Work
 from soulkit.runs.records import CONTROLS, load_controls
 from soulkit.types import ControlRecord, Record, record_key
+
+if TYPE_CHECKING:
+    from soulkit.eval.summary import Cells
 
 Notice = Callable[[ControlRecord], None]
 """Gets every control as soon as it is scored."""
@@ -146,6 +149,16 @@ def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]
             names = prompts.setdefault(control.name, {})
             names.setdefault(template, set()).add(digest)
     return prompts
+
+
+def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
+    """A line for each task whose controls left a number undefined, of what a summary holds."""
+    lines = []
+    for part in work:
+        values = {name: cell.mean for name, cell in cells.get(part.task.name, {}).items()}
+        remarks = part.task.calibration_remarks(values)
+        lines += [f"{part.task.name}: {'; '.join(remarks)}"] if remarks else []
+    return lines
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:

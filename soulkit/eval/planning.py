@@ -74,6 +74,7 @@ def voice_of(
         limit=settings.sampling(role, None).max_tokens,
         prices=prices,
         times=samples,
+        orders=config.judge_order,
         served=served,
         paid=paid,
     )
@@ -174,7 +175,7 @@ def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Pl
     `config`, who audits as well; nobody plays."""
     actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
     judges = [
-        replace(voice_of(config, role, who, actor), times=opinions)
+        replace(voice_of(config, role, who, actor), times=opinions, orders="both")
         for who in config.judge
         for role in PANELS
     ]

@@ -27,6 +27,7 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.controls import (
+    calibration_remarks,
     control_counts,
     controls_left,
     controls_words,
@@ -121,7 +122,10 @@ def run_eval(
     with alone(run), open_ledger(run, config) as ledger:
         players = eval_players(config, ledger, model)
         keep_provenance(run, _provenance(config, players, work))
-        return run, asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
+        summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
+    for remark in calibration_remarks(work, summary.tasks):
+        say(remark)
+    return run, summary
 
 
 def prepare(

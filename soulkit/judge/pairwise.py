@@ -11,7 +11,7 @@ once, the side drawn from the example: half the price, unbiased over many rows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict
 
 PURPOSE = "pairwise"
+_FIRST, _SECOND = "_first", "_second"
 
 
 class Preference(VerdictShape):
@@ -125,8 +126,16 @@ def pair_outcome(
     )
 
 
+def purposes_asked(purposes: Collection[str], orders: Literal["both", "seeded"]) -> tuple[str, ...]:
+    """Of the purposes of one episode's questions those that are asked: where the order of a pair is
+    drawn, one question of its two."""
+    pairs = {name.removesuffix(_FIRST) for name in purposes if name.endswith(_FIRST)}
+    second = {f"{name}{_SECOND}" for name in pairs} if orders == "seeded" else set()
+    return tuple(name for name in purposes if name not in second)
+
+
 def _ordered(purpose: str, first: bool) -> str:
-    return f"{purpose}_{'first' if first else 'second'}"
+    return f"{purpose}{_FIRST if first else _SECOND}"
 
 
 def _side(first: bool, preference: Preference) -> float:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from soulkit.data.files import BadRow
+from soulkit.judge.pairwise import purposes_asked
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.roles.settings import PANELS
 from soulkit.play.reading import opening_words, words_by_seat
@@ -72,6 +73,8 @@ class PlayerTerms:
     """US dollars per million prompt and reply tokens."""
     times: int | None = None
     """Opinions on every question (`--judge-samples`); None: as many as the task's own `samples`."""
+    orders: Literal["both", "seeded"] = "both"
+    """In which orders a pair is shown (`--judge-order`)."""
     each: int = 0
     """Calls of an episode where the task itself does not call the role: a coach's."""
     usual: int | None = None
@@ -121,6 +124,8 @@ class TaskPlan:
     asked: tuple[PlayerLoad, ...]
     chain: float
     """Seconds of one episode's calls, one after the other."""
+    shared: int = 0
+    """Calls that exclude each other: the episodes make so many fewer than `calls` come to."""
 
     @property
     def calls(self) -> dict[str, int]:
@@ -159,7 +164,7 @@ class Plan:
     @property
     def calls(self) -> int:
         """At most."""
-        return sum(one.calls for one in self.asked)
+        return sum(one.calls for one in self.asked) - sum(t.shared for t in self.tasks)
 
     @property
     def usual_calls(self) -> int:
@@ -275,9 +280,11 @@ def _scale_task(part: TaskPlan, factor: float, label: str) -> TaskPlan:
         )
         for one in part.asked
     ]  # fmt: skip
-    episodes, words = round(part.episodes * factor), round(part.prompt_words * factor)
-    name = f"{part.task} {label}".strip()
-    return replace(part, task=name, episodes=episodes, prompt_words=words, asked=tuple(loads))
+    return replace(
+        part, task=f"{part.task} {label}".strip(), episodes=round(part.episodes * factor),
+        prompt_words=round(part.prompt_words * factor), shared=round(part.shared * factor),
+        asked=tuple(loads),
+    )  # fmt: skip
 
 
 def on_machine(base: Plan, machine: Machine | None) -> Plan:
@@ -301,6 +308,7 @@ def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> Task
         longest_prompt=max((max(words, default=0) for words in by_seat), default=0),
         asked=tuple(one for one in loads if one.calls),
         chain=sum(one.seconds for one in loads) / max(episodes, 1),
+        shared=_shared(work, players) * repeats,
     )
 
 
@@ -326,8 +334,8 @@ def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
     return [
         Ask(
             _opening(task, example, words, player.role),
-            *_times(task.calls(example), player),
-            *_times(task.usual_calls(example), player),
+            *_times(task.calls(example), player, task.pair_calls),
+            *_times(task.usual_calls(example), player, task.pair_calls),
             _lines(task, example),
         )
         for example, words in zip(work.examples, lengths, strict=True)
@@ -349,10 +357,24 @@ def _lines(task: Task, example: Example) -> dict[str, float]:
     return {str(role): count / turns for role, count in lines.items()}
 
 
-def _times(role_calls: Mapping[Role, int], player: PlayerTerms) -> tuple[int, float]:
-    """(turns of the actor in one episode, calls of a player in it)."""
+def _shared(work: Work, players: Sequence[PlayerTerms]) -> int:
+    """Calls of one play that exclude each other, where everybody at the table is planned."""
+    roles = {player.role for player in players}
+    return sum(
+        work.task.shared_calls(example) for example in work.examples
+        if {role for role in work.task.calls(example) if role in SPEAKERS} <= roles
+    )  # fmt: skip
+
+
+def _times(
+    role_calls: Mapping[Role, int], player: PlayerTerms, pair_calls: int
+) -> tuple[int, float]:
+    """(turns of the actor in one episode, calls of a player in it); `pair_calls` of a judge's ask
+    about a pair, and the half of them falls away where one order is drawn."""
     of_role = {str(role): count for role, count in role_calls.items()}
-    return int(of_role.get("actor", 1)), of_role.get(player.role) or player.each
+    dropped = pair_calls / 2 if player.role == "judge" and player.orders == "seeded" else 0
+    calls = of_role.get(player.role, 0)
+    return int(of_role.get("actor", 1)), (calls - dropped if calls else player.each)
 
 
 def _player_load(
@@ -386,7 +408,8 @@ def _repeats(task: Task, player: PlayerTerms) -> float:
     those of its `samples`: exact where it puts all its questions equally often."""
     if player.role not in PANELS or player.times is None:
         return 1.0
-    samples = task.spec.samples.values()
+    declared = task.spec.samples
+    samples = [declared[purpose] for purpose in purposes_asked(declared, player.orders)]
     return player.times * len(samples) / sum(samples) if samples else float(player.times)
 
 
@@ -421,7 +444,7 @@ def _mean_words(by_seat: Sequence[int]) -> int:
 def _control_ask(
     task: Task, control: Control, example: Example, words: int, player: PlayerTerms
 ) -> Ask:
-    calls = {str(role): count for role, count in control.calls.items()}.get(player.role, 0)
+    _, calls = _times(control.calls, replace(player, each=0), control.pair_calls)
     turns, usual_turns = (
         int(counts.get("actor", 1)) for counts in (task.calls(example), task.usual_calls(example))
     )

@@ -60,6 +60,8 @@ class Task(ABC):
     grades_cut_replies = False
     """Whether a single reply that ran into its limit is graded all the same; else it is truncated,
     and scores the minimum."""
+    pair_calls = 0
+    """How many of a judge's calls on an episode ask about a pair, both orders together."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -131,6 +133,11 @@ class Task(ABC):
         """Calls of one episode at most, by role: what it needs filled, and what a plan counts."""
         turns = int(self.spec.options.get("max_turns", 1))
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
+
+    def shared_calls(self, example: Example) -> int:
+        """How many of `calls` exclude each other, because roles share turns: an episode makes so
+        many fewer than its roles' counts come to together."""
+        return 0
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
         """Calls of one episode about, by role, where limits are far off: what an expected cost is
@@ -383,6 +390,11 @@ class Task(ABC):
         them, with their reason. Not called where a run has no controls.
         """
         return {}
+
+    def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
+        """What a run with controls should be told of its numbers (metric → value): why one has
+        none although its controls have."""
+        return ()
 
     # -- batches ------------------------------------------------------------------------------
 

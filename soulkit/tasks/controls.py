@@ -26,6 +26,8 @@ class Control:
     """Whether it is asked once a row (what people wrote does not change), or of every draft."""
     calls: Mapping[Role, int]
     """Role → calls of one control at most, with the task's own samples: what a plan counts."""
+    pair_calls: int = 0
+    """How many of a judge's ask about a pair, both orders together."""
 
 
 def purpose_of(name: str) -> str:

@@ -173,10 +173,14 @@ def cannot_play(
 LEAVE_OUT = "Leave them out (of rows: choose others with --where or --example, or another file)"
 
 
-def not_for_training(what: str, able: Sequence[str] = ()) -> ConfigError:
+class NotForTraining(ConfigError):
+    """Training on tasks or rows that are for evaluation only."""
+
+
+def not_for_training(what: str, able: Sequence[str] = ()) -> NotForTraining:
     """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
     rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
-    return ConfigError(
+    return NotForTraining(
         f"Training was asked for on {what}, marked evaluation-only.",
         "Their terms allow measuring with them and forbid training on them, and a model that was "
         "trained on them could not be measured with them.",

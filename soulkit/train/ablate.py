@@ -28,7 +28,7 @@ from soulkit.eval.likeness import condition_differences, grouped
 from soulkit.keys import printable
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.registry import method_class, rollout_methods
@@ -291,7 +291,8 @@ def run_all(
 
 
 def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
-    """The runs with everybody in their seats; NoFeedback for an arm that can have none.
+    """The runs with everybody in their seats; NoFeedback for an arm that can have none, and
+    NotForTraining for rows that nobody may train on.
 
     What else is wrong with an arm is its own, and recorded when its turn comes.
     """
@@ -305,7 +306,7 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
             continue
         try:
             config = gather_material(run.config).config
-        except NoFeedback:
+        except (NoFeedback, NotForTraining):
             raise
         except UserError:
             config = run.config

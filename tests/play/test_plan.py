@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.local.footprint import Speed, device_speed, footprint
-from soulkit.play.plan import AGAIN, USUAL, PlayerTerms, Work, plan_work, scaled
+from soulkit.play.plan import (
+    AGAIN,
+    USUAL,
+    PlayerTerms,
+    Work,
+    plan_controls,
+    plan_work,
+    scaled,
+)
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
@@ -201,6 +210,34 @@ def test_judges_count_with_their_re_asks_and_samples() -> None:
     first = one.prompt_tokens + one.reply_tokens
     assert one.cost == pytest.approx(first / 1e6)
     assert one.cost_limit == pytest.approx((2 * first + one.calls // 2 * AGAIN) / 1e6)
+
+
+def test_roles_that_share_turns_are_not_counted_twice() -> None:
+    work = Work(load_registry().task("coser"), examples("coser", 2))
+    actor, judge = (PlayerTerms(role=role, name=role, limit=100) for role in ("actor", "judge"))
+    environment = replace(actor, role="environment")
+    whole = plan_work([work], 3, {"coser": [actor, environment, judge]})
+    (part,) = whole.tasks
+    assert part.calls == {"actor": 6 * 20, "environment": 6 * 29, "judge": 6 * 4 * 2}
+    assert whole.calls == 6 * (39 + 4 * 2) == whole.as_dict()["calls"]
+    assert scaled(whole, 0.5).calls == whole.calls / 2
+    assert plan_work([work], 3, {"coser": [actor]}).calls == 6 * 20
+
+
+@pytest.mark.parametrize(("times", "both", "drawn"), [(None, 13, 10), (1, 6, 5), (2, 12, 10)])
+def test_a_pair_that_is_asked_about_in_one_order_costs_half(
+    times: int | None, both: int, drawn: int
+) -> None:
+    task = load_registry().task("mirrorbench")
+    rows = examples("mirrorbench", 2)
+    judge = PlayerTerms(role="judge", name="j", limit=100, times=times)
+    for terms, calls in ((judge, both), (replace(judge, orders="seeded"), drawn)):
+        (one,) = plan_work([Work(task, rows)], 1, {"mirrorbench": [terms]}).tasks[0].asked
+        assert one.usual_calls == 2 * calls and one.calls == 2 * one.usual_calls
+        asks = [(control, rows[0]) for control in task.controls]
+        (beside,) = plan_controls(task, asks, [terms]).asked
+        if times is None:
+            assert beside.usual_calls == (13 + 7 if terms is judge else 10 + 4)
 
 
 def test_dev_scores_and_canaries_are_planned(model: Path) -> None:

@@ -24,6 +24,7 @@ from soulkit.report.episodes import TEXT_LIMIT, choose, clean
 from soulkit.report.figures import learning_curves
 from soulkit.report.load import load_runs
 from soulkit.report.published import CAVEAT, publications, published_for
+from soulkit.tasks.registry import load_registry
 from soulkit.types import (
     Completion,
     Episode,
@@ -360,6 +361,10 @@ def test_published_figures() -> None:
     assert (len(paper.figures), len(card.figures)) == (10, 23)
     assert [list(t.figures) for t in published_for({"hitom"})] == [["hitom"], ["hitom"]]
     assert published_for({"tomi"}) == ()
+    domains = load_registry().suite_spec("humanual")
+    assert domains.published == ("ditto_8b_card",)
+    means = (0.210, 0.408, 0.275, 0.297, 0.534, 0.303)
+    assert card.mean(domains.tasks, "Ditto-8B") == pytest.approx(sum(means) / 6)
 
 
 def app() -> Typer:

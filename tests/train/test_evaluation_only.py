@@ -65,6 +65,16 @@ def test_marked_rows_are_refused_by_their_place(tmp_path: Path, capfd: Any, mark
     assert "1 of 4 rows of 'tomi'" in what and "rows.jsonl:3" in what
 
 
+def test_a_comparison_of_methods_refuses_marked_rows_once(tmp_path: Path, capfd: Any) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [None, True, None])
+    code = soul(
+        "train", "ablate", "--methods", "grpo,ditto", "--model", "tiny", "--task", "tomi",
+        "--data", f"tomi={rows}", "--steps", 1, "--seeds", 1, "--out", tmp_path / "runs",
+    )  # fmt: skip
+    assert code == 2 and not (tmp_path / "runs").exists()
+    assert "1 of 3 rows of 'tomi'" in three_lines(capfd.readouterr().err)[0]
+
+
 def test_rows_without_a_mark_are_the_same_rows(tmp_path: Path) -> None:
     task = load_registry().task("tomi")
     (row,) = synth("tomi", 1, 0)

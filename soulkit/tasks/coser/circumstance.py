@@ -16,6 +16,7 @@ from typing import Any
 
 from soulkit.data.literals import literal_list, structure
 from soulkit.errors import DataError
+from soulkit.tasks.coser.speakers import END, UNCLEAR
 from soulkit.types import Line, Role
 
 ENVIRONMENT = "Environment"
@@ -96,6 +97,12 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
         raise _unusable(
             f"a character is called '{reserved[0]}'",
             "The word says who may read a field, so that nobody at the table can be called so.",
+        )
+    if taken := [name for name in names if name in (UNCLEAR, END)]:
+        raise _unusable(
+            f"a character is called '{taken[0]}'",
+            "So the model that names the next speaker says something else, and nobody could be "
+            "called by that name.",
         )
     if not names_in(fields["major_characters"]):
         raise _unusable("it has no major_characters", "Their fidelity is what is judged.")

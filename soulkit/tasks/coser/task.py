@@ -147,16 +147,24 @@ class Coser(Task):
     def calls(self, example: Example) -> dict[Role, int]:
         """Every message and every prediction after one; the environment never speaks twice in a
         row. Each critic is asked once."""
-        rounds = self.max_rounds
+        rounds = self._played_rounds(example)
         return {
-            "actor": rounds, "environment": rounds - 1 + rounds // 2,
+            "actor": rounds, "environment": rounds - 1 + (rounds + 1) // 2,
             "judge": len(self.purposes()),
         }  # fmt: skip
+
+    def shared_calls(self, example: Example) -> int:
+        """A message is a character's or the environment's."""
+        return (self._played_rounds(example) + 1) // 2
+
+    def _played_rounds(self, example: Example) -> int:
+        """Messages of a draft at most, without those that it continues from."""
+        return self.max_rounds - int(example.fields.get("continue_from") or 0)
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
         """The environment speaks as often as in the book; its turns are rounds, too."""
         lines = self.usual_lines(example)
-        predictions = self.max_rounds - 1
+        predictions = self._played_rounds(example) - 1
         calls = {**lines, "environment": predictions + lines["environment"]}
         return {**self.calls(example), **calls}
 
@@ -164,8 +172,9 @@ class Coser(Task):
         """Predictions of who speaks next are heard by nobody."""
         speakers = [line["character"] for line in example.fields["dialogues"]]
         share = speakers.count(ENVIRONMENT) / max(1, len(speakers))
-        happenings = min(round(self.max_rounds * share), self.max_rounds // 2)
-        return {"actor": self.max_rounds - happenings, "environment": happenings}
+        rounds = self._played_rounds(example)
+        happenings = min(round(rounds * share), rounds // 2)
+        return {"actor": rounds - happenings, "environment": happenings}
 
     def purposes(self) -> tuple[str, ...]:
         """The questions to a judge."""

@@ -11,7 +11,7 @@ undefined, and the anchors say why. The published rule divides by at least 1e-6 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from soulkit.runs.records import drafts
@@ -28,8 +28,10 @@ LEAST_GAP = 0.05
 UNIT = "conversations"
 
 CONTROLS = (
-    Control(HUMAN, "row", {"judge": sum(CALLS[part] for part in ASKED[HUMAN])}),
-    Control(PROXY, "episode", {"judge": sum(CALLS[part] for part in ASKED[PROXY])}),
+    Control(HUMAN, "row", {"judge": sum(CALLS[part] for part in ASKED[HUMAN])}, CALLS["pairwise"]),
+    Control(
+        PROXY, "episode", {"judge": sum(CALLS[part] for part in ASKED[PROXY])}, CALLS["pairwise"]
+    ),
 )
 
 
@@ -61,6 +63,17 @@ def _calibrated(
         value = fmean(between_anchors(score, human, proxy) for score in scores)
     n_scored = 0 if value is None else len(scores)
     return BatchMetric(value, len(main), n_scored, UNIT, 0.0, 1.0)
+
+
+def undefined_remarks(values: Mapping[str, float | None]) -> Iterator[str]:
+    """A line for each calibrated number that is undefined because of where its anchors stand."""
+    for part in COMPARING:
+        human, proxy = values.get(f"{HUMAN}/{part}"), values.get(f"{PROXY}/{part}")
+        if human is not None and proxy is not None and human - proxy < LEAST_GAP:
+            yield (
+                f"calibrated/{part} is undefined: {HUMAN} ({human:.2f}) does not lie {LEAST_GAP:g} "
+                f"above {PROXY} ({proxy:.2f}), so that noise would decide"
+            )
 
 
 def between_anchors(score: float, human: float, proxy: float) -> float:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from soulkit.judge.echoes import echoes_private
 from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.tasks.lessons import safest
-from soulkit.types import Verdict
+from soulkit.tasks.mirrorbench.conversations import ASSISTANT
+from soulkit.types import Line, Verdict
 
 LONG_MESSAGE = 60
 """Mean words of a message above which hardly anybody at a keyboard writes."""
+LEFT_OUT = "(something is left out here)"
+"""What a coach reads where an assistant repeated the real user."""
 LONGEST_REMARK = 4_000
 """Characters of a judge's remark that a coach hears; it was asked for two or three sentences."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -45,16 +49,34 @@ def remarks(verdicts: Sequence[Verdict]) -> list[str]:
 
 def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
     """The judges' remarks for a coach, fenced, without sentences that repeat the real user."""
-    public = f"{view.question}\n{view.public}"
-    lines = []
-    for remark in remarks(verdicts):
-        sentences = [
-            sentence
-            for sentence in _SENTENCE.split(remark[:LONGEST_REMARK])
-            if sentence and not echoes_private(sentence, view.reference, public)
-        ]
-        lines += [" ".join(sentences)] if sentences else []
+    texts = [_without_echoes(remark[:LONGEST_REMARK], view) for remark in remarks(verdicts)]
+    lines = [text for text in texts if text]
     return fence("\n".join(lines), "remarks") if lines else ""
+
+
+def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
+    """An attempt whose assistant knows the record, without its sentences that repeat what the real
+    user wrote and the simulated one had not said until then."""
+    public = view.public
+    shown: list[Line] = []
+    for line in lines:
+        if line.seat == ASSISTANT:
+            text = _without_echoes(line.text, replace(view, public=public))
+            whole = text.split() == line.text.split()
+            shown.append(line if whole else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
+        else:
+            public = f"{public}\n{line.text}"
+            shown.append(line)
+    return shown
+
+
+def _without_echoes(text: str, view: LeakView) -> str:
+    """The sentences of a text that repeat nothing of the real user's."""
+    public = f"{view.question}\n{view.public}"
+    return " ".join(
+        sentence for sentence in _SENTENCE.split(text)
+        if sentence and not echoes_private(sentence, view.reference, public)
+    )  # fmt: skip
 
 
 def lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:

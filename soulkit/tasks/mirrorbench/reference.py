@@ -70,6 +70,7 @@ class MirrorBenchReference(MirrorBench):
     assistants = ("live",)
     judges_silence = True
     judge_calls = 1
+    pair_calls = 0
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",

@@ -94,6 +94,7 @@ class MirrorBench(Task):
     """Whether a user who never said anything is judged like any other."""
     judge_calls = sum(CALLS.values())
     """Of one judge on one episode."""
+    pair_calls = CALLS["pairwise"]
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -315,14 +316,18 @@ class MirrorBench(Task):
     ) -> dict[str, BatchMetric]:
         return anchors.calibrated_metrics(records, controls)
 
+    def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
+        return tuple(anchors.undefined_remarks(values))
+
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The attempt, its score, and of the judges' words what repeats nothing of the person's."""
         view = self.leak_view(example) or LeakView()
+        lines = episode.transcript
         return {
             "task_description": example.visible("coach")["task_description"],
-            "attempt": fenced(episode.transcript, "attempt"),
+            "attempt": fenced(coach.shown_attempt(lines, view) if self.live else lines, "attempt"),
             "reward": score.reward,
             "notes": coach.notes(score.verdicts, view),
         }

@@ -57,7 +57,13 @@ def test_a_scene_ends_after_twenty_messages() -> None:
     assert episode.stop == "max_rounds" and seats(episode) == ["Lene", "Jost"] * 10
     assert [(t.seat, len(t.turns)) for t in episode.traces] == [("Lene", 10), ("Jost", 10)]
     assert episode.usage.calls == 20 + 19
-    assert coser().calls(scene_row()) == {"actor": 20, "environment": 29, "judge": 4}
+    task = coser()
+    assert task.calls(scene_row()) == {"actor": 20, "environment": 29, "judge": 4}
+    assert 20 + 29 - task.shared_calls(scene_row()) == episode.usage.calls
+    later = scene_row(continue_from=3)
+    assert task.calls(later) == {"actor": 17, "environment": 25, "judge": 4}
+    assert 17 + 25 - task.shared_calls(later) == 17 + 16
+    assert sum(task.usual_lines(later).values()) == 17
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("draft", 10), ("refined", 15)])
@@ -369,6 +375,8 @@ def test_without_thoughts_nobody_is_told_to_write_them() -> None:
     [
         {"speaking_characters_w_env": ["Environment"]},
         {"speaking_characters_w_env": ["Lene", "coach"]},
+        {"speaking_characters_w_env": ["Lene", "random"]},
+        {"speaking_characters_w_env": ["<END CHAT>", "Jost"]},
         {"dialogues": [{"character": "Lene"}]},
         {"dialogues": []},
         {"plot": "what happens"},

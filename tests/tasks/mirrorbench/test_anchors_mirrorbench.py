@@ -86,7 +86,9 @@ def rule(body: Body) -> str:
     return json.dumps({"reasoning": "by words", "score": round(score, 3)})
 
 
-def test_people_stand_at_their_anchor_and_a_machine_below(tmp_path: Path) -> None:
+def test_people_stand_at_their_anchor_and_a_machine_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     with ScriptedServer(answer="Certainly! How.") as actor, ScriptedServer(answer=rule) as judge:
         code = soul(
@@ -106,3 +108,6 @@ def test_people_stand_at_their_anchor_and_a_machine_below(tmp_path: Path) -> Non
     expected = [between_anchors(value, 1.0, 0.2) for value in raw]
     assert cells["calibrated/gteval"]["mean"] == pytest.approx(sum(expected) / 4)
     assert cells["calibrated/pairwise"]["mean"] is None
+    (remark,) = [line for line in capsys.readouterr().err.splitlines() if "is undefined" in line]
+    assert remark.startswith("mirrorbench: calibrated/pairwise is undefined: human_human (0.50)")
+    assert "calibrated/gteval" not in remark

@@ -108,6 +108,12 @@ def test_an_unknown_assistant_is_refused() -> None:
         mirrorbench(assistant="replai")
 
 
+def test_an_option_without_a_value_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("tasks", "show", "mirrorbench") == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("options: ")]
+    assert line == "options: reference_messages 10"
+
+
 # -- scores --------------------------------------------------------------------------------------
 
 
@@ -221,6 +227,24 @@ def test_the_coach_hears_what_was_remarked_and_nothing_that_the_person_wrote() -
     assert second.context[-1].text == TURNS[1]["content"]
     plain = draft.episode.traces[0].turns[1].context
     assert [s.role for s in second.context] == [s.role for s in plain]
+
+
+def test_a_coach_reads_nothing_of_the_persons_that_a_live_assistant_repeats() -> None:
+    task = mirrorbench(assistant="live")
+    row = task.example(dict(example().fields))
+    quoting = f"The slow train. You said: {TURNS[0]['content']}\n- It is cheap."
+    prompts = []
+    for words in ("Certainly! A train.", TURNS[0]["content"]):
+        _, requests = played(
+            task, row, FeedbackPolicy(), actor=words, partner=quoting, coach="Write shorter.",
+            judge=answers(),
+        )  # fmt: skip
+        prompts += [prompt_of(body) for body in asked_of(requests, "coach")]
+    foreign, repeated = prompts
+    assert "cheapest way" not in foreign and coach.LEFT_OUT in foreign
+    assert "The slow train." in foreign and "It is cheap." in foreign
+    # What the simulated user has said itself is no secret.
+    assert "cheapest way" in repeated and coach.LEFT_OUT not in repeated
 
 
 def test_a_coach_that_hands_over_the_persons_words_is_not_heard() -> None:
