@@ -122,7 +122,8 @@ def test_a_turn_that_shares_more_than_there_is_is_refused(
     records: list[Record], folder: Path
 ) -> None:
     line = json.loads((folder / "episodes.jsonl").read_text().splitlines()[0])
-    line["episode"]["traces"][0]["turns"][1]["shared"] = 99
+    turns = next(t["turns"] for t in line["episode"]["traces"] if len(t["turns"]) > 1)
+    turns[1]["shared"] = 99
     (folder / "damaged.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(DataError, match="shares 99 messages"):
         load_records(folder / "damaged.jsonl")
