@@ -149,8 +149,9 @@ def prepare(
     if config.playable and say:
         for task, why in left_out(config, work).items():
             say(f"left out of {config.suite}: {task}: {why}")
-    for remark in (remark for part in work for remark in part.task.remarks() if say and asking):
-        (say or _silent)(remark)
+    if asking and say:
+        for remark in (remark for part in work for remark in part.task.remarks()):
+            say(remark)
     for part in work:
         if part.bad and say:
             first = part.bad[0]
