@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.sim_arena.task import SimArena
 from soulkit.types import Example, Record
 from tests.support.letters import released
-from tests.support.road import player, task_of
+from tests.support.road import player, run, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
 
 Says = Callable[[Body], str]
@@ -167,18 +166,6 @@ def table(
             judges=tuple(player(running.base_url, f"judge-{i}") for i in range(judges)),
             coach=player(running.base_url, "coach") if coach else None, panel=panel or Panel(),
         ), running.requests  # fmt: skip
-
-
-async def _closing(cast: Cast, work: Any) -> Any:
-    try:
-        return await work
-    finally:
-        for one in cast.players:
-            await one.model.close()
-
-
-def run(cast: Cast, work: Any) -> Any:
-    return asyncio.run(_closing(cast, work))
 
 
 def walked(

@@ -19,9 +19,8 @@ from soulkit.tasks.coser.flaws import ASPECTS
 from soulkit.tasks.coser.scripts import scripted_verdict
 from soulkit.tasks.coser.task import Coser
 from soulkit.types import Example, Record
-from tests.support.road import player, task_of
+from tests.support.road import player, run, task_of
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.sotopia import run
 
 Body = dict[str, Any]
 Says = Callable[[Body], str]

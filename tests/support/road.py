@@ -113,3 +113,16 @@ def played_by(answer: Any, **server: Any) -> Iterator[Player]:
 # The tasks here are scored by rules; a model that is never asked needs no server behind it.
 NO_ONE = Cast(actor=player("http://127.0.0.1:9/v1"))
 ROLLOUT = Rollout()
+
+
+async def _closing(cast: Cast, work: Any) -> Any:
+    try:
+        return await work
+    finally:
+        for one in cast.players:
+            await one.model.close()
+
+
+def run(cast: Cast, work: Any) -> Any:
+    """What `work` comes to; the models of the cast are closed behind it."""
+    return asyncio.run(_closing(cast, work))

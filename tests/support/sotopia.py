@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from soulkit.tasks.sotopia.actions import Action
 from soulkit.tasks.sotopia.scores import DIMENSIONS
 from soulkit.tasks.sotopia.task import Sotopia
 from soulkit.types import Example, Record
-from tests.support.road import player, task_of
+from tests.support.road import player, run, task_of
 from tests.support.servers.openai_server import ScriptedServer
 
 Body = dict[str, Any]
@@ -91,18 +90,6 @@ def table(
             judges=tuple(seat(f"judge-{i}") for i in range(judges)),
             coach=seat("coach") if coach else None, panel=panel or Panel(),
         ), running.requests  # fmt: skip
-
-
-async def _closing(cast: Cast, work: Any) -> Any:
-    try:
-        return await work
-    finally:
-        for one in cast.players:
-            await one.model.close()
-
-
-def run(cast: Cast, work: Any) -> Any:
-    return asyncio.run(_closing(cast, work))
 
 
 def record(

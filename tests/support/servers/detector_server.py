@@ -14,12 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
+
+from tests.support.servers.loopback import Loopback
 
 Reply = tuple[int, Any]
 
 
-class DetectorServer:
+class DetectorServer(Loopback):
     """Serves POST in threads of its own until it is left."""
 
     def __init__(
@@ -34,21 +36,11 @@ class DetectorServer:
         """Of every request, names in lower case."""
         self._replies, self._sent, self._delay_s = list(replies), dict(headers or {}), delay_s
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}/v3"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        return f"{super().url}/v3"
 
     def answer(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
         """The next reply."""

@@ -22,8 +22,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.servers.loopback import Loopback
 
 Files = Mapping[str, bytes]
 STORED = (".parquet",)
@@ -66,7 +68,7 @@ def blob_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-class HubServer:
+class HubServer(Loopback):
     """Serves data sets until it is left; `older` are commits before the newest, newest first."""
 
     def __init__(
@@ -96,24 +98,7 @@ class HubServer:
         self.sent = 0
         self.contents = 0
         self.lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), self)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def port(self) -> int:
-        return int(self._http.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(_Http(("127.0.0.1", 0), self))
 
     def push(self, repo: str, files: Files) -> str:
         """A new commit on the main branch."""

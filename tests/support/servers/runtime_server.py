@@ -15,15 +15,16 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from soulkit.tasks.tau_usi.desk import Desk, desk
+from tests.support.servers.loopback import Loopback
 
 Reply = tuple[int, dict[str, Any]]
 GONE: Reply = (404, {"detail": "no such runtime"})
 
 
-class DeskRuntime:
+class DeskRuntime(Loopback):
     """Serves POST in threads of its own until it is left."""
 
     def __init__(
@@ -34,21 +35,7 @@ class DeskRuntime:
         self.desks: dict[str, Desk] = {}
         self._faults, self._counts = dict(faults or {}), Counter[str]()
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", port), self._handler()))
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.requests]

@@ -20,7 +20,7 @@ from soulkit.tasks.coser.speech import with_label, without_bracketed
 from soulkit.tasks.sotopia.actions import parse_json
 from soulkit.types import Episode, Example, Score
 from tests.support.coser import Body, book_table, coser
-from tests.support.sotopia import run
+from tests.support.road import run
 from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
 from tests.tasks.coser import reference
 

@@ -29,13 +29,12 @@ from tests.support.arena import (
     in_order,
     purpose,
     record,
-    run,
     student,
     table,
     verdicts,
     walked,
 )
-from tests.support.road import synth_examples
+from tests.support.road import run, synth_examples
 from tests.support.servers.openai_server import Body, Fault
 from tests.support.servers.verdicts import answer as by_schema
 

@@ -22,8 +22,9 @@ from soulkit.tasks.sim_arena.reference import (
     published_norm,
 )
 from soulkit.types import Episode, Line, Score
-from tests.support.arena import PHRASE, arena, by, in_order, purpose, run, table, verdicts
+from tests.support.arena import PHRASE, arena, by, in_order, purpose, table, verdicts
 from tests.support.letters import released
+from tests.support.road import run
 from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
 from tests.tasks.sim_arena import reference
 

@@ -21,8 +21,8 @@ from soulkit.play.engine import Engine, Job
 from soulkit.tasks.loading import to_examples
 from soulkit.tasks.sotopia.importer import BONDS, HARD, PAIRS, PEOPLE, SCENES, profile
 from soulkit.types import Example, Feedback, Record, Sampling
-from tests.support.road import import_rows, synth, task_of
-from tests.support.sotopia import LINE, run, table
+from tests.support.road import import_rows, run, synth, task_of
+from tests.support.sotopia import LINE, table
 
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "sotopia"
 SCENE = {

@@ -12,8 +12,9 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, Job
 from soulkit.tasks.episode_room import EPISODE_TOKENS, LEAST_TOKENS, tokens_since
 from soulkit.types import Call, Completion, Record, Sampling, Segment, Turn
+from tests.support.road import run
 from tests.support.servers.openai_server import Body
-from tests.support.sotopia import LINE, example, in_turn, run, sotopia, table
+from tests.support.sotopia import LINE, example, in_turn, sotopia, table
 
 
 def played(protocol: str, partner: str, limit: int = 8192) -> tuple[Record, list[Body]]:

@@ -19,7 +19,7 @@ from soulkit.tasks.selfcheck import check_task
 from soulkit.tasks.sotopia.actions import MAX_CHARS, MAX_WORDS
 from soulkit.tasks.sotopia.scores import DIMENSIONS, average
 from soulkit.types import Episode, Feedback, Score
-from tests.support.road import synth
+from tests.support.road import run, synth
 from tests.support.servers.openai_server import Fault
 from tests.support.sotopia import (
     GOOD,
@@ -32,7 +32,6 @@ from tests.support.sotopia import (
     judged,
     ratings,
     record,
-    run,
     sotopia,
     speak,
     table,

@@ -12,6 +12,7 @@ from soulkit.errors import ConfigError, UnreadableVerdict
 from soulkit.models.base import Panel
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
+from tests.support.road import run
 from tests.support.sotopia import (
     GOOD,
     LEAVE,
@@ -24,7 +25,6 @@ from tests.support.sotopia import (
     ratings,
     raw,
     record,
-    run,
     scored,
     sotopia,
     speak,

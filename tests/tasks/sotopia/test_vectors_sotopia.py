@@ -25,7 +25,8 @@ from soulkit.tasks.sotopia.actions import (
     read_action,
 )
 from soulkit.types import Episode, Example
-from tests.support.sotopia import LOW, example, judged, run, scored, sotopia, table
+from tests.support.road import run
+from tests.support.sotopia import LOW, example, judged, scored, sotopia, table
 from tests.support.vectors import Vector, assert_matches, load_vectors
 from tests.tasks.sotopia import reference
 
