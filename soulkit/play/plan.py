@@ -382,9 +382,9 @@ def _player_load(
     players: Sequence[PlayerTerms],
 ) -> PlayerLoad:  # fmt: skip
     others = {v.role: v for v in players}
+    repetitions = _repeats(task, player)
     calls = about = prompts = most = 0.0
     for ask in asks:
-        repetitions = _repeats(task, player)
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
         prompts += usual * _prompt(ask.opening, ask.usual_turns, player, _each(ask, others))
