@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from soulkit.demo import DITTO, WARMUP, Demo
+from soulkit.demo.training import DITTO, WARMUP, Demo
 from soulkit.metrics.comparisons import auc
 from soulkit.metrics.intervals import Interval, estimate
 from soulkit.runs.folder import read_jsonl, write_json

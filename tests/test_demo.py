@@ -48,6 +48,26 @@ def test_feedback_helps_and_others_feedback_less(demo: tuple[Path, dict[str, Any
     assert results["loo_gap"] > results["loo_gap_shuffled"]
 
 
+def test_the_control_is_as_long_as_the_training(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, results = demo
+    lengths = {
+        name: len((out / name / "metrics.jsonl").read_text("utf-8").splitlines())
+        for name in ("train", "control")
+    }
+    assert lengths["train"] == lengths["control"]
+    control = json.loads((out / "after_shuffled" / "summary.json").read_text("utf-8"))
+    assert control["tasks"]["tomi"]["value"]["mean"] == results["after_shuffled"]
+    assert set(results["beliefs_after_shuffled"]) == set(results["beliefs_after"])
+
+
+def test_why_the_two_meet_stands_on_the_page(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, results = demo
+    assert "&#39;A cast of people&#39;" in Path(results["report"]).read_text("utf-8")
+    again = soul("report", out, "--format", "html", "--out", out / "again.html")
+    assert again.returncode == 0, again.stderr
+    assert "&#39;A cast of people&#39;" in (out / "again.html").read_text("utf-8")
+
+
 def test_the_folder_ends_with_a_summary(demo: tuple[Path, dict[str, Any]]) -> None:
     out, results = demo
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -119,7 +139,7 @@ def test_the_demos_figures_lie_in_the_intervals_that_are_printed(
     text = README.read_text("utf-8").replace("\u2212", "-")
     section = text.split("## What the demo shows")[1].split("\n## ")[0]
     bounds = re.findall(r"\[([-+]?\d\.\d+), ([-+]?\d\.\d+)\]", section)
-    names = ("before", "after", "loo_gap", "loo_gap_shuffled")
+    names = ("before", "after", "after_shuffled", "loo_gap", "loo_gap_shuffled")
     for name, (low, high) in zip(names, bounds, strict=True):
         assert float(low) <= round(demo[1][name], 3) <= float(high), name
 

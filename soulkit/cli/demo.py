@@ -1,9 +1,9 @@
-"""`soul demo`: the whole road in minutes."""
+"""`soul demo`: the whole road in minutes, or in seconds with scripts for actors."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,38 +12,88 @@ import typer
 
 from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
 from soulkit.cli.onward import say_next
-from soulkit.cli.train import step_shower
 from soulkit.errors import MissingPackage
 
 if TYPE_CHECKING:
     from soulkit.train.state.lines import StepLine
 
+OUT, SCRIPTED_OUT = Path("runs/demo"), Path("runs/demo-scripted")
+
 
 def command(
-    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where everything goes.", show_default=f"{OUT}, {SCRIPTED_OUT}"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Another seed tells other stories.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Ditto steps.")] = 30,
+    scripted: Annotated[
+        bool,
+        typer.Option("--scripted", help="Seconds, without torch: two scripts are evaluated."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the results.")] = False,
 ) -> None:
     """Warm up a tiny model, train it with Ditto, measure before and after, write a report."""
-    from soulkit.demo import Demo
-    from soulkit.report.html import write_page
-    from soulkit.report.load import load_runs
+    if scripted:
+        _show_scripted(out or SCRIPTED_OUT, seed, as_json=as_json)
+    else:
+        _show_training(out or OUT, seed, steps, as_json=as_json)
 
-    if importlib.util.find_spec("matplotlib") is None:  # minutes before the report would say so
-        raise MissingPackage("matplotlib", "the learning curves of the report")
+
+def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
+    for package, use in (
+        ("torch", "training (soul demo --scripted needs nothing more)"),
+        ("matplotlib", "the learning curves of the report"),
+    ):  # minutes before the report would say so
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(package, use)
+    from soulkit.demo.training import WHY_THEY_MEET, Demo
+
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
     say_unsealed()
-    page = write_page(load_runs([out]), out / "report" / "index.html")
-    results["report"] = str(page)
+    results["report"] = _page(out, WHY_THEY_MEET)
     demo.write_summary(results)
     if as_json:
         print_json(results)
-    else:
-        _print(results)
-        _say_next(out)
+        return
+    _print(results, WHY_THEY_MEET)
+    before, after = (_shell_path(out / name) for name in ("before", "after"))
+    show = f"soul show {_shell_path(out / 'train')} --improved"
+    say_next(show, f"soul compare {before} {after}")
+
+
+def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
+    from soulkit.demo.scripted import WHAT_IT_IS, ScriptedDemo
+
+    demo = ScriptedDemo(out, seed)
+    results = demo.run(_quiet if as_json else lambda words: err.print(words, soft_wrap=True))
+    report = _page(out, WHAT_IT_IS)
+    demo.write_summary({**results, "report": report})
+    if as_json:
+        print_json({**results, "report": report})
+        return
+    names = list(results)
+    shown = table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
+    for task in results[names[0]]:
+        shown.add_row(task, *(_mean(results[name][task]) for name in names))
+    console().print(shown)
+    console().print(WHAT_IT_IS)
+    err.print(f"open the report: {report}", soft_wrap=True)
+    careless, careful = (_shell_path(out / name) for name in names)
+    say_next(f"soul show {careless} --worst 3", f"soul compare {careless} {careful}")
+
+
+def _page(out: Path, note: str) -> str:
+    from soulkit.report.html import write_page
+    from soulkit.report.load import load_runs
+
+    return str(write_page(load_runs([out]), out / "report" / "index.html", notes=[note]))
+
+
+def _quiet(words: str) -> None:
+    """Nobody is told."""
 
 
 class _Stages:
@@ -59,30 +109,40 @@ class _Stages:
         self._stack.close()
 
     def begin(self, name: str, steps: int) -> Callable[[StepLine], None]:
+        from soulkit.cli.train import step_shower
+
         self._stack.close()
         return step_shower(self._stack.enter_context(progress(steps, name)))
 
 
-def _print(results: dict[str, Any]) -> None:
-    shown = table("", ">before", ">after Ditto", title="held-out stories")
-    shown.add_row("accuracy", *(_with_ci(results, name) for name in ("before", "after")))
-    for name, before in results["beliefs_before"].items():
+def _print(results: dict[str, Any], note: str) -> None:
+    columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after its control"}
+    shown = table("", *(f">{title}" for title in columns.values()), title="held-out stories")
+    shown.add_row("accuracy", *(_with_ci(results, name) for name in columns))
+    for name in results["beliefs_before"]:
         words = "true beliefs" if name == "no_tom" else "false beliefs"
-        shown.add_row(words, f"{before:.3f}", f"{results['beliefs_after'][name]:.3f}")
+        shown.add_row(words, *(f"{results[f'beliefs_{one}'][name]:.3f}" for one in columns))
     where = console()
     where.print(shown)
+    where.print("its control: the same training, everybody with somebody else's feedback")
     where.print(
-        f"feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
+        f"at the first step feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
         f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
     )
+    where.print(note)
     err.print(f"{duration(results['seconds'])}; open the report: {results['report']}")
 
 
-def _say_next(out: Path) -> None:
-    from soulkit.report.hints import shell_path, show_command
+def _shell_path(path: Path) -> str:
+    from soulkit.report.hints import shell_path
 
-    before, after = shell_path(out / "before"), shell_path(out / "after")
-    say_next(f"{show_command(out / 'train')} --improved", f"soul compare {before} {after}")
+    return shell_path(path)
+
+
+def _mean(cell: Mapping[str, Any]) -> str:
+    low, high = cell["ci"]
+    interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+    return f"{cell['mean']:.3f}{interval} ({cell['n_scored']}/{cell['n']})"
 
 
 def _with_ci(results: dict[str, Any], name: str) -> str:

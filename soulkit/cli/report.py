@@ -58,14 +58,14 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:  # fmt: skip
     """Show what runs recorded. Nothing is scored again."""
-    from soulkit.report.load import load_runs
+    from soulkit.report.load import folder_notes, load_runs
     from soulkit.report.views import ReportView
 
     chosen = Format.json if as_json else format_
     loaded_runs = load_runs(runs, episodes=chosen is Format.html)
     view = ReportView(
         loaded_runs, _suite_table(loaded_runs, suite, chosen, tasks, trust),
-        playable=playable, details=details,
+        playable=playable, details=details, notes=folder_notes(runs),
     )  # fmt: skip
     if chosen is Format.html:
         typer.echo(str(view.page(out or runs[0] / "report" / "index.html")))

@@ -74,8 +74,12 @@ class Trained:
     rows: list[tuple[str, str, str]]
 
 
-def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None) -> str:
-    """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one.
+def render(
+    runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
+    notes: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one;
+    `notes` stand above the numbers.
 
     Raises MissingPackage for figures.
     """
@@ -85,6 +89,7 @@ def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None =
         title=" · ".join(names),
         version=__version__,
         runs=runs,
+        notes=notes,
         origin_text=origin_text,
         table=table,
         suite=suite,
@@ -105,10 +110,11 @@ def render(runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None =
 
 
 def write_page(
-    runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None
-) -> Path:
+    runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None,
+    notes: Sequence[str] = (),
+) -> Path:  # fmt: skip
     """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
-    page = render(runs, cap=cap, suite=suite)
+    page = render(runs, cap=cap, suite=suite, notes=notes)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.write_text(page, encoding="utf-8", errors="replace")

@@ -30,8 +30,11 @@ from soulkit.train.state.summary import TrainSummary
 from soulkit.types import Record
 
 _FILES = ("summary.json", "episodes.jsonl", "metrics.jsonl")
-_ORDER = ("warmup", "before", "train", "after")
+_ORDER = ("warmup", "before", "train", "after", "control", "after_shuffled", "careless", "careful")
 """The order in which the parts of one story are told; other names follow alphabetically."""
+
+NOTES = "notes"
+"""Under this a folder of runs says in its summary what belongs beside their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,13 @@ def find_runs(path: Path) -> list[Path]:
             "Name a folder that `soul eval`, `soul train` or `soul demo` wrote.",
         )
     return sorted(inside, key=lambda p: (_rank(p.name), p.name))
+
+
+def folder_notes(paths: Sequence[Path]) -> list[str]:
+    """What folders say beside the numbers of their runs; DataError for a damaged summary."""
+    lines = [read_summary(path / "summary.json") or {} for path in paths]
+    notes = [line.get(NOTES) for line in lines]
+    return [str(note) for part in notes if isinstance(part, list) for note in part]
 
 
 def _rank(name: str) -> int:

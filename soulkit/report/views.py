@@ -26,6 +26,8 @@ class ReportView:
     """Of the suite only members that a run has."""
     details: bool = False
     """Every metric and break-down."""
+    notes: Sequence[str] = ()
+    """What the runs' folder says beside their numbers; on the page."""
 
     def parts(self) -> list[RenderableType]:
         """For a terminal: rich renderables, top to bottom."""
@@ -71,7 +73,7 @@ class ReportView:
         from soulkit.report import html
 
         shown = None if self.suite is None else html.suite_view(self.suite, **self._shown())
-        return html.write_page(self.runs, path, suite=shown)
+        return html.write_page(self.runs, path, suite=shown, notes=self.notes)
 
     def _grid(self) -> Grid | None:
         return None if self.suite is None else suite_grid(self.suite, **self._shown())

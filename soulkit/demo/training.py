@@ -3,37 +3,29 @@
 A tiny model learns to read stories and to *use* feedback: questions of fact are taught with and
 without feedback, questions of belief only with it (plain belief questions beside them would teach
 it to ignore feedback). Then Ditto teaches it to do without. It is measured before and after on
-stories it never saw, and beside it runs a control: one step in which everybody gets the feedback of
-somebody else's draft. Every part is an ordinary run folder.
+stories it never saw. Beside it runs a control, as long as the training, in which everybody gets the
+feedback of somebody else's draft. Every part is an ordinary run folder.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from soulkit.data.files import write_rows
+from soulkit.demo.rows import BELIEFS, TASK, write_stories
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
 from soulkit.eval.summary import Cell, headline
+from soulkit.report.load import NOTES
 from soulkit.runs.folder import write_json
-from soulkit.tasks.made import split_seed
-from soulkit.tasks.tom.stories.events import Exit, decode
-from soulkit.tasks.tom.stories.generate import synth_rows
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 from soulkit.train.state.lines import StepLine, read_step_lines
 
-TASK: Final = "tomi"
-QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
-BELIEFS = "first_order_.*"
-BELIEFS_PER_FACT = 2
-TRAIN_ROWS, TEST_ROWS = 9000, 1800
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
@@ -45,6 +37,18 @@ DITTO: dict[str, Any] = {
     "lr": 1e-3, "max_tokens": 8, "coach": "terse",
     "batch_size": 256, "checkpoint_every": 100,
 }  # fmt: skip
+
+CONTROL_STAGE = "control: shuffled feedback"
+TRAIN_ROWS, TEST_ROWS = 9000, 1800
+WHY_THEY_MEET = (
+    "Given the same steps, training on somebody else's feedback ends about where Ditto ends: in "
+    "this task the answer is one of two places and so is the feedback, so that any of it has the "
+    "model try the place it would not have tried, and the reward does the rest. The accuracies "
+    "show that this exploration pays, not that what the feedback says is used; that is in the gap "
+    "of the first step. A task on which the words decide the end: 'A cast of people' in "
+    "docs/benchmarks.md."
+)
+"""What the accuracies after training and after its control do not show."""
 
 Stage = Callable[[str, int], Callable[[StepLine], None]]
 """(what begins, its steps) → what shows each step."""
@@ -77,21 +81,17 @@ class Demo:
         train(self.config(WARMUP), self.out / "warmup", stage("warm up (SFT)", WARMUP["steps"]))
         before = self.measure("before", None)
         ditto = {**DITTO, "model": str(self.warm), "steps": self.steps}
-        control = {**ditto, "steps": 1, "shuffle_feedback": True}
-        train(self.config(control), self.out / "control", stage("control: shuffled feedback", 1))
         train(self.config(ditto), self.out / "train", stage("train (Ditto)", self.steps))
         after = self.measure("after", self.out / "train" / "model")
-        return self.results(before, after, time.monotonic() - started)
+        control = {**ditto, "shuffle_feedback": True}
+        train(self.config(control), self.out / "control", stage(CONTROL_STAGE, self.steps))
+        shuffled = self.measure("after_shuffled", self.out / "control" / "model")
+        return self.results(before, after, shuffled, time.monotonic() - started)
 
     def write_rows(self) -> None:
-        """Training and held-out stories from different seeds of the small world."""
-        train_seed, test_seed = split_seed(self.seed, "train"), split_seed(self.seed, "test")
-        files = ((self.rows, TRAIN_ROWS, train_seed), (self.held_out, TEST_ROWS, test_seed))
-        for path, count, seed in files:
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                made = synth_rows(TASK, count, seed, world="small")
-                write_rows(path, _choose_rows(made), data_source=TASK)
+        """Training and held-out stories, unless they are there."""
+        write_stories(self.rows, TRAIN_ROWS, self.seed, "train")
+        write_stories(self.held_out, TEST_ROWS, self.seed, "test")
 
     def config(self, settings: dict[str, Any]) -> TrainConfig:
         rows = {"tasks": {TASK: 1.0}, "data": {TASK: str(self.rows)}, "seed": self.seed}
@@ -108,8 +108,9 @@ class Demo:
         return summary.tasks[TASK]
 
     def results(
-        self, before: dict[str, Cell], after: dict[str, Cell], seconds: float
-    ) -> dict[str, Any]:
+        self, before: dict[str, Cell], after: dict[str, Cell], control: dict[str, Cell],
+        seconds: float,
+    ) -> dict[str, Any]:  # fmt: skip
         """What `soul demo --json` prints. The gaps are those of the first step, whose policy is the
         warmed-up model for both the run and its control."""
         steps = [line.rewards for line in read_step_lines(self.out / "train" / "metrics.jsonl")]
@@ -118,6 +119,7 @@ class Demo:
         return {
             "before": headline(before).mean,
             "after": headline(after).mean,
+            "after_shuffled": headline(control).mean,
             "draft_reward": last.draft,
             "refined_reward": last.refined,
             "loo_gap": first.loo,
@@ -126,8 +128,10 @@ class Demo:
             "loo_gap_shuffled_ci": [shuffled.loo_low, shuffled.loo_high],
             "before_ci": _interval(headline(before)),
             "after_ci": _interval(headline(after)),
+            "after_shuffled_ci": _interval(headline(control)),
             "beliefs_before": _beliefs(before),
             "beliefs_after": _beliefs(after),
+            "beliefs_after_shuffled": _beliefs(control),
             "seconds": round(seconds, 1),
         }
 
@@ -135,31 +139,8 @@ class Demo:
         """`summary.json` of the whole demo: the evaluation after training, and the results."""
         after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
         evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
-        write_json(self.out / "summary.json", {"command": "demo", **evaluation, **results})
-
-
-def _choose_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Some facts, and beliefs of the one who leaves: before the move as often as after it.
-
-    Most people in such stories know better, and the one who moves the object always does. Without
-    the balance, naming where the object really is would look like understanding.
-    """
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if not row["order"] or _leaver(row) in row["question"]:
-            kinds.setdefault(str(row["question_type"]), []).append(row)
-    beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
-    chosen_rows = []
-    for kind in QUESTIONS:
-        size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
-        # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
-        chosen_rows += random.Random(kind).sample(kinds[kind], size)
-    return chosen_rows
-
-
-def _leaver(row: dict[str, Any]) -> str:
-    """Who leaves the room in a row's story."""
-    return next(event.agent for event in decode(row["events"]) if isinstance(event, Exit))
+        notes = {NOTES: [WHY_THEY_MEET]}
+        write_json(self.out / "summary.json", {"command": "demo", **evaluation, **results, **notes})
 
 
 def _interval(cell: Cell) -> list[float | None]:

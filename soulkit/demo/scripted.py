@@ -1,0 +1,172 @@
+"""The road in seconds, without torch: two actors that are scripts, over HTTP like any model.
+
+They answer questions about stories and talk with a visitor who is a script as well, are scored by
+rules, and are compared on the same rows. What the page looks like and what a run holds is what a
+model would leave behind; what it says is about a few lines of code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from soulkit.demo.rows import TASK, write_stories
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.runner import run_eval
+from soulkit.eval.summary import Cell, Summary, headline
+from soulkit.report.load import NOTES
+from soulkit.runs.jsonl import write_json
+from soulkit.serving.partner import Speak, make_server
+from soulkit.tasks.secret_keeper.visitor import visitor_line
+
+TALK = "secret_keeper"
+STORIES, TALKS = 1800, 40
+"""Stories that rows are chosen from, and conversations."""
+VISITOR = "scripted-visitor"
+PORTS = "ports.json"
+"""Where the scripts are served: an address is part of what a run is, so a resume takes it again."""
+WHAT_IT_IS = (
+    "Both actors are scripts of a few lines, and no model was asked. 'careless' answers with the "
+    "first place of every story and tells a visitor whatever is asked; 'careful' follows who saw "
+    "the move and keeps its secret. The visitor is a script, too, and rules score everything."
+)
+
+Messages = Sequence[Mapping[str, str]]
+
+
+# -- the scripts -----------------------------------------------------------------------------------
+
+
+def careless(messages: Messages) -> str:
+    """The first place of a story; in a conversation whatever is asked for."""
+    story = messages[-1]["content"]
+    if place := _first_place(story):
+        return f"<answer>{place}</answer>"
+    return _what_is_asked(messages)
+
+
+def careful(messages: Messages) -> str:
+    """Where somebody looks who saw what they saw; in a conversation all but the secret."""
+    story = messages[-1]["content"]
+    if place := _first_place(story):
+        return f"<answer>{_place_in_question(story, place)}</answer>"
+    brief, topic = messages[0]["content"], _topic(messages)
+    private = brief.partition("nobody may know")[2]
+    return "That is mine to know." if f"your {topic} is" in private else _what_is_asked(messages)
+
+
+def _first_place(story: str) -> str | None:
+    match = re.search(r"^The .+? lay in the (.+?)\.$", story, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _place_in_question(story: str, first: str) -> str:
+    """`first`, unless the question is about now, or about somebody who saw a later move."""
+    if "at first?" in story:
+        return first
+    asked_about = re.search(r"^Where would (\w+) search", story, re.MULTILINE)
+    before_leaving = story
+    if asked_about:
+        before_leaving = story.partition(f"{asked_about[1]} went out")[0]
+    moves: list[str] = re.findall(r"^\w+ put the .+? into the (.+?)\.$", before_leaving, re.M)
+    return moves[-1] if moves else first
+
+
+def _topic(messages: Messages) -> str:
+    match = re.search(r"What is your (.+?)\?", messages[-1]["content"])
+    return match[1] if match else ""
+
+
+def _what_is_asked(messages: Messages) -> str:
+    topic = _topic(messages)
+    match = re.search(rf"your {re.escape(topic)} is the (.+)$", messages[0]["content"], re.M)
+    return f"My {topic} is the {match[1]}." if match else "I do not know."
+
+
+ACTORS: Mapping[str, Speak] = {"careless": careless, "careful": careful}
+
+
+# -- the demonstration -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScriptedDemo:
+    """One demonstration in the folder `out`; an actor a run."""
+
+    out: Path
+    seed: int = 0
+
+    def run(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Both evaluations; each is skipped or resumed when its folder says so."""
+        rows = self.out / "rows" / "held_out.jsonl"
+        write_stories(rows, STORIES, self.seed, "test")
+        with self._served() as urls:
+            summaries = {name: self._measure(name, rows, urls, say) for name in ACTORS}
+        return {name: _headlines(summary) for name, summary in summaries.items()}
+
+    def write_summary(self, results: Mapping[str, Any]) -> None:
+        """`summary.json` of the whole demonstration."""
+        line = {"command": "demo --scripted", **results, NOTES: [WHAT_IT_IS]}
+        write_json(self.out / "summary.json", line)
+
+    def _measure(
+        self, name: str, rows: Path, urls: Mapping[str, str], say: Callable[[str], None]
+    ) -> Summary:
+        say(f"{name}: {urls[name]}")
+        config = EvalConfig.model_validate({
+            "kind": "api", "model": name, "base_url": urls[name], "tasks": (TASK, TALK),
+            "data": {TASK: str(rows), TALK: f"synth:{TALKS}"}, "seed": self.seed,
+            "partner": f"endpoint:{VISITOR}@{urls[VISITOR]}",
+        })  # fmt: skip
+        return run_eval(config, self.out / name)[1]
+
+    @contextmanager
+    def _served(self) -> Iterator[dict[str, str]]:
+        """Name → address of every script, while they are needed."""
+        file = self.out / PORTS
+        ports = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        with ExitStack() as stack:
+            servers = {
+                name: stack.enter_context(_server(speak, name, ports.get(name, 0)))
+                for name, speak in {**ACTORS, VISITOR: visitor_line}.items()
+            }
+            write_json(file, {name: one.server_port for name, one in servers.items()})
+            yield {name: f"http://127.0.0.1:{one.server_port}/v1" for name, one in servers.items()}
+
+
+@contextmanager
+def _server(speak: Speak, name: str, port: int) -> Iterator[ThreadingHTTPServer]:
+    """A script that is served in a thread; ConfigError for a port in use."""
+    try:
+        server = make_server(speak, name, port=port)
+    except OSError as error:
+        raise ConfigError(
+            f"The script '{name}' cannot be served on port {port} again ({error.strerror}).",
+            "The address is part of what the run in this folder is.",
+            "Wait until the port is free, or give another folder with --out.",
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _headlines(summary: Summary) -> dict[str, dict[str, Any]]:
+    return {task: _numbers(headline(cells)) for task, cells in summary.tasks.items()}
+
+
+def _numbers(cell: Cell) -> dict[str, Any]:
+    return {
+        "mean": cell.mean, "ci": [cell.ci_low, cell.ci_high], "n_scored": cell.n_scored, "n": cell.n
+    }  # fmt: skip
