@@ -13,7 +13,13 @@ from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    teacher_print,
+)
 from soulkit.eval.summary import Cell, summarise
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
@@ -244,7 +250,8 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    keep_provenance(run, _provenance(config, players, material, policy))
+    record = _provenance(config, players, material, policy)
+    keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,

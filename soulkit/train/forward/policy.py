@@ -370,7 +370,7 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     torch.manual_seed(config.seed)
     model: Any = loaded.model
     if config.adapter is not None:
-        model = load_adapter(model, Path(config.adapter))
+        model = load_adapter(model, config.adapter)
         model.set_adapter(ADAPTER)  # loaded frozen
     elif config.full:
         freeze_beside_language(model)
