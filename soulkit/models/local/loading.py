@@ -21,6 +21,7 @@ from soulkit.models.local.names import (
     ADAPTER_CONFIG,
     ModelPlace,
     adapter_folder,
+    commit_of,
     first_line,
     model_place,
 )
@@ -134,13 +135,13 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     name = place.where if place.on_hub else str(Path(place.where).resolve())
     hub: dict[str, Any] = {"revision": place.revision or "main", "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(name, **hub)
-        commit = getattr(config, "_commit_hash", None)
+        commit = _commit(place) if place.on_hub else None
         hub["revision"] = commit or hub["revision"]  # all of it from one commit
+        config = AutoConfig.from_pretrained(name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         if tokenizer.chat_template is None and _reads_more_than_text(config):
             tokenizer.chat_template = _processor_template(name, hub["revision"])
-        model, report = _auto_class(config).from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             name, config=config, dtype=kind, use_safetensors=True, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
@@ -156,7 +157,16 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
         ) from error
     _check_alone(str(place), model)
     check_base(name, model, report, hub["revision"])
+    model.config._commit_hash = commit  # newer versions of transformers keep none
     return model, tokenizer
+
+
+def _commit(place: ModelPlace) -> str | None:
+    """The commit that a hub's model stands at now; None where its client does not say."""
+    from transformers.utils import cached_file
+
+    config = cached_file(place.where, "config.json", revision=place.revision or "main")
+    return commit_of(Path(str(config)).parent) or None
 
 
 def _check_alone(where: str, model: Any) -> None:
@@ -169,7 +179,7 @@ def _check_alone(where: str, model: Any) -> None:
         )
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
     """The Auto class that loads a checkpoint of this configuration with all of its weights."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
