@@ -19,7 +19,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: a run with a model, a folder of models, one model beside them."""
     for name in ("runs/warm/model", "runs/warm/checkpoints", "models/qwen", "small-model"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "small-model" / "config.json").write_text("{}")
+    for name in ("small-model", "models/qwen"):
+        (tmp_path / name / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,6 +49,7 @@ def test_a_name_is_a_folder_or_the_hubs(
         ("runs/warm/modle", "Did you mean 'runs/warm/model'?"),
         ("./runs/wram/model", "Did you mean 'runs/warm/model'?"),
         ("models/qwn", "Did you mean 'models/qwen'?"),
+        ("modles/qwen", "Did you mean 'models/qwen'?"),
         ("models/zzz", "named as models/zzz@main"),
         ("small-modle", "Did you mean 'small-model'?"),
         ("../nowhere/x", "Check the path."),

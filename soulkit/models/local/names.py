@@ -68,9 +68,9 @@ def _article(what: str) -> str:
 
 
 def _reads_like_a_folder(place: Path) -> bool:
-    """Whether its folder is there, or a model's folder beside it has nearly this name."""
-    if place.parent != Path():
-        return place.parent.is_dir()
+    """Whether its parent is there, or a model's folder has nearly this name."""
+    if place.parent != Path() and place.parent.is_dir():
+        return True
     near = _near(place)
     return bool(near) and any((Path(near) / n).is_file() for n in ("config.json", ADAPTER_CONFIG))
 

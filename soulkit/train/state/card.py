@@ -83,10 +83,20 @@ def _head(
     yield f"* base: `{_plain(base.get('model', ''))}` (`{mark}`)"
     if further := note.get("adapter"):
         yield f"* trained further from: `{_plain(further['model'])}` (`{further['weights']}`)"
+    if teacher := summary.get("provenance", {}).get("teacher"):
+        yield f"* teacher: {_teacher(teacher)}"
     selected = f"; best dev score at step {best}" if best is not None else ""
     yield f"* step {step} of {config.steps}{selected}"
     yield f"* seed {config.seed}, learning rate {config.lr:g}" + _rank(config, note)
     yield f"* command: `{_command(config, base)}`\n"
+
+
+def _teacher(teacher: Mapping[str, Any]) -> str:
+    """`MODEL` (commit or hash) + `ADAPTER`."""
+    mark = teacher.get("revision") or teacher.get("weights")
+    model = f"`{_plain(str(teacher['model']))}`" + (f" (`{mark}`)" if mark else "")
+    adapter = teacher.get("adapter")
+    return f"{model} + `{_plain(str(adapter))}`" if adapter else model
 
 
 def _rank(config: TrainConfig, note: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What `soulkit.json` beside saved weights says, for whoever loads, judges or distils them later.
 
 {"schema": "soulkit/model@1", "soulkit": "0.1.0", "kind": "adapter",
- "method": "ditto", "protocol": "paper", "tasks": {"tomi": 1.0},
+ "method": "ditto", "protocol": "paper", "tasks": {"TASK": 1.0},
  "base": {"model": "owner/name", "revision": "4c1d…",       or a folder and its "weights"
               "licence": {"license": "apache-2.0"}},
  "adapter": {"model": "runs/a/model", "weights": "9f…"},    what was trained further, if any
