@@ -189,6 +189,21 @@ def test_a_run_says_beside_its_weights_what_they_are(
 
 
 @pytest.mark.slow
+def test_a_teacher_is_recorded_and_stands_in_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy_of(random_model(tmp_path / "base"), lora={"r": 4, "alpha": 8}).save(tmp_path / "expert")
+    monkeypatch.chdir(tmp_path)
+    teacher = ("--teacher-adapter", "expert", "--max-tokens", 4, "--prompts", 2, "--group-size", 2)
+    command = ("train", "opd", "--model", "base", *teacher, *TRAIN[:4], "--steps", 1)
+    assert soul(*command, "--out", "run") == 0
+    record = json.loads((tmp_path / "run" / "summary.json").read_text())["provenance"]["teacher"]
+    assert (record["model"], record["adapter"]) == ("base", "expert")
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"* teacher: `base` (`{record['weights']}`) + `expert`" in card
+
+
+@pytest.mark.slow
 def test_base_and_adapter_of_the_hub_are_recorded_with_their_commits(
     tmp_path: Path,
 ) -> None:

@@ -80,7 +80,8 @@ def _head(
         f"`{config.protocol}`; a model of how people talk, decide and err.\n"
     )
     mark = base.get("revision") or base.get("weights") or "not recorded"
-    yield f"* base: `{_plain(base.get('model', ''))}` (`{mark}`)"
+    name = base.get("model", "") if "revision" in base else _plain(config.model)
+    yield f"* base: `{name}` (`{mark}`)"
     if further := note.get("adapter"):
         yield f"* trained further from: `{_plain(further['model'])}` (`{further['weights']}`)"
     if teacher := summary.get("provenance", {}).get("teacher"):
