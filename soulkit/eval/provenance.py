@@ -29,6 +29,7 @@ from typing import Any
 from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError, RunError
 from soulkit.models.api.address import OPENAI_URL
+from soulkit.models.local.names import adapter_folder, commit_of
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
@@ -42,7 +43,9 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort"
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
 """The roles that a score may depend on."""
-CHANGING = {"sha256": "content", "address": "address", "weights": "weights"}
+CHANGING = {
+    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision"
+}  # fmt: skip
 """What of a player may change while its settings stay, and how it is called."""
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
 """What is read of a file of weights to know it again."""
@@ -131,12 +134,35 @@ def measured_model(settings: Mapping[str, Any], live: Any = None) -> Print:
     folder = Path(name).expanduser()
     if folder.is_dir():
         who["weights"] = weights_print(folder)
-    commit = getattr(getattr(getattr(live, "model", None), "config", None), "_commit_hash", None)
     version = getattr(live, "policy_version", "") if adapter else ""
     return {
-        **who, **({"revision": str(commit)} if commit else {}),
-        **({"adapter_weights": version} if version else {}),
+        **who, **_revision(live), **({"adapter_weights": version} if version else {}),
+        **(_adapter_revision(str(adapter)) if live is not None and adapter else {}),
     }  # fmt: skip
+
+
+def _revision(live: Any) -> Print:
+    """The commit of a loaded model of the hub; nothing of a folder."""
+    config = getattr(getattr(live, "model", None), "config", None)
+    commit = getattr(config, "_commit_hash", None)
+    return {"revision": str(commit)} if commit else {}
+
+
+def _adapter_revision(adapter: str) -> Print:
+    commit = commit_of(adapter_folder(adapter))
+    return {"adapter_revision": commit} if commit else {}
+
+
+def teacher_print(settings: Mapping[str, Any], live: Any) -> Print:
+    """The second model of a training, as `measured_model` says it of the first; `live` is loaded,
+    None for a training without one."""
+    if live is None:
+        return {}
+    named = {
+        "model": settings.get("teacher_model") or settings.get("model"),
+        "adapter": settings.get("teacher_adapter"),
+    }
+    return {"teacher": measured_model(named, live)}
 
 
 def player_print(
@@ -158,6 +184,8 @@ def player_print(
     elif players and Path(settings.model).exists():
         who["path"] = str(Path(settings.model).resolve())
         who["weights"] = weights_print(Path(settings.model))
+    elif players:
+        who |= _revision(players.model(role, settings))
     return {**who, **sampling_print(settings.sampling(role, None, samples))}
 
 

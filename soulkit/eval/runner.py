@@ -52,7 +52,14 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
-from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps, service_gaps
+from soulkit.play.gaps import (
+    checkpoint_gaps,
+    key_gaps,
+    model_gaps,
+    refuse_gaps,
+    role_gaps,
+    service_gaps,
+)
 from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
@@ -142,7 +149,8 @@ def prepare(
         gaps += (
             service_gaps(work)
             + key_gaps(config)
-            + (model_gaps(config.model) if config.kind == "local" else [])
+            + checkpoint_gaps(config)
+            + (model_gaps(config.model, config.adapter) if config.kind == "local" else [])
         )
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
@@ -246,10 +254,10 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
 
 def local_model(config: EvalConfig) -> LocalModel:
     """The local actor; ModelLoadError when it cannot be loaded."""
-    return checkpoint_model(config.model, config, Path(config.adapter) if config.adapter else None)
+    return checkpoint_model(config.model, config, config.adapter)
 
 
-def checkpoint_model(model: str, config: EvalConfig, adapter: Path | None = None) -> LocalModel:
+def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
     """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
     from soulkit.models.local.sampler import LocalModel
 

@@ -16,6 +16,7 @@ from typing import Literal
 from soulkit.errors import ConfigError, ModelLoadError, UserError
 from soulkit.models.api.address import checked_url, is_loopback, read_key
 from soulkit.models.base import unfilled
+from soulkit.models.local.names import ModelPlace, model_place
 from soulkit.models.roles.config import RolesConfig
 from soulkit.play.costs import cost_words
 from soulkit.play.plan import Plan, Work
@@ -119,23 +120,46 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
     return gaps
 
 
-def model_gaps(model: str) -> list[Gap]:
-    """A model of the hub that is not on this machine: told beside what is fatal, since whoever
-    loads it downloads it. Of a folder that is not there whoever loads it says more."""
-    remote = model.count("/") == 1 and not model.startswith(("/", ".", "~"))
-    if not remote or Path(model).exists() or _in_cache(model):
-        return []
-    way = f"download the model: hf download {model}"
+def model_gaps(model: str, adapter: str | None = None) -> list[Gap]:
+    """Folders that are not there, which is fatal, and a model of the hub that is not on this
+    machine: told beside what is fatal, since whoever loads it downloads it."""
+    gaps = _folder_gaps(model) + ([] if adapter is None else _folder_gaps(adapter, "adapter"))
+    if gaps:
+        return gaps
+    place = model_place(model)
+    remote = place.on_hub and "/" in place.where and not _in_cache(place.where)
+    return [_to_download(place)] if remote else []
+
+
+def checkpoint_gaps(config: RolesConfig) -> list[Gap]:
+    """Folders of players on this machine that are not there."""
+    names = {who.model: None for who in config.settings_of_players() if who.kind == "local"}
+    return [gap for name in names for gap in _folder_gaps(name)]
+
+
+def _folder_gaps(name: str, what: str = "model") -> list[Gap]:
+    try:
+        model_place(name, what)
+    except ModelLoadError as error:
+        way = f"name another {what} than {name}: a folder that is there, or owner/name"
+        return [Gap("model", name, way, error)]
+    return []
+
+
+def _to_download(place: ModelPlace) -> Gap:
+    revision = f" --revision {place.revision}" if place.revision else ""
+    command = f"hf download {place.where}{revision}"
     error = ModelLoadError(
-        f"The model '{model}' is not on this machine.",
+        f"The model '{place}' is not on this machine.",
         "It would be downloaded first.",
-        f"Run: hf download {model}",
+        f"Run: {command}",
     )
-    return [Gap("model", f"{model} on this machine", way, error, fatal=False)]
+    way = f"download the model: {command}"
+    return Gap("model", f"{place} on this machine", way, error, fatal=False)
 
 
 def _in_cache(model: str) -> bool:
-    """Whether the cache of the hub's client holds a model of this name."""
+    """Whether the cache of the hub's client holds a model of this id."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
     return (Path(cache).expanduser() / f"models--{model.replace('/', '--')}").is_dir()

@@ -35,14 +35,14 @@ class PlayConfig(RolesConfig):
     model: str = setting(
         min_length=1,
         section="Task and model",
-        help="A Hugging Face folder or hub id; a served model: its name on the server.",
+        help="Folder or hub id (owner/name@revision) of a model; a served one: its name there.",
     )
     adapter: str | None = setting(
         None,
         section="Task and model",
         only=("local", "train"),
-        metavar="FOLDER",
-        help="A LoRA adapter on the model; training goes on from it.",
+        metavar="ADAPTER",
+        help="A LoRA adapter on the model, folder or hub id; training goes on from it.",
     )
     tasks_file: str | None = setting(
         None,

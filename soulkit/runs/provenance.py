@@ -1,7 +1,7 @@
 """What a summary says of how its numbers came about: with whom, on which rows, by which model.
 
-    summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, players,
-                                  panel, tasks: {task: {sampling, budgets, options, rows}}}
+    summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, teacher,
+                                  players, panel, tasks: {task: {sampling, budgets, options, rows}}}
 
 Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
 material.json); what a run of an earlier version did not keep is absent. Rows are told by their
@@ -56,6 +56,7 @@ def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
         "protocol": summary.get("protocol") or settings.get("protocol", ""),
         "prompts": summary.get("prompts", {}),
         "actor": {**_actor(settings), **_base(material), **record.get("actor", {})},
+        "teacher": record.get("teacher", {}),
         "players": record.get("players", {}),
         "panel": record.get("panel", {}),
         "tasks": _tasks(record.get("tasks", {}), material),

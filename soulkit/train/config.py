@@ -249,7 +249,7 @@ class TrainConfig(
     method: str = setting(flag=None, help="The name of the command.")
     model: str = setting(
         "Qwen/Qwen3-VL-8B-Instruct", min_length=1, section="Task and model",
-        help="What is trained: a Hugging Face folder or hub id.",
+        help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
     )  # fmt: skip
     tasks: dict[str, float] = setting(
         section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",

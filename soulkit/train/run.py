@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import actor_print, keep_provenance, measured_model, provenance
+from soulkit.eval.provenance import (
+    actor_print,
+    keep_provenance,
+    measured_model,
+    provenance,
+    teacher_print,
+)
 from soulkit.eval.summary import Cell, summarise
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
@@ -45,11 +52,13 @@ from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.note import model_note
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
@@ -83,6 +92,7 @@ def train(
         config = material.config
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         policy = load_policy(config, base_model(config, material, out))
+        policy.note = model_note(config, policy)
         teacher = make_ready(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
@@ -219,11 +229,15 @@ async def _train(
             summary = await _reinforce(loop, material, material.objective, teacher, show)
     finally:
         loop.close()
-    replace_folder(run.path / "model", policy.save)
+    replace_folder(run.path / "model", partial(policy.save, step=loop.step))
     best = export_best(run.path, run.checkpoints)
     if best is not None:
         summary = with_best(summary, run, *best)
-    run.write_summary(with_origin(run.path, summary.to_json()))
+    whole = with_origin(run.path, summary.to_json())
+    write_card(run.path / "model", config, material, policy, whole, loop.step)
+    if best is not None:
+        write_card(run.path / "best", config, material, policy, whole, read_position(best[0]).step)
+    run.write_summary(whole)
     return summary
 
 
@@ -244,7 +258,8 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    keep_provenance(run, _provenance(config, players, material, policy))
+    record = _provenance(config, players, material, policy)
+    keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
     recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,

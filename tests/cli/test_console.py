@@ -65,7 +65,7 @@ def test_a_slip_below_a_run_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypa
     Run.open(Path("warm"), "train sft", {"steps": 1})
     with pytest.raises(ModelLoadError, match="no folder 'warm/modle'"):
         locate("warm/modle")
-    assert locate("owner/name") == "owner/name"
+    assert locate("owner/name") == ("owner/name", None)
 
 
 def test_nothing_done_is_not_reported_as_progress(capsys) -> None:

@@ -177,6 +177,7 @@ def test_training_asks_before_anything_is_loaded(
     paid: tuple[ScriptedServer, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, url = paid
+    (tmp_path / "no-model").mkdir()  # whoever loaded it would say that it is empty
     command = ("--model", tmp_path / "no-model", "--task", "sotopia", "--data", "sotopia=synth:8",
                "--steps", 2, "--prompts", 2, "--partner", f"endpoint:p@{url}",
                "--judge", f"endpoint:j@{url}", "--out", tmp_path / "run")  # fmt: skip

@@ -17,7 +17,7 @@ from transformers import Qwen3_5Config, Qwen3VLConfig
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.loading import (
-    _auto_class,
+    auto_class,
     freeze_beside_language,
     load_base,
     locate,
@@ -53,9 +53,9 @@ def test_one_configuration_may_stand_for_a_text_only_checkpoint() -> None:
     """Families whose text-only class shares the configuration: the checkpoint's word counts."""
     whole = Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"])
     text = Qwen3_5Config(architectures=["Qwen3_5ForCausalLM"])
-    assert _auto_class(whole).__name__ == "AutoModelForImageTextToText"
-    assert _auto_class(text).__name__ == "AutoModelForCausalLM"
-    assert _auto_class(Qwen3VLConfig()).__name__ == "AutoModelForImageTextToText"
+    assert auto_class(whole).__name__ == "AutoModelForImageTextToText"
+    assert auto_class(text).__name__ == "AutoModelForCausalLM"
+    assert auto_class(Qwen3VLConfig()).__name__ == "AutoModelForImageTextToText"
 
 
 @pytest.mark.parametrize("kind", VISUAL)

@@ -22,6 +22,9 @@ from soulkit.types import Example
 
 torch.set_num_threads(1)  # two threads of one machine that others use are slower than one
 
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+"""Its files beside saved weights."""
+
 SHARP = 1.6
 """Factor on the random weights, so that the model's choices are far from uniform."""
 

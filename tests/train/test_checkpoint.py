@@ -27,7 +27,7 @@ from soulkit.train.state.checkpoint import (
     save_checkpoint,
 )
 from soulkit.train.step import with_advantages
-from tests.support.training import config, jolt, policy_of, random_model, step_of
+from tests.support.training import TOKENIZER, config, jolt, policy_of, random_model, step_of
 
 SMALL = {"lora": {"r": 4, "alpha": 8}}
 
@@ -196,7 +196,11 @@ def test_no_file_of_a_checkpoint_can_run_code(tmp_path: Path, folder: Path) -> N
     optimizer = adam(policy)
     step(policy, optimizer, 0)
     saved = save_checkpoint(tmp_path, policy, optimizer, position(policy))
-    assert {p.suffix for p in saved.rglob("*") if p.is_file()} == {".json", ".safetensors"}
+    assert {p.suffix for p in saved.rglob("*") if p.is_file()} == {
+        ".json",
+        ".safetensors",
+        ".jinja",
+    }
 
 
 def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path, folder: Path) -> None:
@@ -245,7 +249,8 @@ def test_the_best_model_is_copied_without_the_state_of_training(
     good = write(points, policy, 2, dev=0.5)
     best = write(points, policy, 4, dev=0.75)
     assert export_best(tmp_path, points) == (best, 0.75)
-    assert names(tmp_path / "best") == ["adapter_config.json", "adapter_model.safetensors"]
+    model = {"adapter_config.json", "adapter_model.safetensors"}
+    assert set(names(tmp_path / "best")) == model | TOKENIZER
     weights = "adapter_model.safetensors"
     assert (tmp_path / "best" / weights).read_bytes() == (best / weights).read_bytes()
     flip(best / weights)

@@ -16,6 +16,7 @@ from soulkit.train.forward.prepare import log_probs
 from soulkit.train.objectives.sequences import Span, spans
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.training import (
+    TOKENIZER,
     assert_close,
     config,
     gradients,
@@ -177,7 +178,7 @@ def test_a_saved_adapter_gives_the_trainers_log_probs(
 ) -> None:
     policy.save(tmp_path / "model")
     files = {p.name for p in (tmp_path / "model").iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", *TOKENIZER}
     loaded = LocalModel.load(folder, adapter=tmp_path / "model")
     replies = sampled(loaded, 1.0)
     for log, completion in zip(log_probs(policy, spans_of(replies), 500), replies, strict=True):

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import printable, remember
+from soulkit.models.local.names import (
+    ADAPTER_CONFIG,
+    ModelPlace,
+    adapter_folder,
+    commit_of,
+    first_line,
+    model_place,
+)
 from soulkit.models.local.weights import (
     ADAPTER_FILE,
     check_base,
@@ -26,7 +33,6 @@ from soulkit.models.local.weights import (
     put_adapter,
     weights_misfit,
 )
-from soulkit.runs.folder import is_run
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +54,7 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ModelLoadError(
             f"The device '{name}' cannot be used.",
-            f"torch says: {_first_line(error)}",
+            f"torch says: {first_line(error, hub=False)}",
             "Use auto, cpu, or a device that this machine has, such as cuda:0.",
         ) from error
 
@@ -68,31 +74,17 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     )
 
 
-def locate(path: str | Path) -> str:
-    """A checked local folder, or the hub id as it is."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        _check_folder(place)
-        return str(place)
-    if place.exists():
-        raise ModelLoadError(
-            f"'{path}' is a file, not a model.",
-            "A model is a folder with its configuration, weights and tokenizer.",
-            f"Name the folder that holds it, perhaps '{place.parent}'.",
-        )
-    slip = is_run(place.parent)  # RUN/modle is no owner/name of the hub
-    if slip or isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise ModelLoadError(
-            f"There is no folder '{path}'.",
-            "It does not read like a model of the hub either.",
-            "Check the path, or name a hub model as owner/name.",
-        )
-    return path
+def locate(path: str | Path) -> ModelPlace:
+    """A checked local folder, or the hub's; ModelLoadError as of `model_place`."""
+    place = model_place(path)
+    if not place.on_hub:
+        _check_folder(Path(place.where))
+    return place
 
 
 def _check_folder(folder: Path) -> None:
     names = {p.name for p in folder.iterdir()}
-    if "config.json" not in names and "adapter_config.json" in names:
+    if "config.json" not in names and ADAPTER_CONFIG in names:
         raise ModelLoadError(
             f"'{folder}' holds an adapter, not a model.",
             "An adapter is a change to a base model, which must be loaded first.",
@@ -126,38 +118,55 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
 
 
-def load_base(where: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
+def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """(model, tokenizer); `dtype` auto is float32 on a CPU, else the checkpoint's own.
 
-    The model has a language-model head; it may have a vision tower beside its language part.
+    The model has a language-model head; it may have a vision tower beside its language part. Its
+    configuration's `_name_or_path` is the hub's id, with `_commit_hash`, or an absolute folder.
     Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoTokenizer
 
     quieten()
+    place = ModelPlace(where) if isinstance(where, str) else where
     kind = _dtype(dtype, device)
+    # From an absolute folder, whatever names its base later can be read from anywhere.
+    name = place.where if place.on_hub else str(Path(place.where).resolve())
+    hub: dict[str, Any] = {"revision": place.revision or "main", "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        commit = _commit(place) if place.on_hub else None
+        hub["revision"] = commit or hub["revision"]  # all of it from one commit
+        config = AutoConfig.from_pretrained(name, **hub)
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         if tokenizer.chat_template is None and _reads_more_than_text(config):
-            tokenizer.chat_template = _processor_template(where)
-        model, report = _auto_class(config).from_pretrained(
-            where, config=config, dtype=kind, trust_remote_code=False, use_safetensors=True,
+            tokenizer.chat_template = _processor_template(name, hub["revision"])
+        model, report = auto_class(config).from_pretrained(
+            name, config=config, dtype=kind, use_safetensors=True, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and (fault := weights_misfit(lost_experts(where))):
-            raise not_its_weights(where, fault) from error
+        experts = lost_experts(name, hub["revision"]) if isinstance(error, RuntimeError) else []
+        if fault := weights_misfit(experts):
+            raise not_its_weights(str(place), fault) from error
         raise ModelLoadError(
-            f"The model '{where}' cannot be loaded.",
-            f"transformers says: {_first_line(error, hub=True)}",
+            f"The model '{place}' cannot be loaded.",
+            f"transformers says: {first_line(error)}",
             "Check the folder or the hub name, and that the model is a causal language model "
             "which needs no code of its own.",
         ) from error
-    _check_alone(where, model)
-    check_base(where, model, report)
+    _check_alone(str(place), model)
+    check_base(name, model, report, hub["revision"])
+    model.config._commit_hash = commit  # newer versions of transformers keep none
     return model, tokenizer
+
+
+def _commit(place: ModelPlace) -> str | None:
+    """The commit that a hub's model stands at now; None where its client does not say."""
+    from transformers.utils import cached_file
+
+    config = cached_file(place.where, "config.json", revision=place.revision or "main")
+    return commit_of(Path(str(config)).parent) or None
 
 
 def _check_alone(where: str, model: Any) -> None:
@@ -170,7 +179,7 @@ def _check_alone(where: str, model: Any) -> None:
         )
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
     """The Auto class that loads a checkpoint of this configuration with all of its weights."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -188,11 +197,14 @@ def _auto_class(config: Any) -> Any:
     return AutoModelForCausalLM if text_only else AutoModelForImageTextToText
 
 
-def _processor_template(where: str) -> str | None:
+def _processor_template(where: str, revision: str) -> str | None:
     """The chat template that older image-text checkpoints keep beside the tokenizer, if any."""
     from transformers.utils import cached_file
 
-    file = cached_file(where, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+    file = cached_file(
+        where, "chat_template.json", revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+    )  # fmt: skip
     if file is None:
         return None
     settings = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -233,14 +245,16 @@ def _reads_more_than_text(config: Any) -> bool:
     return config.get_text_config(decoder=True) is not config
 
 
-def load_adapter(model: Any, adapter: Path) -> Any:
+def load_adapter(model: Any, adapter: str | Path) -> Any:
     """The model with the adapter on top, under the name ADAPTER, frozen.
 
-    ModelLoadError unless the folder holds every weight of the adapter and no other.
+    A folder, or `owner/name@revision` of the hub. ModelLoadError unless it holds every weight of
+    the adapter and no other.
     """
     from safetensors import SafetensorError
 
-    lacks = [n for n in ("adapter_config.json", ADAPTER_FILE) if not (adapter / n).is_file()]
+    adapter = adapter_folder(adapter)
+    lacks = [n for n in (ADAPTER_CONFIG, ADAPTER_FILE) if not (adapter / n).is_file()]
     if lacks:
         raise ModelLoadError(
             f"'{adapter}' is no adapter: it lacks {' and '.join(lacks)}.",
@@ -251,7 +265,7 @@ def load_adapter(model: Any, adapter: Path) -> Any:
         adapted = _with_places(model, adapter)
         fault = put_adapter(adapted, adapter, ADAPTER)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _unfit(adapter, f"PEFT says: {_first_line(error)}") from error
+        raise _unfit(adapter, f"PEFT says: {first_line(error, hub=False)}") from error
     if fault:
         raise _unfit(adapter, f"Its weights are not those of this model: {fault}.")
     return adapted
@@ -277,16 +291,7 @@ def _unfit(adapter: Path, why: str) -> ModelLoadError:
     )
 
 
-def adapter_hash(adapter: Path) -> str:
+def adapter_hash(adapter: str | Path) -> str:
     """16 hexadecimal digits of the sha256 of the adapter's weights."""
-    with (adapter / ADAPTER_FILE).open("rb") as file:
+    with (adapter_folder(adapter) / ADAPTER_FILE).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _first_line(error: BaseException, *, hub: bool = False) -> str:
-    """What a library says, in short and without keys, that of the `hub` among them."""
-    if hub:
-        from huggingface_hub import get_token
-
-        remember(get_token() or "")
-    return (printable(str(error)).strip().splitlines() or [type(error).__name__])[0]

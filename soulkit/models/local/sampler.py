@@ -41,6 +41,7 @@ from soulkit.models.local.decode import (
 )
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, locate, pick_device
+from soulkit.models.local.names import adapter_folder
 from soulkit.models.local.queueing import GenerationRequest, Queue, batches_of, fail
 from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
 from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
@@ -90,27 +91,28 @@ class LocalModel:
         cls,
         path: str | Path,
         *,
-        adapter: Path | None = None,
+        adapter: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
         batch_size: int = 64,
         max_context: int | None = None,
         name: str | None = None,
     ) -> LocalModel:
-        """Loads a folder or a hub id, with a LoRA adapter when one is named.
+        """Loads a folder or `owner/name@revision` of the hub, with a LoRA adapter if one is named.
 
         `device` auto is a GPU when there is one; `dtype` auto is float32 on a CPU and the
         checkpoint's own elsewhere. Only safetensors are read, and no code of the model's folder is
         run. Raises ModelLoadError, which names what is missing.
         """
         where = locate(path)
+        folder = None if adapter is None else adapter_folder(adapter)  # before the large download
         place = pick_device(device)
         model, tokenizer = load_base(where, place, dtype)
         version = ""
-        if adapter is not None:
-            model, version = load_adapter(model, Path(adapter)), adapter_hash(Path(adapter))
+        if folder is not None:
+            model, version = load_adapter(model, folder), adapter_hash(folder)
         model.to(place).eval()
-        label = name or (Path(where).name if Path(where).is_dir() else where)
+        label = name or (str(where) if where.on_hub else Path(where.where).name)
         return cls(
             model,
             tokenizer,

@@ -70,13 +70,15 @@ def _in_order(name: str) -> list[str | int]:
 # --- a base model ---------------------------------------------------------------------------------
 
 
-def check_base(where: str, model: Any, report: Mapping[str, Any]) -> None:
+def check_base(
+    where: str, model: Any, report: Mapping[str, Any], revision: str | None = None
+) -> None:
     """ModelLoadError unless the checkpoint `where` had every weight of `model`, and used them all.
 
     `report` is what transformers tells of loading: tied weights and what a family may lack are
     not missing there.
     """
-    missing = {*report["missing_keys"], *lost_experts(where)}
+    missing = {*report["missing_keys"], *lost_experts(where, revision)}
     misshapen = [entry[0] for entry in report["mismatched_keys"]]
     foreign = list(_unused(model, report["unexpected_keys"]))
     if fault := weights_misfit(missing, misshapen, foreign):
@@ -92,17 +94,18 @@ def not_its_weights(where: str, fault: str) -> ModelLoadError:
     )
 
 
-def lost_experts(where: str) -> list[str]:
+def lost_experts(where: str, revision: str | None = None) -> list[str]:
     """Weights of experts that a later expert of the same list has, by name.
 
     transformers stacks experts in the order in which it finds them, so that those behind a gap move
-    up unseen, or it stops without a name. `where` is a folder or a hub id that was downloaded.
+    up unseen, or it stops without a name. `where` is a folder or a hub id that was
+    downloaded at `revision`.
     """
     from safetensors import SafetensorError, safe_open
     from transformers.utils import cached_file
 
     lists: dict[str, set[tuple[int, str]]] = {}
-    config = cached_file(where, "config.json", local_files_only=True)
+    config = cached_file(where, "config.json", local_files_only=True, revision=revision)
     try:
         for path in Path(str(config)).parent.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:

@@ -9,10 +9,9 @@ plain forward passes, and a model that fails it is refused.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from soulkit.models.local.loading import (
 )
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.saving import is_peft, save_model
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
 from soulkit.train.forward.fuse import Setting, fuse, fused_parts
@@ -82,6 +82,8 @@ class Policy:
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
         """The moving average of the trained weights, by name, where a run keeps one."""
+        self.note: Mapping[str, Any] | None = None
+        """What is written beside saved weights, but for the step (`state/note.py`)."""
         self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
@@ -95,7 +97,7 @@ class Policy:
     @property
     def causal(self) -> Any:
         """The language model itself, without the adapter's wrapper."""
-        return self.model.get_base_model() if _is_peft(self.model) else self.model
+        return self.model.get_base_model() if is_peft(self.model) else self.model
 
     @property
     def decoder(self) -> Any:
@@ -302,33 +304,10 @@ class Policy:
             journal=journal,
         )
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, step: int | None = None) -> None:
         """The adapter (or all weights, when they are what is trained) as a Hugging Face folder."""
-        if _is_peft(self.model):
-            _save_adapter(self.model, folder)
-        else:
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-
-
-def _save_adapter(model: Any, folder: Path) -> None:
-    """Adapter files in `folder` itself: PEFT would put a named adapter into a folder below it."""
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    # Linear layers alone are adapted; asking PEFT to find out would look the base up on the hub.
-    state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = copy.copy(model.peft_config[ADAPTER])
-    if isinstance(config.target_modules, set):  # its order changes from process to process
-        config.target_modules = sorted(config.target_modules)
-    config.save_pretrained(folder)
-
-
-def _is_peft(model: Any) -> bool:
-    return hasattr(model, "peft_config")
+        note = None if self.note is None else {**self.note, "step": step}
+        save_model(self.model, self.tokenizer, folder, note)
 
 
 def _kernel(setting: str, device: torch.device) -> Literal["sdpa", "flex"]:
@@ -370,7 +349,7 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     torch.manual_seed(config.seed)
     model: Any = loaded.model
     if config.adapter is not None:
-        model = load_adapter(model, Path(config.adapter))
+        model = load_adapter(model, config.adapter)
         model.set_adapter(ADAPTER)  # loaded frozen
     elif config.full:
         freeze_beside_language(model)

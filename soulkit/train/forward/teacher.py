@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -131,10 +130,9 @@ def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> 
     check_student(config, objective, student)
     if objective.reader != "other":
         return None
-    adapter = Path(config.teacher_adapter) if config.teacher_adapter else None
     loaded = LocalModel.load(
         config.teacher_model or config.model,
-        adapter=adapter,
+        adapter=config.teacher_adapter,
         device=config.device,
         dtype=config.dtype,
     )

@@ -19,7 +19,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
-from soulkit.play.gaps import Gap, key_gaps, model_gaps, refuse_gaps, role_gaps
+from soulkit.play.gaps import Gap, checkpoint_gaps, key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import seated
 from soulkit.play.settings import chosen_rows, configured_tasks
@@ -124,9 +124,11 @@ def rows_and_gaps(
 
 
 def what_is_away(config: TrainConfig) -> list[Gap]:
-    """Keys and the model, as far as they are not on this machine."""
-    model = [] if config.model == TINY else model_gaps(config.model)
-    return [*key_gaps(config), *model]
+    """Keys, the model and the teacher, as far as they are not on this machine."""
+    model = [] if config.model == TINY else model_gaps(config.model, config.adapter)
+    teacher = model_gaps(config.teacher_model or config.model, config.teacher_adapter)
+    model += checkpoint_gaps(config)
+    return [*key_gaps(config), *model, *(teacher if config.method == "opd" else [])]
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:

@@ -29,7 +29,7 @@ class OpdSettings(DistillSettings):
     teacher_adapter: str | None = setting(
         None,
         section="Objective",
-        metavar="FOLDER",
+        metavar="ADAPTER",
         help="LoRA adapter on the teacher, a task expert for instance.",
     )
     opd_form: Literal["token", "logits"] = setting(

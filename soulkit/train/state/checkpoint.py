@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
+from soulkit.models.local.saving import modes_by_umask
 from soulkit.models.local.weights import misfit_of
 from soulkit.train.forward.policy import Policy
 
@@ -80,7 +81,7 @@ def save_checkpoint(
         return final
 
     def fill(aside: Path) -> None:
-        policy.save(aside)
+        policy.save(aside, position.step)
         save_file(_trained_tensors(policy), aside / TRAINED)
         save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
         if policy.ema is not None:
@@ -98,6 +99,7 @@ def replace_folder(final: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     aside.mkdir(parents=True)
     fill(aside)
+    modes_by_umask(aside)
     for path in sorted(aside.rglob("*")):
         _sync(path)
     _sync(aside)

@@ -15,13 +15,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from soulkit.errors import RunError
 from soulkit.models.local.loading import adapter_hash
+from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
 from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
@@ -124,11 +124,12 @@ def _tokenizer(tokenizer: Any) -> Any:
     }
 
 
-def _adapter(folder: str | None) -> str | None:
-    if folder is None:
+def _adapter(name: str | None) -> str | None:
+    if name is None:
         return None
-    scale = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return _hash([adapter_hash(Path(folder)), scale])
+    folder = adapter_folder(name)
+    scale = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return _hash([adapter_hash(folder), scale])
 
 
 def machine_print(device: torch.device) -> dict[str, Any]:

@@ -1,15 +1,31 @@
-"""Optional trackers: TensorBoard, Weights & Biases, trackio. `metrics.jsonl` is always written."""
+"""Optional trackers: TensorBoard, Weights & Biases, trackio. `metrics.jsonl` is always written.
+
+`tracking.json` in the run folder keeps under which id a service knows the run, and the last step it
+was told: a resumed run goes on there, and a step that is taken again is not told twice. A tracker
+that fails (no network, no key, a full disk) is said once and left out; the run goes on.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
 from soulkit.errors import MissingPackage
+from soulkit.keys import masked_json, printable
+from soulkit.runs.folder import write_json
 from soulkit.train.state.lines import StepLine
+
+TRACKING = "tracking.json"
+PROJECT = "soulkit"
+"""Where a service files a run when its variable names no other project."""
 
 
 class MetricsTracker(Protocol):
@@ -28,16 +44,53 @@ class NoTracker:
         """There is nothing open."""
 
 
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        self.writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+class _Guarded:
+    """A tracker whose failure ends the tracking, not the run."""
+
+    def __init__(self, name: str, make: Callable[[], MetricsTracker]) -> None:
+        self.name = name
+        self.tracker: MetricsTracker | None = None
+        self._try(lambda: setattr(self, "tracker", make()))
 
     def log(self, line: StepLine) -> None:
-        for name, value in _numbers(line).items():
-            self.writer.add_scalar(name, value, line.step)
+        if (tracker := self.tracker) is not None:
+            self._try(lambda: tracker.log(line))
 
     def close(self) -> None:
-        self.writer.close()
+        if (tracker := self.tracker) is not None:
+            self._try(tracker.close)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except MissingPackage:
+            raise
+        except Exception as error:  # noqa: BLE001 -- services raise whatever they like
+            self.tracker = None
+            words = (printable(str(error)).strip().splitlines() or [""])[0]
+            sys.stderr.write(
+                f"{self.name} failed and is left out from here on ({type(error).__name__}: "
+                f"{words}); the run goes on, metrics.jsonl has every step\n"
+            )
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        self.writers = _import("torch.utils.tensorboard", "tensorboard")
+        self.folder = folder
+        self.writer: Any = None
+
+    def log(self, line: StepLine) -> None:
+        if self.writer is None:  # the first step tells from where on the run is taken again
+            resumed = line.step if self.folder.is_dir() else None
+            self.writer = self.writers.SummaryWriter(str(self.folder), purge_step=resumed)
+        for name, value in _numbers(line).items():
+            self.writer.add_scalar(name, value, line.step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
 
 class _Service:
@@ -45,13 +98,61 @@ class _Service:
 
     def __init__(self, package: str, run: Path, config: Mapping[str, Any]) -> None:
         self.module = _import(package, package)
-        self.module.init(project="soulkit", name=run.name, config=dict(config))
+        self.place = run / TRACKING
+        self.package = package
+        notes = _read(self.place)
+        self.entry: dict[str, Any] = notes.get(package) or _new_entry(package, run)
+        shown = json.loads(masked_json(json.dumps(dict(config), default=str)))
+        opened = self._open(run, shown, resumed=package in notes)
+        self.entry["id"] = str(getattr(opened, "id", None) or self.entry["id"])
+        self._note()
+
+    def _open(self, run: Path, config: Any, *, resumed: bool) -> Any:
+        entry = {name: self.entry[name] for name in ("project", "name")}
+        if self.package == "wandb":
+            folder = None if "WANDB_DIR" in os.environ else str(run)
+            quiet = self.module.Settings(console="off")  # the progress bar is ours
+            return self.module.init(
+                **entry, id=self.entry["id"], resume="allow", config=config, dir=folder,
+                settings=quiet,
+            )  # fmt: skip
+        with redirect_stdout(sys.stderr):  # it greets on stdout, which belongs to results
+            return self.module.init(
+                **entry, config=config, resume="allow" if resumed else "never", embed=False
+            )
 
     def log(self, line: StepLine) -> None:
+        if line.step <= self.entry["step"]:
+            return  # told before a kill; a service cannot take a step back
         self.module.log(_numbers(line), step=line.step)
+        self.entry["step"] = line.step
+        self._note()
 
     def close(self) -> None:
-        self.module.finish()
+        with redirect_stdout(sys.stderr):
+            self.module.finish()
+
+    def _note(self) -> None:
+        write_json(self.place, {**_read(self.place), self.package: self.entry})
+
+
+def _new_entry(package: str, run: Path) -> dict[str, Any]:
+    """A run that the service does not have yet: the folder's name, which is not enough of an id."""
+    token = os.environ.get("WANDB_RUN_ID", "") if package == "wandb" else ""
+    token = token or uuid.uuid4().hex[:8]
+    # trackio goes on with a run by its name alone.
+    name = run.resolve().name if package == "wandb" else f"{run.resolve().name}-{token}"
+    project = os.environ.get(f"{package.upper()}_PROJECT") or PROJECT
+    return {"project": project, "name": name, "id": token, "step": -1}
+
+
+def _read(place: Path) -> dict[str, dict[str, Any]]:
+    """What `tracking.json` says; empty where there is none, or none that can be read."""
+    try:
+        notes = json.loads(place.read_text(encoding="utf-8"))
+        return {name: entry for name, entry in notes.items() if {"id", "step"} <= entry.keys()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def check_tracker(name: str) -> None:
@@ -65,8 +166,8 @@ def make_tracker(name: str, run: Path, config: Mapping[str, Any]) -> MetricsTrac
     if name == "none":
         return NoTracker()
     if name == "tensorboard":
-        return _TensorBoard(run / "tensorboard")
-    return _Service(name, run, config)
+        return _Guarded(name, lambda: _TensorBoard(run / "tensorboard"))
+    return _Guarded(name, lambda: _Service(name, run, config))
 
 
 def _import(module: str, package: str) -> Any:

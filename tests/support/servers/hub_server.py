@@ -4,9 +4,10 @@
         Hub("soul data pull", endpoint=hub.url, wait_s=0.0)
 
 It knows `/api/datasets/REPO[/revision/REV]` (with `blobs=true` sizes and checksums) and
-`/datasets/REPO/resolve/REV/PATH`, with ETag, X-Repo-Commit, X-Linked-Etag and X-Linked-Size. Row
-files are in large-file storage: their `resolve` redirects to the same server under another host
-name, as the hub redirects to its storage, where a token must not follow. Ranges are honoured.
+`/datasets/REPO/resolve/REV/PATH` (a model's without `/datasets`), with ETag, X-Repo-Commit,
+X-Linked-Etag and X-Linked-Size. Row files are in large-file storage: their `resolve` redirects to
+the same server under another host name, as the hub redirects to its storage, where a token must not
+follow. Ranges are honoured.
 
 `faults` maps the number of a content request (from 0) to what goes wrong with it. Every request is
 kept in `requests`, and `sent` counts the bytes of content that left the server.
@@ -163,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(url.path)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._listing(match[1], match[2], "blobs" in url.query)
-        elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        elif match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(match[1], match[2], match[3])
         elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/([^/]+)/(.+)", path):
             self._content(match[1], match[2], match[3])

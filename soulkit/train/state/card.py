@@ -1,0 +1,216 @@
+"""The model card beside trained weights: README.md, which the hub shows and people read first.
+
+It says what was trained on which rows and how, what came out and who judged it, how to load it, and
+under which licences. No path of this machine stands in it but what was typed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.hub import RELEASES
+from soulkit.models.local.licences import UNSTATED
+from soulkit.models.local.loading import auto_class
+from soulkit.runs.jsonl import write_aside
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.assemble import Material
+
+CARD = "README.md"
+_ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "track", "max_cost"})
+"""Settings that the command names itself, or that say nothing about the weights."""
+
+
+def write_card(
+    folder: Path, config: TrainConfig, material: Material, policy: Policy,
+    summary: Mapping[str, Any], step: int,
+) -> None:  # fmt: skip
+    """Write the card of the weights in `folder`, those after `step`; `summary` is the run's."""
+    note = policy.note or {}
+    text = "\n".join(
+        [
+            *_front(config, note),
+            *_head(config, note, summary, step),
+            *_data(config, material, summary),
+            *_metrics(summary),
+            *_loading(note, auto_class(policy.causal.config).__name__),
+            *_licences(note),
+        ]
+    )
+    write_aside(folder / CARD, text.encode())
+
+
+# --- what the hub reads ---------------------------------------------------------------------------
+
+
+def _front(config: TrainConfig, note: Mapping[str, Any]) -> Iterator[str]:
+    import yaml
+
+    adapter, base = note.get("kind") == "adapter", note.get("base", {})
+    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
+    if not Path(base.get("model", "")).is_absolute():  # the hub knows ids alone
+        front["base_model"] = base.get("model", "")
+        front["base_model_relation"] = "adapter" if adapter else "finetune"
+    front |= base.get("licence", UNSTATED)
+    front["pipeline_tag"] = "text-generation"
+    lora = ["lora"] if adapter else []
+    front["tags"] = ["soulkit", "human-simulation", config.method, *lora, *config.tasks]
+    if any(_source(config, name) is None for name in config.tasks):
+        front["datasets"] = [RELEASES["train"]]
+    yield "---"
+    yield yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()
+    yield "---\n"
+
+
+# --- what people read -----------------------------------------------------------------------------
+
+
+def _head(
+    config: TrainConfig, note: Mapping[str, Any], summary: Mapping[str, Any], step: int
+) -> Iterator[str]:
+    base, best = note.get("base", {}), summary.get("best_step")
+    kind = "A LoRA adapter" if note.get("kind") == "adapter" else "A model"
+    yield f"# {', '.join(config.tasks)}: {config.method}\n"
+    yield (
+        f"{kind} trained with `{config.method}` by soulkit {note.get('soulkit')} on "
+        f"{', '.join(f'`{task}`' for task in config.tasks)}, under the protocol "
+        f"`{config.protocol}`; a model of how people talk, decide and err.\n"
+    )
+    mark = base.get("revision") or base.get("weights") or "not recorded"
+    name = base.get("model", "") if "revision" in base else _plain(config.model)
+    yield f"* base: `{name}` (`{mark}`)"
+    if further := note.get("adapter"):
+        yield f"* trained further from: `{_plain(further['model'])}` (`{further['weights']}`)"
+    if teacher := summary.get("provenance", {}).get("teacher"):
+        yield f"* teacher: {_teacher(teacher)}"
+    selected = f"; best dev score at step {best}" if best is not None else ""
+    yield f"* step {step} of {config.steps}{selected}"
+    yield f"* seed {config.seed}, learning rate {config.lr:g}" + _rank(config, note)
+    yield f"* command: `{_command(config, base)}`\n"
+
+
+def _teacher(teacher: Mapping[str, Any]) -> str:
+    """`MODEL` (commit or hash) + `ADAPTER`."""
+    mark = teacher.get("revision") or teacher.get("weights")
+    model = f"`{_plain(str(teacher['model']))}`" + (f" (`{mark}`)" if mark else "")
+    adapter = teacher.get("adapter")
+    return f"{model} + `{_plain(str(adapter))}`" if adapter else model
+
+
+def _rank(config: TrainConfig, note: Mapping[str, Any]) -> str:
+    fresh = note.get("kind") == "adapter" and not note.get("adapter")
+    return f", LoRA rank {config.lora.r}, alpha {config.lora.alpha}" if fresh else ""
+
+
+def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
+    """The settings that are not the defaults, without folders of this machine."""
+    defaults, revision = type(config).defaults(), base.get("revision")
+    hub = f"{base.get('model')}@{revision}" if revision else ""
+    words = ["soul", "train", config.method, "--model", hub or _plain(config.model)]
+    words += ["--task", ",".join(_weighted(config))]
+    for task, source in config.data.items():
+        words += ["--data", f"{task}={_plain(source)}"]
+    for name, value in config.resolved().items():
+        plain = isinstance(value, str | int | float) and not _is_path(value)
+        if name not in _ELSEWHERE and plain and value != defaults.get(name):
+            words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
+
+
+def _weighted(config: TrainConfig) -> Iterator[str]:
+    for task, ratio in config.tasks.items():
+        yield task if ratio == 1 else f"{task}:{ratio:g}"
+
+
+def _data(config: TrainConfig, material: Material, summary: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Data\n"
+    yield "| task | rows | sha256 | held out | source | licence |"
+    yield "|---|---|---|---|---|---|"
+    tasks = summary.get("provenance", {}).get("tasks", {})
+    for name, task in material.tasks.items():
+        rows, dev = (tasks.get(name, {}).get(part) or {} for part in ("rows", "dev_rows"))
+        source = _source(config, name)
+        cells = [
+            name, rows.get("n", "–"), f"`{rows.get('sha256', '–')}`", dev.get("n", 0),
+            f"`{_plain(source)}`" if source else RELEASES["train"],
+            task.spec.licence or "not stated",
+        ]  # fmt: skip
+        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+    yield "\nThe hash is of the rows' ids, in their order.\n"
+
+
+def _source(config: TrainConfig, task: str) -> str | None:
+    """Where the rows of a task came from; None for the released files."""
+    return config.data.get(task)
+
+
+def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The headlines, and the loss or reward beside them; every one with its interval and judge."""
+    yield "## Metrics\n"
+    yield "| task | metric | mean | 95 % interval | scored | judged by |"
+    yield "|---|---|---|---|---|---|"
+    for task, cells in summary.get("tasks", {}).items():
+        for name, cell in cells.items():
+            if "/" in name and name != "value/kind=refined":
+                continue
+            low, high = cell.get("ci_low"), cell.get("ci_high")
+            interval = f"{low:.3f} to {high:.3f}" if None not in (low, high) else "none"
+            mean = "–" if cell.get("mean") is None else f"{cell['mean']:.3f}"
+            scored = f"{cell.get('n_scored')}/{cell.get('n')}"
+            label = {"value": "drafts", "value/kind=refined": "refined rollouts"}.get(name, name)
+            judge = "–" if name == "loss" else _judges(summary, task)
+            yield f"| {task} | {label} | {mean} | {interval} | {scored} | {judge} |"
+    steps = summary.get("summary_steps")
+    if summary.get("command") != "train sft":
+        yield f"\nDrafts and refined rollouts are of the last {steps} steps, on training rows;"
+        yield "`dev` is greedy, on rows held out of training."
+    yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
+
+
+def _judges(summary: Mapping[str, Any], task: str) -> str:
+    entry = summary.get("provenance", {}).get("tasks", {}).get(task, {})
+    players = entry.get("players", {}).get("judge", []) if "judge" in entry.get("roles", ()) else []
+    names = dict.fromkeys(_plain(str(one.get("model"))) for one in players)
+    return " and ".join(f"`{name}`" for name in names) or "rules"
+
+
+def _loading(note: Mapping[str, Any], kind: str) -> Iterator[str]:
+    base = note.get("base", {})
+    named = repr(base.get("model", "")) if base.get("revision") else '"BASE"'
+    revision = f", revision={base['revision']!r}" if base.get("revision") else ""
+    yield "## Loading\n\nFOLDER is this one.\n\n```python"
+    yield "from transformers import AutoTokenizer"
+    if note.get("kind") != "adapter":
+        yield f"from transformers import {kind}\n"
+        yield f'model = {kind}.from_pretrained("FOLDER")'
+    elif kind == "AutoModelForCausalLM":
+        yield "from peft import AutoPeftModelForCausalLM\n"
+        yield 'model = AutoPeftModelForCausalLM.from_pretrained("FOLDER")'
+    else:  # PEFT has no class of its own that reads images
+        yield f"from transformers import {kind}\nfrom peft import PeftModel\n"
+        yield f"base = {kind}.from_pretrained({named}{revision})"
+        yield 'model = PeftModel.from_pretrained(base, "FOLDER")'
+    yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n```\n'
+    adapter = note.get("kind") == "adapter"
+    where = f"{base.get('model')}@{base['revision']}" if base.get("revision") else "BASE"
+    model = f"{where} --adapter FOLDER" if adapter else "FOLDER"
+    yield f"```sh\nsoul eval local --model {model} --task {next(iter(note['tasks']))}\n```\n"
+
+
+def _licences(note: Mapping[str, Any]) -> Iterator[str]:
+    fields = note.get("base", {}).get("licence", UNSTATED)
+    stated = fields.get("license_name", fields["license"])
+    yield "## Licence\n"
+    yield f"The base model's ({stated}); what was trained on has the terms in the table above.\n"
+
+
+def _plain(name: str) -> str:
+    """A name as it was typed; of an absolute folder its last part alone."""
+    return Path(name).name if name.startswith(("/", "~")) or "\\" in name else name
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and ("/" in value or "\\" in value)
