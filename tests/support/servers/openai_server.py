@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 
+from soulkit.models.api.probe import QUESTION
+
 Body = dict[str, Any]
 Answer = Callable[[Body], str]
 Count = Callable[[str], int]
@@ -115,6 +117,8 @@ class ScriptedServer:
         self.requests: list[Body] = []
         """The bodies of all chat requests, refused ones included, in order of arrival."""
         self.authorizations: list[str] = []
+        self.probes: list[Body] = []
+        """The bodies of the questions that are put before a run; no script is about them."""
         self.listings: list[str] = []
         """The Authorization header of every request for the list of models."""
         self.count = count or words
@@ -235,6 +239,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(Fault.status_error(404, f"no such path {self.path}"))
             return
         body, authorization = json.loads(raw), self.headers.get("Authorization", "")
+        if is_probe(body):
+            with owner._lock:
+                owner.probes.append(body)
+            self._send(owner._refuse(body, authorization) or Fault.reply(completion(body, "yes")))
+            return
         index = owner._arrive(body, authorization)
         try:
             response = owner._respond(index, body, authorization)
@@ -279,6 +288,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet: tests read `requests` instead of a log."""
+
+
+def is_probe(body: Body) -> bool:
+    """Whether a request is the question that every server is asked before a run."""
+    return [m.get("content") for m in body.get("messages", [])] == [QUESTION]
 
 
 def words(text: str) -> int:
