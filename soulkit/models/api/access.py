@@ -87,9 +87,16 @@ def wants_key(base_url: str | None, headers: Mapping[str, str]) -> bool:
 
 def account_headers(base_url: str) -> dict[str, str]:
     """Header → variable of OpenAI's organisation and project, as far as they go to `base_url`."""
-    if base_url != default_url():
-        return {}
-    return {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+    there = {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+    return there if there and _is_default(base_url) else {}
+
+
+def _is_default(base_url: str) -> bool:
+    """Whether players are asked there that name no address; not where that one is unusable."""
+    try:
+        return base_url == default_url()
+    except ModelLoadError:
+        return False
 
 
 def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
