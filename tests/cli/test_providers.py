@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,9 @@ def test_a_judge_there_is_read_whatever_it_refuses(
         assert not any(is_list_of_one(text) for text in server.refused) or name == "gemini"
     played = records(tmp_path / "run")
     assert all(record.score.scored for record in played)
-    text = (tmp_path / "run" / "episodes.jsonl").read_text("utf-8")
-    lists = re.findall(r'"dropped": ?\[([^\]]*)\]', text)
-    assert {one for words in lists for one in json.loads(f"[{words}]")} == REFUSED[name]
+    with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as db:
+        lists = [json.loads(row[0]) for row in db.execute("SELECT dropped FROM calls")]
+    assert {one for several in lists for one in several} == REFUSED[name]
 
 
 def told_by(capsys: Any) -> tuple[str, str, str]:

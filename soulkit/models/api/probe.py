@@ -190,12 +190,17 @@ def _outcome_of_error(status: int, error: object, received: http.Received, model
     if status in (400, 422) and _NO_MODEL.search(text):
         return Refusal("model", why)
     if status in (404, 405, 410):
-        named = error is not None and (_ABOUT_MODEL.search(text) or model in message)
+        named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))
         is_model = status != 405 and (named or _NO_MODEL.search(text))
         return Refusal("model" if is_model else "path", why)
     if status in (408, 409, 429) or status >= 500:
         return Undecided(why, retry_after(received.headers), busy=True)
     return Answer()
+
+
+def _names(message: str, model: str) -> bool:
+    """Whether a message names a model, by itself and not as a part of a word or path."""
+    return len(model) > 1 and bool(re.search(rf"(?<![\w/]){re.escape(model)}(?![\w/])", message))
 
 
 def _status_within(error: object) -> int:

@@ -119,7 +119,7 @@ class ProviderServer(Loopback):
 
     def _openrouter(self, body: Body) -> Reply | None:
         """Refuses nothing itself; a failing provider behind it is reported with status 200."""
-        if len(self.requests) == 2:
+        if len(self.requests) == 2 and not self.refused:
             return 200, {"error": {"code": 502, "message": "Provider returned error"}}
         return None
 
