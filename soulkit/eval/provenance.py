@@ -19,8 +19,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import re
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext

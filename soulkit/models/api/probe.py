@@ -242,7 +242,7 @@ def _hint(model: str, names: Iterable[str]) -> str:
 # -- in words --------------------------------------------------------------------------------------
 
 
-def words(outcome: Answer | Undecided, model: str, base_url: str) -> str:
+def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:
     """A line on who answered, or why that is not known yet."""
     where = f"{model} at {urlsplit(base_url).netloc}"
     if isinstance(outcome, Undecided):

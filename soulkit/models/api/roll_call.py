@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from soulkit.models.api.access import Access
-from soulkit.models.api.probe import EndpointRefused, Outcome, Refusal, refused, words
+from soulkit.models.api.probe import EndpointRefused, Outcome, Refusal, answer_line, refused
 
 
 class Member(Protocol):
@@ -55,7 +55,7 @@ class RollCall:
                 if isinstance(outcome, Refusal):
                     errors.append(refused(outcome, member.name, member.access, before=True))
                 else:
-                    self.say(words(outcome, member.name, member.access.base_url))
+                    self.say(answer_line(outcome, member.name, member.access.base_url))
             if errors:
                 self._stop(errors)
 
