@@ -271,14 +271,15 @@ class TrainConfig(
     @model_validator(mode="before")
     @classmethod
     def _members(cls, raw: Any) -> Any:
-        """A suite stands for its tasks; a run's folder names those of them that it plays."""
+        """A suite stands for its tasks; the folder of a run names those of them that it plays."""
         suite = raw.get("suite") if isinstance(raw, Mapping) else None
         if not suite:
             return raw
         members = dict.fromkeys(members_of(suite, raw.get("tasks_file")), 1.0)
-        if not dict(raw.get("tasks") or {}).items() <= members.items():
+        tasks = dict(raw.get("tasks") or members)
+        if tasks != members and not (raw.get("playable") and tasks.items() <= members.items()):
             raise ValueError(TASKS_OR_SUITE)
-        return {**raw, "tasks": members}
+        return {**raw, "tasks": tasks}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -47,7 +47,7 @@ def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
 
 def _by_task(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
     """The fields that hold a number for every task; nothing of a task without one."""
-    names = dict.fromkeys(record.task for record in records)
+    names = sorted({record.task for record in records})
     alone = {name: _rewards([r for r in records if r.task == name]) for name in names}
     return {
         f"{field}_by_task": {
