@@ -56,6 +56,9 @@ NOT_RUN = {
     "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
     "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
     "runtime; tests/tasks/tau_usi asks one",
+    "soul plan train ditto --config examples/paper.yaml": "needs the released rows; "
+    "tests/train/test_recipe.py plans it with made ones",
+    "soul train ditto --config examples/paper.yaml": "the same; a small run of it is there, too",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "

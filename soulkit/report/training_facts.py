@@ -24,7 +24,7 @@ def feedback_text(feedback: FeedbackTotals | None) -> str:
 
 
 def task_lines(rewards: Rewards) -> list[str]:
-    """`tomi  draft 0.512  refined 0.634  gap +0.120 [+0.080, +0.160]`, each task of a mixture."""
+    """`TASK  draft 0.512  refined 0.634  gap +0.120 [+0.080, +0.160]`, each task of a mixture."""
     width = max((len(task) for task in rewards.draft_by_task), default=0)
     return [f"{task:{width}}  {_task_text(rewards, task)}" for task in rewards.draft_by_task]
 

@@ -104,11 +104,12 @@ def prepare_training(
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
     material = gather_material(config, asking=True)
-    for remark in material.remarks() if say is not None else ():
+    say = say or _quiet
+    for remark in material.remarks():
         say(remark)
     material.config.check_players()
     if pays(material.config):
-        _confirm(material, out, say or _quiet, ask)
+        _confirm(material, out, say, ask)
     return material
 
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from soulkit.eval.summary import cluster_of
 from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
@@ -45,7 +46,7 @@ def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
     return replace(whole, **_by_task(records)) if mixture else whole
 
 
-def _by_task(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
+def _by_task(records: Sequence[Record]) -> dict[str, Any]:
     """The fields that hold a number for every task; nothing of a task without one."""
     names = sorted({record.task for record in records})
     alone = {name: _rewards([r for r in records if r.task == name]) for name in names}
