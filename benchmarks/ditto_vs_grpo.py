@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,9 +170,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.seeds < 2:
         parser.error("an interval over seeds needs at least two of them")
-    import torch
-
-    torch.set_num_threads(chosen.threads)
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # every run reads it when it starts
     seeds = itertools.islice(itertools.count(chosen.first_seed), chosen.seeds)
     results = [run_seed(seed, chosen.out, chosen.steps, chosen.every) for seed in seeds]
     Console(width=160).print(table(results))

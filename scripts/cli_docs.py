@@ -177,8 +177,15 @@ def settings_table() -> str:
         option = f"`{flag.partition('/')[0]}`" if flag else ""
         meaning = (info.description or "").replace("|", "\\|")
         methods = _methods(name.partition(".")[0], info)
-        lines.append(f"| `{name}` | {option} | {default_text(info)} | {meaning} | {methods} |")
+        lines.append(f"| `{name}` | {option} | {_defaults(name, info)} | {meaning} | {methods} |")
     return "\n".join(lines)
+
+
+def _defaults(name: str, info: Any) -> str:
+    """The default, and behind it those of methods that have another."""
+    words = {method: method_class(method).default_words.get(name) for method in built_in()}
+    others = [f"{method}: {text}" for method, text in words.items() if text]
+    return "; ".join([default_text(info), *others])
 
 
 def _settings(kind: Any, under: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +36,7 @@ from soulkit.cli.derive import (
     union,
 )
 from soulkit.cli.onward import say_next
-from soulkit.cli.options import values_by_task
+from soulkit.cli.options import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
@@ -106,7 +107,9 @@ def method_options(method: str) -> list[Option]:
     from soulkit.train.config import settings_class
     from soulkit.train.objectives.registry import method_class
 
-    return options_for(settings_class(method), method_class(method).traits(method))
+    kind = method_class(method)
+    options = options_for(settings_class(method), kind.traits(method))
+    return [replace(o, default=kind.default_words.get(o.setting, o.default)) for o in options]
 
 
 def ablate_options() -> list[Option]:
@@ -123,7 +126,8 @@ def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    return values_by_task(texts, ",".join(tasks))
+    """A bare WHERE is that of the only task, or of every task of a suite."""
+    return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 
 
 app = typer.Typer(cls=Methods, rich_markup_mode=None)
@@ -152,11 +156,14 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
         material = gather_material(config)
+        for remark in material.remarks():
+            _say(remark)
         show_plan(training_plan(material.config, material), values["json"])
         for server in material.config.servers():
             _say(server)
         return
-    out = values["out"] or default_run_path(f"train-{config.method}", list(config.tasks))
+    names = [config.suite] if config.suite else list(config.tasks)
+    out = values["out"] or default_run_path(f"train-{config.method}", names)
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
     finished = (out / "summary.json").is_file()
@@ -221,7 +228,7 @@ def one_line_summary(line: StepLine) -> str:
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import limits_text, truncation_text
-    from soulkit.report.training_facts import canary_text, feedback_text
+    from soulkit.report.training_facts import canary_text, feedback_text, task_lines
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -230,6 +237,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
             print_line(f"  {f'{label} reward':18} {reward:.3f}")
     if rewards.loo is not None:
         print_line(f"  leave-one-out gap  {_gap(rewards)}")
+    for line in task_lines(rewards):
+        print_line(f"    {line}", markup=False)
     if text := feedback_text(summary.feedback):
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
@@ -280,7 +289,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
-    tasks = list(common.get("tasks") or tasks_in(values["config"]))
+    suite = common.get("suite")
+    tasks = [suite] if suite else list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
     judge = _eval_judge(values)
     runs = plan_arms(
@@ -292,6 +302,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
     if values["dry_run"]:
         show_plan(comparison_plan(runs), values["json"])
         return
+    for remark in dict.fromkeys(line for run in runs for line in run.remarks):
+        _say(remark)
     _say(f"{len(runs)} runs in {out}")
     if judge is not None:
         confirm_judge(judge, runs[0].config, _say, ask_user())

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import field_validator, model_validator
 
 from soulkit.config import setting
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
-from soulkit.models.roles.config import UNSAID, RolesConfig
+from soulkit.models.roles.config import UNSAID
 from soulkit.models.roles.settings import VERSION, RoleSettings
-from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
+from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
@@ -40,7 +40,7 @@ WHOLE_BENCHMARK = "soul-27"
 class EvalConfig(PlayConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
 
-    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
         "concurrency", "batch_size", "max_unscored", "controls",
     }  # fmt: skip
 
@@ -86,19 +86,6 @@ class EvalConfig(PlayConfig):
         complete="tasks",
         metavar="TASK",
         help="Tasks to play: NAME,NAME.",
-    )
-    suite: str | None = setting(
-        None,
-        section="Task and model",
-        complete="suites",
-        metavar="SUITE",
-        unset=f"{WHOLE_BENCHMARK} for a served model",
-        help="A named list of tasks instead.",
-    )
-    playable: bool = setting(
-        False,
-        section="Task and model",
-        help="Of the suite what can be played here; the rest is named, and there is no average.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
 
@@ -202,9 +189,7 @@ class EvalConfig(PlayConfig):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
-            raise ValueError("name either tasks (--task NAME,NAME) or one suite (--suite small)")
-        if self.playable and self.suite is None:
-            raise ValueError("--playable is about the members of a suite (--suite soul-10)")
+            raise ValueError(TASKS_OR_SUITE)
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
         if self.base_url is not None:
@@ -331,51 +316,22 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
+    from soulkit.play.playable import sort_out
+
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
     tasks = configured_tasks(registry, names, config) if names else {}
-    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()
-             if name not in played}  # fmt: skip
-    return {name: why for name, why in tried.items() if isinstance(why, str)}
+    others = {name: task for name, task in tasks.items() if name not in played}
+    return sort_out(others, config, registry, lambda task: _work(task, config))[1]
 
 
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
+    from soulkit.play.playable import refuse_nothing, sort_out
+
     tasks = configured_tasks(registry, names, config)
-    tried = {name: _work_or_why(config, registry, task) for name, task in tasks.items()}
-    work = [one for one in tried.values() if not isinstance(one, str)]
-    if not work:
-        reasons = "; ".join(f"{name}: {why}" for name, why in tried.items())
-        raise ConfigError(
-            f"Of the suite '{config.suite}' nothing can be played here.",
-            reasons + ("" if reasons.endswith(".") else "."),
-            "Name rows with --data and players with --judge and --partner; see: soul tasks list",
-        )
+    work, reasons = sort_out(tasks, config, registry, lambda task: _work(task, config))
+    refuse_nothing(config, work, reasons)
     return work
-
-
-def _work_or_why(config: EvalConfig, registry: Registry, task: Task) -> Work | str:
-    """A task with its rows, or in words why it cannot be played here.
-
-    DataError when rows that were named for this very task are of no use.
-    """
-    from soulkit.play.gaps import key_gaps
-    from soulkit.play.seating import seated
-
-    if task.spec.rows_only:
-        return "this version cannot play it"
-    try:
-        work = _work(task, config)
-    except DataError as error:
-        if task.name in config.data:
-            raise
-        return error.what.rstrip(".")
-    seats = seated(config, [work], registry, suite=config.suite)
-    if unfilled_roles := sorted(work.roles - seats.filled(task.name)):
-        return f"nobody plays the {' and the '.join(unfilled_roles)}"
-    # A key that the user's own players want is an error; one of the task's players leaves it out.
-    named = {gap.name for gap in key_gaps(config)}
-    keys = [gap.name for gap in key_gaps(seats) if gap.name not in named]
-    return f"no key in {', '.join(keys)}" if keys else work
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
@@ -389,7 +345,6 @@ def _work(task: Task, config: EvalConfig) -> Work:
     from soulkit.play.plan import Work
     from soulkit.tasks.loading import examples_for
 
-    source = config.data.get(task.name) or config.data.get("*")
-    loaded = examples_for(task, source, limit=config.limit, seed=config.seed)
+    loaded = examples_for(task, config.rows_source(task.name), limit=config.limit, seed=config.seed)
     rows = chosen_rows(loaded.examples, config, task.name)
     return Work(task, rows, loaded.bad, task.controls if config.controls else ())

@@ -48,6 +48,7 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
 from soulkit.play.costs import AskUser, confirm_cost, pays
@@ -61,6 +62,7 @@ from soulkit.play.gaps import (
     service_gaps,
 )
 from soulkit.play.plan import Work
+from soulkit.play.playable import left_out_lines
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.provenance import with_origin
@@ -116,6 +118,7 @@ def run_eval(
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
     _confirm(config, work, run, say, ask)
+    threads = take_threads(config.threads, folder) if config.kind == "local" else None
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
         check_prompt_lengths(model, work, config)
@@ -127,6 +130,10 @@ def run_eval(
     for server in config.servers() if config.ledger != "replay" else ():
         say(server)
     with alone(run), open_ledger(run, config) as ledger:
+        if threads is not None:
+            note_threads(run.path, threads)
+            if not threads.asked:
+                say(threads.words())
         players = eval_players(config, ledger, model)
         keep_provenance(run, _provenance(config, players, work))
         summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
@@ -155,8 +162,8 @@ def prepare(
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
-        for task, why in left_out(config, work).items():
-            say(f"left out of {config.suite}: {task}: {why}")
+        for line in left_out_lines(config.suite, left_out(config, work)):
+            say(line)
     if asking and say:
         for remark in (remark for part in work for remark in part.task.remarks()):
             say(remark)

@@ -27,12 +27,14 @@ OWN_OPTIONS = ("hack_penalty", "assistant")
 """Options of tasks that are settings of their own as well."""
 ENGINES = ("auto", "local")
 """What `engine` may be."""
+TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
 
 
 class PlayConfig(RolesConfig):
     """Base of evaluation and training."""
 
     WHOLE: ClassVar[frozenset[str]] = frozenset({"tasks", "where"})
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"threads"}
 
     model: str = setting(
         min_length=1,
@@ -45,6 +47,19 @@ class PlayConfig(RolesConfig):
         only=("local", "train"),
         metavar="ADAPTER",
         help="A LoRA adapter on the model, folder or hub id; training goes on from it.",
+    )
+    suite: str | None = setting(
+        None,
+        section="Task and model",
+        complete="suites",
+        metavar="SUITE",
+        unset="none; of eval api without tasks soul-27",
+        help="A named list of tasks instead.",
+    )
+    playable: bool = setting(
+        False,
+        section="Task and model",
+        help="Of the suite what can be played here; the rest is named, and there is no average.",
     )
     tasks_file: str | None = setting(
         None,
@@ -131,12 +146,26 @@ class PlayConfig(RolesConfig):
         only=("local", "train"),
         help="float32, bfloat16 …; auto: the checkpoint's own; on a CPU, or with --full, float32.",
     )
+    threads: int | None = setting(
+        None,
+        gt=0,
+        section="Machine",
+        only=("local", "train"),
+        unset="OMP_NUM_THREADS, else the cores that are idle at the start; deterministic: 1",
+        help="Threads of the CPU; a resumed run keeps its own.",
+    )
     thinking: bool | None = setting(
         None,
         section="Sampling",
         unset="the model's own",
         help="Of hybrid models: with thinking or without.",
     )
+
+    @model_validator(mode="after")
+    def _about_a_suite(self) -> Self:
+        if self.playable and self.suite is None:
+            raise ValueError("--playable is about the members of a suite (--suite soul-10)")
+        return self
 
     @field_validator("engine")
     @classmethod
@@ -172,6 +201,10 @@ class PlayConfig(RolesConfig):
         """Options that stand in for those of the tasks, where a task has them."""
         own_values = {name: getattr(self, name) or self.option.get(name) for name in OWN_OPTIONS}
         return {**self.option, **own_values}
+
+    def rows_source(self, task: str) -> str | None:
+        """Where --data says that a task's rows are: for it alone, else for every task."""
+        return self.data.get(task) or self.data.get("*")
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
         """The longest reply of a task whose own `sampling` this is."""

@@ -36,13 +36,11 @@ from soulkit.runs.provenance import origin_of
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.ends import end_folder
 from soulkit.train.state.lines import StepLine
+from soulkit.train.state.summary import LAST_STEPS
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-LAST_STEPS = 10
-"""Steps at the end whose mean is the final reward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +70,16 @@ def learning_curves(run: RunData) -> list[Figure]:
                 _curve(run, lambda line: line.rewards.pair, "own draft"),
             ],
         ),
+        (
+            "Rewards by task",
+            "Mean reward of the drafts of each task of the mixture.",
+            _task_curves(run, lambda line: line.rewards.draft_by_task),
+        ),
+        (
+            "Leave-one-out gap by task",
+            "The same gap for each task of the mixture.",
+            _task_curves(run, lambda line: line.rewards.loo_by_task),
+        ),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
@@ -102,6 +112,19 @@ StepColumn = Callable[[StepLine], float | None]
 def _curve(run: RunData, column: StepColumn, label: str) -> Curve:
     steps = [line.step for line in run.steps]
     return Curve(label=label, steps=steps, values=[column(line) for line in run.steps])
+
+
+def _task_curves(
+    run: RunData, numbers: Callable[[StepLine], Mapping[str, float | None]]
+) -> list[Curve]:
+    """A line for each task; a step that played none of its rows is bridged, not a gap."""
+    tasks = dict.fromkeys(task for line in run.steps for task in numbers(line))
+    curves = []
+    for task in tasks:
+        lines = [line for line in run.steps if task in numbers(line)]
+        values = [numbers(line)[task] for line in lines]
+        curves.append(Curve(label=task, steps=[line.step for line in lines], values=values))
+    return curves
 
 
 def _gap_curve(run: RunData) -> Curve:

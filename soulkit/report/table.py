@@ -215,7 +215,20 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     """(quantity, first, last) for what a training run records every step."""
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
+    rows += _task_rows(run)
     return [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
+
+
+def _task_rows(run: RunData) -> list[tuple[str, float | None, float | None]]:
+    """Draft reward and gap of each task of a mixture, in the first and the last step that played
+    it."""
+    rows = []
+    for label, name in (("draft reward", "draft_by_task"), ("leave-one-out gap", "loo_by_task")):
+        columns = [getattr(line.rewards, name) for line in run.steps]
+        for task in dict.fromkeys(task for column in columns for task in column):
+            values = [column[task] for column in columns if task in column]
+            rows.append((f"{label}, {task}", values[0], values[-1]))
+    return rows
 
 
 QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {

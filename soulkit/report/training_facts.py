@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soulkit.train.state.lines import Alarm
+from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import CanaryTotals, FeedbackTotals
 
 
@@ -21,6 +21,24 @@ def feedback_text(feedback: FeedbackTotals | None) -> str:
     if feedback.gated:
         parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
     return "; ".join(parts)
+
+
+def task_lines(rewards: Rewards) -> list[str]:
+    """`TASK  draft 0.512  refined 0.634  gap +0.120 [+0.080, +0.160]`, each task of a mixture."""
+    width = max((len(task) for task in rewards.draft_by_task), default=0)
+    return [f"{task:{width}}  {_task_text(rewards, task)}" for task in rewards.draft_by_task]
+
+
+def _task_text(rewards: Rewards, task: str) -> str:
+    parts = []
+    for label, by_task in (("draft", rewards.draft_by_task), ("refined", rewards.refined_by_task)):
+        if (reward := by_task.get(task)) is not None:
+            parts.append(f"{label} {reward:.3f}")
+    if (gap := rewards.loo_by_task.get(task)) is not None:
+        low, high = rewards.loo_low_by_task.get(task), rewards.loo_high_by_task.get(task)
+        interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
+        parts.append(f"gap {gap:+.3f}{interval}")
+    return "  ".join(parts)
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:

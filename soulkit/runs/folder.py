@@ -41,6 +41,7 @@ __all__ = [
     "config_bytes",
     "default_run_path",
     "is_run",
+    "note_start",
     "parsed_config",
     "plain_config",
     "read_config",
@@ -413,6 +414,17 @@ def _git(*arguments: str) -> str:
         ["git", *arguments], capture_output=True, text=True, timeout=5, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def note_start(path: Path, facts: Mapping[str, Any]) -> None:
+    """Add `facts` to what `environment.json` says of the newest start of the run in folder `path`.
+
+    RunError when it cannot be read.
+    """
+    noted = read_environment(path)
+    starts = [noted, *noted.get("resumed", [])]
+    starts[-1].update(facts)
+    write_json(path / ENVIRONMENT, noted)
 
 
 def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> None:

@@ -40,6 +40,8 @@ BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
 
 STATE = "ablation.json"
+SEATED = ("task_players", "coach")
+"""Settings that say who plays, filled where nobody was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Planned:
     arm: Arm
     config: TrainConfig
     path: Path
+    remarks: tuple[str, ...] = ()
+    """What is said aloud of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +207,11 @@ def plan_arms(
 def refuse_unplayable(config: TrainConfig) -> None:
     """ConfigError for unknown tasks, for those of which there are only rows, and for those that are
     for evaluation only."""
+    if config.playable:  # what cannot be played is left out
+        return
     files = (Path(config.tasks_file),) if config.tasks_file else ()
     registry = load_registry(*files)
-    registry.refuse_rows_only(config.tasks)
+    registry.refuse_rows_only(config.tasks, config.suite)
     registry.refuse_evaluation_only(config.tasks)
 
 
@@ -300,20 +306,25 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
     from soulkit.train.material.feasible import NoFeedback
 
     seats: dict[str, dict[str, Any]] = {}
+    remarks: dict[str, tuple[str, ...]] = {}
     for run in runs:
         spelling = run.arm.spelling
         if spelling in seats:
             continue
         try:
-            config = gather_material(run.config).config
+            material = gather_material(run.config)
         except (NoFeedback, NotForTraining):
             raise
         except UserError:
-            config = run.config
-        seats[spelling] = {"task_players": config.task_players, "coach": config.coach}
+            seats[spelling] = {}
+            continue
+        config, remarks[spelling] = material.config, tuple(material.remarks())
+        seats[spelling] = {name: getattr(config, name) for name in ("tasks", *SEATED)}
     return [
-        replace(run, config=run.config.model_copy(update=seats[run.arm.spelling])) for run in runs
-    ]
+        replace(run, config=run.config.model_copy(update=seats[run.arm.spelling]),
+                remarks=remarks.get(run.arm.spelling, ()))
+        for run in runs
+    ]  # fmt: skip
 
 
 def confirm_runs(

@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
 from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
-from soulkit.play.settings import PlayConfig
+from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
 from soulkit.train.objectives.opd import OpdSettings
@@ -252,8 +252,14 @@ class TrainConfig(
         help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
     )  # fmt: skip
     tasks: dict[str, float] = setting(
-        section="Task and model", flag="--task", complete="tasks", metavar="TASK[:RATIO]",
+        factory=dict, section="Task and model", flag="--task", complete="tasks",
+        metavar="TASK[:RATIO]", unset="those of the suite",
         help="Tasks with mixing ratios: a,b:0.5 takes half of the second's rows.",
+    )  # fmt: skip
+    rows_per_task: int | None = setting(
+        None, gt=0, section="Task and model", unset="all of them",
+        help="Rows of each task, drawn by seed, so that all have equal shares; of a task with "
+        "fewer each is taken several times.",
     )  # fmt: skip
     lora: LoraSettings = setting(
         LoraSettings(), flag=None, section="Task and model", help="The adapter that is trained."
@@ -261,6 +267,28 @@ class TrainConfig(
     concurrency: int = setting(
         512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _members(cls, raw: Any) -> Any:
+        """A suite stands for its tasks; the folder of a run names those of them that it plays."""
+        suite = raw.get("suite") if isinstance(raw, Mapping) else None
+        if not suite:
+            return raw
+        members = dict.fromkeys(members_of(suite, raw.get("tasks_file")), 1.0)
+        tasks = dict(raw.get("tasks") or members)
+        if tasks != members and not (raw.get("playable") and tasks.items() <= members.items()):
+            raise ValueError(TASKS_OR_SUITE)
+        return {**raw, "tasks": tasks}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not self.tasks:
+            raise ValueError(TASKS_OR_SUITE)
+        for name, value in method_class(self.method).own_defaults(self).items():
+            if name not in self.model_fields_set:
+                object.__setattr__(self, name, value)  # frozen, and not yet anybody's
+        return self
 
     @field_validator("method")
     @classmethod
@@ -301,6 +329,13 @@ class TrainConfig(
         if self.feedback_for != "auto":
             return self.feedback_for
         return "task" if self.protocol == "reference" else "all"
+
+
+def members_of(suite: str, tasks_file: str | None) -> tuple[str, ...]:
+    """The tasks of a suite; ConfigError when there is none of that name."""
+    from soulkit.tasks.registry import load_registry
+
+    return load_registry(*([Path(tasks_file)] if tasks_file else [])).suite(suite)
 
 
 @cache

@@ -19,12 +19,11 @@ from soulkit.play.costs import AskUser, CostUnconfirmed, is_paid
 from soulkit.runs.records import drafts, load_records, newest_dev
 from soulkit.train.ablate import Planned
 from soulkit.train.state.recorded import recorded_training
+from soulkit.train.state.summary import LAST_STEPS
 from soulkit.types import Record
 
 JUDGED_END = "judged_end"
 """How the run folders of judged ends begin, inside that of their training."""
-END_STEPS = 10
-"""Steps whose drafts are the end of a training that held no rows out."""
 
 
 def end_folder(judge: str) -> str:
@@ -40,7 +39,7 @@ def end_records(run: Path) -> list[Record]:
         return held_out
     played = drafts(load_records(run / "episodes.jsonl"))
     last = max((record.step for record in played), default=0)
-    return [record for record in played if record.step > last - END_STEPS]
+    return [record for record in played if record.step > last - LAST_STEPS]
 
 
 def confirm_judge(

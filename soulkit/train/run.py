@@ -26,6 +26,7 @@ from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
+from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.players import Players
 from soulkit.play.costs import AskUser, confirm_cost, pays
@@ -59,7 +60,7 @@ from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.note import model_note
-from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
+from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
 from soulkit.types import Record, Sampling
@@ -68,8 +69,6 @@ TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
 SAMPLED = "sampled.jsonl"
 """What the sampler produced since the newest checkpoint: a killed step takes it up again."""
-SUMMARY_STEPS = 10
-"""The summary's means are over the last steps; the curves are in metrics.jsonl."""
 
 
 def train(
@@ -87,6 +86,7 @@ def train(
     """
     refuse_untrainable(config)
     check_tracker(config.track)
+    threads = take_threads(config.threads, out, alike=config.deterministic)
     with deterministic(config.deterministic):
         material = ready or prepare_training(config, out, say)
         config = material.config
@@ -97,6 +97,9 @@ def train(
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
         with alone(run):
+            note_threads(run.path, threads)
+            if say is not None and not threads.asked:
+                say(threads.words())
             check_material(run, fingerprint(config, material, policy, teacher), config)
             if say is not None:
                 for server in config.servers():
@@ -111,9 +114,12 @@ def prepare_training(
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
     material = gather_material(config, asking=True)
+    say = say or _quiet
+    for remark in material.remarks():
+        say(remark)
     material.config.check_players()
     if pays(material.config):
-        _confirm(material, out, say or _quiet, ask)
+        _confirm(material, out, say, ask)
     return material
 
 
@@ -225,7 +231,7 @@ async def _train(
     try:
         if material.objective is None:
             await loop.run_all(SupervisedStep(loop, material.pool), show)
-            summary = supervised_summary(config, run, loop)
+            summary = supervised_summary(config, run, loop, material)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
     finally:
@@ -262,7 +268,7 @@ async def _reinforce(
     players = make_players(config, sampler, run)
     record = _provenance(config, players, material, policy)
     keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
-    recent: deque[Sequence[Record]] = deque(maxlen=SUMMARY_STEPS)
+    recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,
         material.dev, make_reader(config, players), run.path / DEV_EPISODES,
@@ -283,8 +289,8 @@ async def _reinforce(
         await sampler.close()
         await players.close()
     records = [record for records in recent for record in records]
-    if len(recent) < min(SUMMARY_STEPS, config.steps):  # resumed: earlier steps are on disk alone
-        last = config.steps - SUMMARY_STEPS
+    if len(recent) < min(LAST_STEPS, config.steps):  # resumed: earlier steps are on disk alone
+        last = config.steps - LAST_STEPS
         records = [r for r in load_records(run.episodes) if r.step >= last]
     summary = rollout_summary(config, loop, records, material)
     return with_dev(summary, newest_dev(run.path), material.tasks.values())
@@ -300,7 +306,8 @@ def _provenance(
     }
     actor = actor_print(config.model_dump())
     record = provenance(config, players, work_of(material), actor, sampling)
-    return {"actor": measured_model(config.model_dump(), policy), **record}
+    suite = {"suite": config.suite, "left_out": dict(material.left_out)} if config.suite else {}
+    return {"actor": measured_model(config.model_dump(), policy), **record, **suite}
 
 
 def with_vain_stop(loop: Loop, show: Show) -> Show:
@@ -343,22 +350,26 @@ def rollout_summary(
     lines = read_step_lines(loop.run.metrics)
     return TrainSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)
-           if one.name not in ("unpriced_calls", "costs")},
+           if one.name not in ("unpriced_calls", "costs", "suite", "left_out")},
         unpriced_calls=paid["unpriced"],
         costs=costs,
+        suite=config.suite or "",
+        left_out=material.left_out,
         steps=loop.step,
-        summary_steps=min(SUMMARY_STEPS, loop.step),
-        rewards=rewards_of(records),
+        summary_steps=min(LAST_STEPS, loop.step),
+        rewards=rewards_of(records, mixture=len(config.tasks) > 1),
         feedback=feedback_totals(lines),
         canaries=canary_totals(lines),
         calls=paid["by_role"],
     )  # fmt: skip
 
 
-def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummary:
+def supervised_summary(
+    config: TrainConfig, run: Run, loop: Loop, material: Material
+) -> TrainSummary:
     """The loss over the last steps, one cell for every task of the mixture."""
     losses = [line.learned.loss for line in read_step_lines(run.metrics)]
-    last = [loss for loss in losses if loss is not None][-SUMMARY_STEPS:]
+    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
     mean = estimate(last, range(len(last)))
     cell = Cell(
         mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
@@ -369,6 +380,8 @@ def supervised_summary(config: TrainConfig, run: Run, loop: Loop) -> TrainSummar
         protocol=config.protocol,
         seconds=loop.seconds,
         tasks={name: {"loss": cell} for name in config.tasks},
+        suite=config.suite or "",
+        left_out=material.left_out,
         steps=loop.step,
         summary_steps=len(last),
     )

@@ -82,7 +82,8 @@ class Step:
         if self.watch is not None:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
-            step=step, rewards=rewards_of(records_R), feedback=feedback, learned=learned,
+            step=step, rewards=rewards_of(records_R, mixture=len(config.tasks) > 1),
+            feedback=feedback, learned=learned,
             canaries=canaries, version=version, dev=await self.rollouts.evaluate(step, policy),
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip

@@ -304,6 +304,23 @@ def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
     assert [f.svg for f in learning_curves(run)] == [f.svg for f in figures]
 
 
+def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
+    """A step that played no row of a task is bridged."""
+    steps = [
+        {"step": 0, "reward/draft": 0.2, "reward/draft/a": 0.1, "reward/draft/b": 0.3},
+        {"step": 1, "reward/draft": 0.4, "reward/draft/a": 0.4, "gap/loo/a": 0.1},
+        {"step": 2, "reward/draft": 0.5, "reward/draft/b": 0.7},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n")
+    (run,) = load_runs([tmp_path])
+    figures = {figure.title: figure for figure in learning_curves(run)}
+    assert list(figures) == ["Rewards", "Rewards by task", "Leave-one-out gap by task"]
+    assert [label for label, _ in figures["Rewards by task"].legend] == ["a", "b"]
+    rows = {label: values for label, *values in table.step_rows(run)}
+    assert rows["draft reward, b"] == ["0.300", "0.700"]
+    assert rows["leave-one-out gap, a"] == ["0.100", "0.100"]
+
+
 def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None:
     path = tmp_path / "train"
     path.mkdir()

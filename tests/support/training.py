@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ from soulkit.train.objectives.sequences import Part, Span, TrainSequence
 from soulkit.train.run import words_of
 from soulkit.types import Example
 
-torch.set_num_threads(1)  # two threads of one machine that others use are slower than one
+# Two threads of one machine that others use are slower than one; runs read the variable.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 """Its files beside saved weights."""
@@ -130,7 +133,8 @@ def warm_model(out: Path) -> Path:
     data = ("--data", "tomi=synth:200", "--data", "secret_keeper=synth:40")
     code = soul(
         "train", "sft", "--model", "tiny", "--full", "--task", "tomi,secret_keeper", *data,
-        "--steps", 40, "--batch", 12, "--lr", 3e-3, "--out", out,
+        "--steps", 40, "--batch", 12, "--lr", 3e-3, "--set", "lr_schedule=constant",
+        "--set", "warmup_steps=0", "--out", out,
     )  # fmt: skip
     assert code == 0
     return out

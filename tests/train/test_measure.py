@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from soulkit.report.training_facts import task_lines
 from soulkit.train.maths.measure import feedback_of, groups_of, reward_groups, rewards_of
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.state.lines import CoachCounts, FeedbackCounts, StepLine, steps_of
-from soulkit.train.state.summary import feedback_totals
+from soulkit.train.state.summary import TrainSummary, feedback_totals
 from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
 from tests.support.training import config
@@ -47,6 +48,28 @@ def test_a_gap_counts_stories_over_all_steps() -> None:
     assert line.loo_clusters == 2 and rewards_of(SMALL).loo_low is None
     elsewhere = [replace(r, task="hitom") for r in again]
     assert rewards_of([*SMALL, *other, *elsewhere]).loo_clusters == 3
+
+
+def test_a_mixture_has_rewards_and_a_gap_for_every_task() -> None:
+    """SMALL: drafts 0, 1; refined 1, 0. The other task: one draft, 0.5, and nothing refined."""
+    other = replace(record("y", 0, "draft", 0.5), task="hitom")
+    name, plain = SMALL[0].task, rewards_of([*SMALL, other])
+    line = rewards_of([*SMALL, other], mixture=True)
+    assert line.draft_by_task == {name: 0.5, "hitom": 0.5}
+    assert line.refined_by_task == {name: 0.5} and line.loo_by_task == {name: 0.0}
+    assert replace(line, draft_by_task={}, refined_by_task={}, loo_by_task={}) == plain
+    written = StepLine(rewards=line).to_json()
+    assert written[f"reward/draft/{name}"] == 0.5 and "gap/loo/hitom" not in written
+    (again,) = steps_of([json.loads(json.dumps(written))])
+    assert again.rewards == line
+    assert [text.split() for text in task_lines(line)] == [
+        ["hitom", "draft", "0.500"], [name, "draft", "0.500", "refined", "0.500", "gap", "+0.000"]
+    ]  # fmt: skip
+    summary = TrainSummary(rewards=line)
+    read = TrainSummary.from_json(summary.to_json()).rewards
+    assert read.draft_by_task == line.draft_by_task and read.loo_by_task == line.loo_by_task
+    old = {n: v for n, v in written.items() if n.count("/") < 2}  # before there were any by task
+    assert steps_of([old])[0].rewards == plain
 
 
 def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:

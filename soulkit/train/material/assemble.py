@@ -7,7 +7,7 @@ loaded: unknown tasks, missing rows, a missing partner, prompts that do not fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +21,15 @@ from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.room import least_room, reply_room
 from soulkit.play.gaps import Gap, checkpoint_gaps, key_gaps, model_gaps, refuse_gaps, role_gaps
 from soulkit.play.plan import Plan, Work
+from soulkit.play.playable import left_out_lines, refuse_nothing, sort_out
 from soulkit.play.seating import seated
 from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import NoRows, examples_for
-from soulkit.tasks.registry import load_registry, not_for_training
+from soulkit.tasks.registry import Registry, load_registry, not_for_training
 from soulkit.tasks.spec import EVALUATION_ONLY
-from soulkit.train.config import TINY, TrainConfig
+from soulkit.train.config import TINY, TrainConfig, members_of
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.feasible import refuse_without_feedback
@@ -50,6 +51,21 @@ class Material:
     """The settings with everybody in their seats."""
     objective: Objective | None = None
     """The method, made once; None in supervised training."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Task of the suite → why it is not trained on here."""
+
+    def remarks(self) -> list[str]:
+        """What is said aloud before the start: what is left out, and rows that are repeated."""
+        share = self.config.rows_per_task
+        lines = left_out_lines(self.config.suite, self.left_out)
+        for task in self.tasks.values() if share else ():
+            taken = [row.id for owner, row in self.pool if owner is task]
+            if (distinct := len(set(taken))) < len(taken):
+                lines.append(
+                    f"{task.name} has {distinct} training rows: they are repeated up to "
+                    f"{len(taken)}, so that the tasks keep their shares"
+                )
+        return lines
 
 
 def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
@@ -57,30 +73,63 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
 
     Keys and the model are looked for where players are going to be asked (`asking`).
     """
-    files = (Path(config.tasks_file),) if config.tasks_file else ()
-    registry = load_registry(*files)
-    registry.refuse_rows_only(config.tasks)
-    registry.refuse_evaluation_only(config.tasks)
-    tasks = configured_tasks(registry, config.tasks, config, training=True)
+    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
         check_settings(config, objective)
+    left_out: dict[str, str] = {}
+    if config.playable:
+        config, left_out = playable_part(config, registry, objective)
+    registry.refuse_rows_only(config.tasks, config.suite)
+    registry.refuse_evaluation_only(config.tasks)
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     played = work if objective is not None else []  # imitation asks nobody
-    config = seated(config, played, registry, coached=coached)
+    config = seated(config, played, registry, coached=coached, suite=config.suite)
     gaps += role_gaps(played, config)
     if asking:
         gaps += what_is_away(config)
-    material = _mixed(config, tasks, rows_by_task, objective)
+    material = replace(_mixed(config, tasks, rows_by_task, objective), left_out=left_out)
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool
     if config.canary_every is not None:
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return material
+
+
+def playable_part(
+    config: TrainConfig, registry: Registry, objective: Objective | None
+) -> tuple[TrainConfig, dict[str, str]]:
+    """The settings with those tasks of the suite alone that can be trained on here, and why the
+    others cannot; ConfigError when that is all of them."""
+    members = members_of(config.suite or "", config.tasks_file)
+    tasks = configured_tasks(registry, members, config, training=True)
+    work, left_out = sort_out(
+        tasks, config, registry, lambda task: _work(task, config, objective),
+        coached=objective is not None and objective.uses_feedback, asking=objective is not None,
+    )  # fmt: skip
+    refuse_nothing(config, work, left_out)
+    played = {part.task.name: 1.0 for part in work}
+    return config.model_copy(update={"tasks": played}), left_out
+
+
+def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
+    """A task with its training rows; NotForTraining or DataError for one that has none."""
+    if task.spec.evaluation_only:
+        raise not_for_training(f"the task {task.name}")
+    rows = chosen_rows(training_rows(task, config), config, task.name)
+    refuse_marked_rows(task.name, rows)
+    if objective is None and all(task.gold(row) is None for row in rows[:1]):
+        raise NoRows(
+            f"The task '{task.name}' has no gold episodes to imitate.",
+            "Supervised training needs the perfect answer of each row.",
+            "Train it with grpo or ditto, or define gold() in the task.",
+        )
+    return Work(task, rows)
 
 
 def _mixed(
@@ -96,7 +145,8 @@ def _mixed(
         dev += [(tasks[name], example) for example in held[: config.dev_limit]]
     present = {name: task for name, task in tasks.items() if name in train}
     ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
-    pool = mixture(present, train, ratios, config.seed) if train else []
+    share = config.rows_per_task
+    pool = mixture(present, train, ratios, config.seed, share) if train else []
     return Material(present, pool, dev, config, objective)
 
 
@@ -133,7 +183,7 @@ def what_is_away(config: TrainConfig) -> list[Gap]:
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
     """The rows of `--data`, else of the pulled training files; DataError when there are none."""
-    source = config.data.get(task.name)
+    source = config.rows_source(task.name)
     loaded = examples_for(task, source, split="train", limit=config.limit, seed=config.seed)
     return loaded.examples
 
@@ -172,7 +222,7 @@ def make_reader(config: TrainConfig, players: Players) -> Player | None:
 def check_names(config: TrainConfig) -> None:
     """ConfigError for training data of a task that is not trained."""
     for name in config.data:
-        if name not in config.tasks:
+        if name not in (*config.tasks, "*"):
             raise ConfigError(
                 f"There is training data for '{name}', which is not trained.",
                 "Data that nobody reads would change nothing.",

@@ -15,14 +15,18 @@ TaskRows = list[tuple[Task, Example]]
 
 def mixture(
     tasks: Mapping[str, Task], examples: Mapping[str, Sequence[Example]],
-    ratios: Mapping[str, float], seed: int,
+    ratios: Mapping[str, float], seed: int, rows_per_task: int | None = None,
 ) -> TaskRows:  # fmt: skip
-    """Every task's rows at its ratio: 0.5 a fixed half, 1.5 all and half of them once more."""
+    """Every task's rows at its ratio: 0.5 a fixed half, 1.5 all and half of them once more.
+
+    A ratio is one of `rows_per_task`, where that is given: tasks with equal ratios then have equal
+    shares, and one with fewer rows has them repeated, as evenly as it goes.
+    """
     pool: TaskRows = []
     for name, ratio in ratios.items():
         rows = sorted(examples[name], key=lambda e: e.id)
         random.Random(f"{seed}/{name}/mixture").shuffle(rows)
-        size = max(1, round(ratio * len(rows))) if rows else 0
+        size = max(1, round(ratio * (rows_per_task or len(rows)))) if rows else 0
         repeats = math.ceil(size / max(len(rows), 1))
         pool += [(tasks[name], row) for row in (rows * repeats)[:size]]
     if not pool:

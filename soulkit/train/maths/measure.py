@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from soulkit.eval.summary import cluster_of
 from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
@@ -37,8 +39,27 @@ def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
     ]
 
 
-def rewards_of(records: Sequence[Record]) -> Rewards:
-    """Draft and refined reward, both gaps with their intervals, what was unscored and why."""
+def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
+    """Draft and refined reward, both gaps with their intervals, what was unscored and why; of a
+    `mixture` the rewards and the gap of every task, too."""
+    whole = _rewards(records)
+    return replace(whole, **_by_task(records)) if mixture else whole
+
+
+def _by_task(records: Sequence[Record]) -> dict[str, Any]:
+    """The fields that hold a number for every task; nothing of a task without one."""
+    names = sorted({record.task for record in records})
+    alone = {name: _rewards([r for r in records if r.task == name]) for name in names}
+    return {
+        f"{field}_by_task": {
+            name: number for name, rewards in alone.items()
+            if (number := getattr(rewards, field)) is not None
+        }
+        for field in ("draft", "refined", "loo", "loo_low", "loo_high")
+    }  # fmt: skip
+
+
+def _rewards(records: Sequence[Record]) -> Rewards:
     groups = reward_groups(records)
     loo, pair = leave_one_out_gap(groups), pair_gap(groups)
     missing = Counter(r.score.reason for r in records if not r.score.scored)

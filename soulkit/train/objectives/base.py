@@ -37,6 +37,14 @@ class Method:
     marks: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Name → further traits, for settings that matter to some of the names alone."""
 
+    default_words: ClassVar[Mapping[str, str]] = {}
+    """Setting of everybody's → its default here in words, where it is another."""
+
+    @classmethod
+    def own_defaults(cls, config: Any) -> dict[str, Any]:
+        """The values behind `default_words`, for `config`; what was written goes before them."""
+        return {}
+
     @classmethod
     def traits(cls, name: str) -> frozenset[str]:
         """What settings may be tied to (`only`): the name, and what the method is like."""

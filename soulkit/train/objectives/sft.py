@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from soulkit.config import Settings, setting
 from soulkit.train.objectives.base import Method
@@ -42,5 +42,19 @@ class SftSettings(Settings):
 
 
 class SFT(Method):
+    """Its own learning rates: the full one is that of published midtraining (algorithms §5), an
+    adapter takes ten times as much, and a model of random weights has everything to learn."""
+
     names: ClassVar = {"sft": "Imitate the tasks' gold episodes."}
     settings: ClassVar = SftSettings
+    default_words: ClassVar = {
+        "lr": "1e-4, with --full 1e-5, of the model tiny 2e-3",
+        "lr_schedule": "cosine",
+        "warmup_steps": "a twentieth of the steps, 50 at most",
+    }
+
+    @classmethod
+    def own_defaults(cls, config: Any) -> dict[str, Any]:
+        trained = 1e-5 if config.full else 1e-4
+        lr = 2e-3 if config.model == "tiny" else trained
+        return {"lr": lr, "lr_schedule": "cosine", "warmup_steps": min(config.steps // 20, 50)}

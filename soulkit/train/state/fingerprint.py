@@ -241,7 +241,7 @@ def _other_adapter(
 def _other_machine(before: Prints, now: Prints) -> Iterator[RunError]:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
-            hint = f"Set OMP_NUM_THREADS={before.get(key)}" if key == "threads" else "Go back to it"
+            hint = f"Add --threads {before.get(key)}" if key == "threads" else "Go back to it"
             yield RunError(
                 f"This deterministic run was started with {key} {before.get(key)}, "
                 f"and now it is {now.get(key)}.",

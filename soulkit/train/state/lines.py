@@ -126,6 +126,12 @@ class Rewards(Named):
     tokens: int = named_field("tokens/sampled", read=whole)
     tasks: Mapping[str, float] = spread_fields("task/")
     """`TASK/NAME` → mean of the drafts' task metric."""
+    draft_by_task: Mapping[str, float | None] = spread_fields("reward/draft/")
+    """Task → as above; of a mixture alone, like all that follows."""
+    refined_by_task: Mapping[str, float | None] = spread_fields("reward/refined/")
+    loo_by_task: Mapping[str, float | None] = spread_fields("gap/loo/")
+    loo_low_by_task: Mapping[str, float | None] = spread_fields("gap/loo_low/")
+    loo_high_by_task: Mapping[str, float | None] = spread_fields("gap/loo_high/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from soulkit.train.state.lines import (
 )
 from soulkit.train.state.named import finite, members, text, whole
 
+LAST_STEPS = 10
+"""Steps at the end of a training that its result is a mean over; the curves have all of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackTotals:
@@ -129,11 +132,10 @@ class TrainSummary(Summary):
 def _headline(rewards: Rewards) -> dict[str, Any]:
     """The numbers that a summary repeats of the rewards."""
     line = rewards.to_json()
-    names = (
-        "reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high",
-        "gap/loo_clusters",
-    )  # fmt: skip
-    return {name: line[name] for name in names if name in line}
+    numbers = ("reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high")
+    by_task = tuple(f"{name}/" for name in numbers)
+    names = {*numbers, "gap/loo_clusters"}
+    return {name: line[name] for name in line if name in names or name.startswith(by_task)}
 
 
 def _numbers(value: object) -> dict[str, float]:
