@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNSAID = f"base_url{INSTEAD}"
 """What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
 LIMITS = ("requests_per_minute", "tokens_per_minute")
-_PRICING = frozenset((*LIMITS, "price_in", "price_out"))
+_PRICING = frozenset((*LIMITS, "price_in", "price_out", "batch"))
 
 
 class RolesConfig(CallSettings):
@@ -171,6 +171,10 @@ class RolesConfig(CallSettings):
         for role, who in self.served():
             players_by_url.setdefault(checked_url(who.base_url), {})[f"{role} {who.model}"] = None
         return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
+
+    def by_batch(self, role: str, settings: RoleSettings) -> bool:
+        """Whether a player is asked through its server's batch service."""
+        return False
 
     def check_players(self) -> None:
         """Raise what is wrong with addresses, keys, prices and scripts, while nothing is asked."""
