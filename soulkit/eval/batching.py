@@ -41,6 +41,18 @@ def _turns(part: Work) -> int:
     return max((part.task.calls(example).get("actor", 0) for example in part.examples), default=0)
 
 
+def batch_words(config: EvalConfig) -> list[str]:
+    """What a plan cannot say in its figures of the players that are asked by batch."""
+    names = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
+    if not names:
+        return []
+    return [
+        f"by batch at a lower price: {', '.join(names)}; each wave (the actor's replies, then the "
+        "judges') takes up to 24 hours, whatever the time above says, and the first call of each "
+        "is asked at once, at the full price"
+    ]
+
+
 def room_of(config: EvalConfig) -> int:
     """Rollouts of a served model that are under way at once."""
     return ROOM if config.batched else config.concurrency

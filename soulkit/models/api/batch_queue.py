@@ -290,6 +290,8 @@ class BatchQueue:
         for line in lines:
             self._release(line)
             outcome = outcome_of(replies.get(line.key), nothing)
+            if isinstance(outcome, Fault) and not nothing.retry:
+                outcome = nothing  # whoever cancelled the batch wants none of it sent again
             if not line.future.done():
                 line.future.set_result(BatchReply(line.key, state, line.parameters(), outcome))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import ModelLoadError, UserError
+from soulkit.keys import masked_json
 from soulkit.models.api.faults import clean_detail
 from soulkit.models.api.sdk import make_sdk
 
@@ -107,17 +108,19 @@ class BatchService:
             return _report(await self.sdk.batches.retrieve(batch_id))
 
     async def fetch(self, file_id: str, path: Path) -> None:
-        """Write a file of the service to `path`, whole or not at all."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        """Write a file of the service to `path`, whole or not at all, any key in it masked."""
+        part, safe = (path.with_name(f".{path.name}.{os.getpid()}.{n}.tmp") for n in (1, 2))
         try:
             async with (
                 self._asking(),
                 self.sdk.files.with_streaming_response.content(file_id) as reply,
             ):
                 await reply.stream_to_file(part)
-            part.replace(path)
+            _mask(part, safe)
+            safe.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            for file in (part, safe):
+                file.unlink(missing_ok=True)
 
     async def close(self) -> None:
         if self._sdk is not None:
@@ -164,6 +167,16 @@ class BatchService:
             "Run it without --batch, with --batch-judges where only the judges' server has one, or "
             "say 'batch: false' of this model in the endpoints file.",
         )
+
+
+def _mask(source: Path, goal: Path) -> None:
+    """Copy lines without any key: some servers quote what they were sent."""
+    with source.open("rb") as lines, goal.open("wb") as stream:
+        for line in lines:
+            text = masked_json(line.decode("utf-8", "replace").rstrip("\n"))
+            stream.write(text.encode("utf-8", "replace") + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _words(error: BaseException) -> str:

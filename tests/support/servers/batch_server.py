@@ -87,7 +87,8 @@ class BatchServer(Loopback):
         key: str | None = None,
     ) -> None:
         """`service` says of the index-th request of a kind (`POST /files`, `GET /batches/ID` …)
-        `refuse` (503 before anything is done) or `hang up` (after it is done)."""
+        `refuse` (503 before anything is done), `unknown` (404), `hang up` (after it is done) or
+        `stall` (after it is done, until somebody sets `go_on`)."""
         self.answer, self.states, self.ends = answer, states, ends
         self.line_fault, self.service, self.live_fault, self.key = lines, service, live, key
         self.files: dict[str, bytes] = {}
@@ -98,6 +99,7 @@ class BatchServer(Loopback):
         """Bodies of the requests that were answered at once."""
         self.requests: Counter[str] = Counter()
         self.lock = threading.RLock()
+        self.stalled, self.go_on = threading.Event(), threading.Event()
         super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
 
     @property
@@ -121,7 +123,9 @@ class BatchServer(Loopback):
             model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}
             return 200, {"object": "list", "data": [model, {**model, "id": "another"}]}
         if parts[0] == "files":
-            return self.upload(raw, content_type) if method == "POST" else (200, self.files[parts[1]])
+            return (
+                self.upload(raw, content_type) if method == "POST" else (200, self.files[parts[1]])
+            )
         if method == "POST" and len(parts) == 3:
             return 200, self.cancel(self.batches[int(parts[1].removeprefix("batch_"))])
         if method == "POST":
@@ -241,7 +245,10 @@ def _handler(server: BatchServer) -> type[BaseHTTPRequestHandler]:
                 else:
                     kind = self.headers.get("Content-Type", "")
                     status, reply = server.handle(method, path, raw, kind)
-            if what == "hang up":
+            if what == "stall":
+                server.stalled.set()
+                server.go_on.wait()
+            if what in ("hang up", "stall"):
                 self.close_connection = True
                 return
             content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
