@@ -56,6 +56,8 @@ NOT_RUN = {
     "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
     "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
     "runtime; tests/tasks/tau_usi asks one",
+    "soul eval api --model gpt-5-nano --task tomi --data FOLDER --batch": "needs a batch service; "
+    "tests/cli/test_eval_batch.py has one",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "

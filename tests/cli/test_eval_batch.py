@@ -52,6 +52,15 @@ def test_the_plan_of_500_rows_is_half_as_dear(capsys: pytest.CaptureFixture[str]
     assert plan(capsys, "--batch-judges")["cost"] == pytest.approx(live["cost"])
 
 
+def test_the_plan_says_that_a_wave_may_take_a_day(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("plan", "eval", "api", "--model", "m", "--base-url", "https://probe.example/v1",
+               "--task", "tomi", "--data", "synth:3", *PRICES)  # fmt: skip
+    assert soul(*command, "--batch") == 0
+    assert "by batch at a lower price: endpoint:m@https" in capsys.readouterr().err
+    assert soul(*command) == 0
+    assert "by batch" not in capsys.readouterr().err
+
+
 def test_a_price_file_may_say_another_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -289,7 +289,7 @@ class BatchQueue:
         nothing = self._nothing(state, len(lines))
         for line in lines:
             self._release(line)
-            outcome = outcome_of(replies.get(line.key), nothing)
+            outcome = line_outcome(replies.get(line.key), nothing)
             if isinstance(outcome, Fault) and not nothing.retry:
                 outcome = nothing  # whoever cancelled the batch wants none of it sent again
             if not line.future.done():
@@ -322,7 +322,7 @@ class BatchQueue:
         task.add_done_callback(self._tasks.discard)
 
 
-def outcome_of(line: Mapping[str, Any] | None, nothing: Fault) -> http.Received | Fault:
+def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> http.Received | Fault:
     """What a line of the service says: a reply with its status, or why there is none."""
     if line is None:
         return nothing
