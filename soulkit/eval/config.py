@@ -239,7 +239,7 @@ class EvalConfig(PlayConfig):
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
         roles = ("actor", *PANELS) if self.batch else PANELS if self.batch_judges else ()
-        return role in roles and settings.kind == "endpoint" and settings.batch
+        return role in roles and settings.kind == "endpoint" and settings.by_batch
 
     @property
     def limits_players(self) -> bool:

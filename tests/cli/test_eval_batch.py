@@ -147,7 +147,7 @@ def test_a_player_may_be_kept_out_of_batches(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", 5)
     with BatchServer(answer=judged) as server:
         file = tmp_path / "endpoints.yaml"
-        player = {"model": "j", "base_url": server.base_url, "batch": False}
+        player = {"model": "j", "base_url": server.base_url, "by_batch": False}
         file.write_text(json.dumps({"endpoints": {"own": player}}))
         assert essays(server, tmp_path / "run", rows, "--endpoints", file, "--judge", "own",
                       *BATCH) == 0  # fmt: skip

@@ -165,7 +165,7 @@ class BatchService:
             f"There is no batch service at {self.base_url}: {words}.",
             "--batch needs the paths /files and /batches there, as OpenAI has them.",
             "Run it without --batch, with --batch-judges where only the judges' server has one, or "
-            "say 'batch: false' of this model in the endpoints file.",
+            "say 'by_batch: false' of this model in the endpoints file.",
         )
 
 

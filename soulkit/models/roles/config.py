@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNSAID = f"base_url{INSTEAD}"
 """What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
 LIMITS = ("requests_per_minute", "tokens_per_minute")
-_PRICING = frozenset((*LIMITS, "price_in", "price_out", "batch"))
+_PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
 
 
 class RolesConfig(CallSettings):
