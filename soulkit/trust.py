@@ -34,7 +34,7 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset({"data", "roles", "endpoints", "option"})
+GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
 CODE = frozenset(
@@ -167,7 +167,7 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         (reach.code if name == "tasks_file" else reach.files).append(value)
         for part in _contents(value):
             _add_mapping(reach, "", part, set())
-    elif name.endswith("_env"):
+    elif name.endswith("_env") or name == "headers":
         reach.keys.append(value)
     elif name in PLAYERS or name == "roles":
         _add_player(reach, value)
@@ -194,9 +194,11 @@ def _add_player(reach: Reach, text: str) -> None:
     if kind in ("local", "scripted"):
         reach.files.append(rest)
     elif kind == "endpoint":
-        address, _, key = rest.partition("#")
+        address, _, secrets = rest.partition("#")
         reach.addresses.append(address if "://" in address else DEFAULT_SERVER)
-        reach.keys.append(key or DEFAULT_KEY)
+        key, *headers = secrets.split(",")
+        reach.keys += [key.rpartition("=")[2] or DEFAULT_KEY]
+        reach.keys += [header.rpartition("=")[2] for header in headers]
 
 
 def _contents(file: str) -> Iterator[Mapping[Any, Any]]:
@@ -264,9 +266,14 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
         name: value for name, value in settings.items()
         if name not in over or isinstance(over[name], Mapping)
     }  # fmt: skip
-    context = {"kind": "model", "api_key_env": "base_url"}
+    context = {"kind": "model", "api_key_env": "base_url", "headers": "base_url"}
     shared = {name for name, partner in context.items() if name in over and partner in acting}
-    return acting | {name: over[name] for name in shared}
+    return acting | {name: _joined(acting.get(name), over[name]) for name in shared}
+
+
+def _joined(under: Any, over: Any) -> Any:
+    """Of two groups the members of both, else `over`."""
+    return {**under, **over} if isinstance(under, Mapping) and isinstance(over, Mapping) else over
 
 
 def inside_runs(settings: Mapping[str, Any]) -> dict[str, Path]:

@@ -64,7 +64,8 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address that whoever runs the tests asks by default."""
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    for name in ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 # --- conformance vectors --------------------------------------------------------------------------

@@ -58,6 +58,8 @@ NOT_RUN = {
     "runtime; tests/tasks/tau_usi asks one",
     "soul eval api --model gpt-5-nano --task tomi --data FOLDER --batch": "needs a batch service; "
     "tests/cli/test_eval_batch.py has one",
+    "soul eval api --base-url https://": "asks a provider; tests/cli/test_providers.py asks a "
+    "stand-in",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "

@@ -236,6 +236,12 @@ def _nameless(flag: str, text: str) -> ConfigError:
             "An option of a task is set by its name.",
             f"Write {flag} NAME=VALUE; soul tasks show TASK lists the names.",
         )
+    if flag == "--headers":
+        return ConfigError(
+            f"A {flag} names no header and its variable.",
+            "The value of a header is read from an environment variable and never written down.",
+            f"Write {flag} NAME=ENV, such as {flag} X-Team=MY_TEAM.",
+        )
     return ConfigError(
         f"{flag} {text} names no tag and what it is to match.",
         "Rows are chosen by one tag and a regular expression for the whole of it.",

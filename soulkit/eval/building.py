@@ -215,7 +215,7 @@ def build_drafted(
     for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
         say(line)
     with alone(run), Ledger(run.ledger_path) as ledger:
-        asking = asyncio.run(_ask(build, ledger, bars))
+        asking = asyncio.run(_ask(build, ledger, bars, say))
         _write_outcomes(run.path / OUTCOMES, asking.outcomes)
         rows = tuple(asking.rows[: config.rows])
         report = _report(build, asking.outcomes, len(rows), ledger.totals())
@@ -223,10 +223,13 @@ def build_drafted(
     return Built(rows=rows, report=report, run=run)
 
 
-async def _ask(build: Build, ledger: Ledger, bars: BuildBars | None) -> Asked:
+async def _ask(
+    build: Build, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None]
+) -> Asked:
     config = build.config
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     players = Players(ledger, None, _load_checkpoint, calls, config.settings_of_players())
+    players.say = say
     try:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
         asking = Asked(build, cast["drafter"], cast["filter"])

@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID, RolesConfig
-from soulkit.models.roles.settings import PANELS, RoleSettings
+from soulkit.models.roles.settings import PANELS, VERSION, RoleSettings
 from soulkit.play.settings import PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
@@ -59,6 +60,23 @@ class EvalConfig(PlayConfig):
         only=("api",),
         metavar="NAME",
         help="NAME of the environment variable with the key.",
+    )
+
+    headers: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        only=("api",),
+        metavar="NAME=ENV",
+        help="A header with the NAME of the environment variable that holds its value; may be "
+        "repeated.",
+    )
+    api_version: str | None = setting(
+        None,
+        pattern=VERSION,
+        section="Task and model",
+        only=("api",),
+        metavar="VERSION",
+        help="Of an Azure deployment; may stand behind its address.",
     )
 
     # -- rows --
@@ -198,6 +216,11 @@ class EvalConfig(PlayConfig):
         whole = not (raw.get("tasks") or raw.get("suite"))
         return addressed(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
 
+    @field_validator("headers")
+    @classmethod
+    def _named(cls, headers: dict[str, str]) -> dict[str, str]:
+        return dict(checked_headers(headers))
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if bool(self.tasks) == (self.suite is not None):
@@ -226,6 +249,8 @@ class EvalConfig(PlayConfig):
             model=self.model,
             base_url=self.base_url,
             api_key_env=self.api_key_env,
+            headers=self.headers,
+            api_version=self.api_version,
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
             price_in=self.price_in,

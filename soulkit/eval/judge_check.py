@@ -58,8 +58,8 @@ AskOnce = Callable[[], Awaitable[bool]]
 """Asks one thing; False when there was no answer."""
 
 UNREAD = frozenset(
-    {"model", "adapter", "base_url", "api_key_env", "partner", "environment",
-     "auditor", "prices", "ledger_file"}
+    {"model", "adapter", "base_url", "api_key_env", "headers", "api_version", "partner",
+     "environment", "auditor", "prices", "ledger_file"}
 )  # fmt: skip
 """What an evaluation was told that no check of its judge acts on."""
 
@@ -330,6 +330,7 @@ async def _run_check(
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
     players = Players(ledger, None, _load_checkpoint, calls, check.config.settings_of_players())
+    players.say = say
     try:
         asking = Asking(check, run, check.judges(players), ledger)
         with bars(asking.left) if bars else nullcontext() as bar:

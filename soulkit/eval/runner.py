@@ -205,12 +205,14 @@ async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
     ledger: Ledger, say: Callable[[str], None],
 ) -> Summary:  # fmt: skip
-    cast = eval_cast(config, players)
+    cast, players.say = eval_cast(config, players), say
     try:
         left = len(jobs_left(run, work, config.repeats))
         controls = len(controls_left(run.path, work, config.repeats))
         if run.resumed:
             say(resuming_words(run, left, len(_keys(work, config.repeats)), controls))
+        if config.kind == "local" and left + controls:
+            await players.roll_call.hold()  # before a local model has played for an hour
         with bars(left + controls) if bars else nullcontext() as bar:
             return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
     finally:

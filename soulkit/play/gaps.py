@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from soulkit.errors import ConfigError, ModelLoadError, UserError
-from soulkit.models.api.address import checked_url, is_loopback, read_key
+from soulkit.models.api.access import wants_key
+from soulkit.models.api.address import read_key
 from soulkit.models.base import unfilled
 from soulkit.models.roles.config import RolesConfig
 from soulkit.play.costs import cost_words
@@ -104,7 +105,7 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
     """Variables without the key that a server off this machine wants."""
     wanted_by: dict[str, list[str]] = {}
     for role, who in config.served():
-        if not is_loopback(checked_url(who.base_url)) and not os.environ.get(who.api_key_env):
+        if wants_key(who.base_url, who.headers) and not os.environ.get(who.api_key_env):
             wanted_by.setdefault(who.api_key_env, []).append(f"{role} {who.model}")
     gaps = []
     for name, players in wanted_by.items():

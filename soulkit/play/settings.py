@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 HERE = ("local", "rollouts")
 """Traits of the commands whose actor is sampled on this machine."""
+OWN_OPTIONS = ("hack_penalty", "assistant")
+"""Options of tasks that are settings of their own as well."""
 ENGINES = ("auto", "local")
 """What `engine` may be."""
 
@@ -154,13 +156,22 @@ class PlayConfig(RolesConfig):
                 raise ValueError(why) from error
         return where
 
+    @model_validator(mode="after")
+    def _one_word(self) -> Self:
+        """What has an option of its own may be said twice, but not in two ways."""
+        for name in OWN_OPTIONS:
+            own_value, value = getattr(self, name), self.option.get(name)
+            if None not in (own_value, value) and own_value != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag} {own_value} and --option {name}={value} contradict each other"
+                )
+        return self
+
     def task_options(self) -> dict[str, Any]:
         """Options that stand in for those of the tasks, where a task has them."""
-        return {
-            **self.option,
-            "hack_penalty": self.hack_penalty or self.option.get("hack_penalty"),
-            "assistant": self.assistant or self.option.get("assistant"),
-        }
+        own_values = {name: getattr(self, name) or self.option.get(name) for name in OWN_OPTIONS}
+        return {**self.option, **own_values}
 
     def reply_limit(self, sampling: Mapping[str, Any]) -> int:
         """The longest reply of a task whose own `sampling` this is."""

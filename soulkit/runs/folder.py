@@ -252,6 +252,8 @@ def _looks_secret(where: str, value: str) -> bool:
         return True
     name = re.sub(r"\[\d+\]", "", where).rsplit(".", 1)[-1].lower()
     words = name.replace("-", "_").split("_")
+    if re.search(r"(?:^|\.)headers\.", where):  # header → name of the variable with its value
+        return not _VARIABLE_NAME.match(value) or bool(_RANDOM_WORD.search(value))
     if words[-1] == "env":
         name_like = _VARIABLE_NAME.match(value) and not _RANDOM_WORD.search(value)
         return not name_like and bool(_SECRET_WORDS & set(words))

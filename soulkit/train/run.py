@@ -91,7 +91,7 @@ def train(
             if say is not None:
                 for server in config.servers():
                     say(server)
-            return asyncio.run(_train(config, run, policy, teacher, material, show))
+            return asyncio.run(_train(config, run, policy, teacher, material, show, say or _quiet))
 
 
 def prepare_training(
@@ -207,6 +207,7 @@ async def _train(
     teacher: Policy | None,
     material: Material,
     show: Show,
+    say: Callable[[str], None],
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
@@ -216,7 +217,7 @@ async def _train(
             await loop.run_all(SupervisedStep(loop, material.pool), show)
             summary = supervised_summary(config, run, loop)
         else:
-            summary = await _reinforce(loop, material, material.objective, teacher, show)
+            summary = await _reinforce(loop, material, material.objective, teacher, show, say)
     finally:
         loop.close()
     replace_folder(run.path / "model", policy.save)
@@ -237,8 +238,9 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> 
 
 
 async def _reinforce(
-    loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show
-) -> TrainSummary:
+    loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show,
+    say: Callable[[str], None],
+) -> TrainSummary:  # fmt: skip
     config, run, policy = loop.config, loop.run, loop.policy
     sampler = policy.sampler(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
@@ -258,6 +260,9 @@ async def _reinforce(
     try:
         if loop.step == config.steps:
             stop_in_vain(loop, newest(run.metrics))
+        else:
+            players.say = say
+            await players.roll_call.hold()  # before the first drafts are sampled
         await loop.run_all(step, with_vain_stop(loop, show))
     finally:
         await sampler.close()

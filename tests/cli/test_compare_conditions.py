@@ -315,6 +315,20 @@ def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) 
     assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
 
 
+def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None:
+    ports = {
+        "localhost:8000",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "127.0.0.1:9000",
+        "localhost.org:8000",
+    }
+    players = {port: {"model": "j", "address": f"http://{port}/v1"} for port in ports}
+    here = players["localhost:8000"]
+    same = {port for port, player in players.items() if same_player(here, player)}
+    assert same == {"localhost:8000", "127.0.0.1:8000", "[::1]:8000"}
+
+
 # -- older runs ------------------------------------------------------------------------------------
 
 

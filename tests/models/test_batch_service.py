@@ -13,9 +13,9 @@ import pytest
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.keys import remember
+from soulkit.models.api.access import Access, open_access
 from soulkit.models.api.batch_service import BatchService, NoBatchService, ServiceSilent
 from soulkit.models.api.listing import list_models
-from soulkit.models.roles.settings import RoleSettings
 from tests.support.servers.batch_server import BatchServer, Ending
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -69,7 +69,7 @@ def test_a_batch_is_found_by_its_mark_alone(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(file_of(2))
 
     async def scene(server: BatchServer) -> None:
-        service = BatchService(server.base_url, {})
+        service = BatchService(open_access(server.base_url, "NO_KEY"))
         file_id = await service.upload(tmp_path / "x.jsonl", "x.jsonl")
         assert await service.search(MARK, 0.0) is None
         await service.create(file_id, {**MARK, "soulkit_batch": "2"})
@@ -89,7 +89,7 @@ def test_a_batch_is_found_by_its_mark_alone(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_service_refuses_is_told_apart(status: int, kind: type[Exception]) -> None:
     async def scene(url: str) -> None:
-        service = BatchService(url, {"Authorization": f"Bearer {SECRET}"})
+        service = BatchService(Access(url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY"))
         with pytest.raises(kind, match="because of") as caught:
             await service.look("batch_0")
         assert type(caught.value) is kind and SECRET not in str(caught.value)
@@ -103,7 +103,7 @@ def test_what_a_service_refuses_is_told_apart(status: int, kind: type[Exception]
 
 def test_a_page_that_is_no_batch_is_no_service() -> None:
     async def scene(url: str) -> None:
-        service = BatchService(url, {})
+        service = BatchService(open_access(url, "NO_KEY"))
         with pytest.raises(NoBatchService, match="There is no batch service at"):
             await service.look("batch_0")
         await service.close()
@@ -113,22 +113,29 @@ def test_a_page_that_is_no_batch_is_no_service() -> None:
         asyncio.run(scene(server.base_url))
 
 
+def heads(server: BatchServer, access: Access) -> dict[str, str]:
+    """What a server hears beside the request for its models."""
+    asyncio.run(list_models(access))
+    return server.heads[-1]
+
+
 def test_an_organisation_in_the_environment_is_nobodys_business(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-of-somebody")
-    service = BatchService("http://127.0.0.1:9/v1", {"Authorization": f"Bearer {SECRET}"})
-    sent = service.sdk._build_headers(_options())
-    asyncio.run(service.close())
+    with BatchServer() as server:
+        access = Access(server.base_url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY")
+        sent = heads(server, access)
     assert sent["authorization"] == f"Bearer {SECRET}"
     assert not [value for value in sent.values() if "of-somebody" in value]
 
 
-def _options() -> Any:
-    from openai._models import FinalRequestOptions
-
-    return FinalRequestOptions(method="get", url="/batches")
+def test_azure_hears_its_key_and_its_version() -> None:
+    with BatchServer() as server:
+        sent = heads(server, Access(server.base_url, {"api-key": SECRET}, "A_KEY", "2024-10-21"))
+    assert sent["api-key"] == SECRET and "authorization" not in sent
+    assert sent["?"] == "api-version=2024-10-21"
 
 
 def test_a_key_that_a_reply_quotes_is_not_kept(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_a_key_that_a_reply_quotes_is_not_kept(tmp_path: Path) -> None:
     quoted = json.dumps({"custom_id": "c0", "response": {"body": f"you sent {SECRET}"}})
 
     async def scene(server: BatchServer) -> None:
-        service = BatchService(server.base_url, {})
+        service = BatchService(open_access(server.base_url, "NO_KEY"))
         server.files["file_0"] = quoted.encode() + b"\n" + file_of(1)
         await service.fetch("file_0", tmp_path / "replies.jsonl")
         await service.close()
@@ -152,8 +159,8 @@ def test_a_key_that_a_reply_quotes_is_not_kept(tmp_path: Path) -> None:
 def test_models_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTING_KEY", SECRET)
     with BatchServer(key=SECRET) as server:
-        settings = RoleSettings(model="m", base_url=server.base_url, api_key_env="LISTING_KEY")
-        assert list_models(settings) == ["another", "scripted"]
+        access = open_access(server.base_url, "LISTING_KEY")
+        assert asyncio.run(list_models(access)) == ["another", "scripted"]
 
 
 @pytest.mark.parametrize(
@@ -163,5 +170,5 @@ def test_models_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_without_a_list_is_named(fault: Fault) -> None:
     with ScriptedServer(models=fault) as server:
         with pytest.raises(ModelLoadError, match="gives no list of its models") as caught:
-            list_models(RoleSettings(model="m", base_url=server.base_url))
+            asyncio.run(list_models(open_access(server.base_url, "NO_KEY")))
         assert server.base_url in str(caught.value)

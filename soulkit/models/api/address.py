@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +23,9 @@ from soulkit.text import web_address
 
 OPENAI_URL = "https://api.openai.com/v1"
 VARIABLE = "OPENAI_BASE_URL"
+PATH = "/chat/completions"
+"""Of the requests, behind the base URL."""
+_VERSION = re.compile(r"api-version=([\w.-]+)", re.ASCII)
 _EXAMPLE = "Give an address such as http://localhost:8000/v1"
 _recorded: ContextVar[bool] = ContextVar("recorded", default=False)
 
@@ -52,8 +56,25 @@ def as_recorded() -> Iterator[None]:
 
 
 def addressed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` of a served model with the default address where they name none."""
-    return {**settings, "base_url": settings.get("base_url") or default_url()}
+    """`settings` of a served model with the default address where they name none.
+
+    A version behind an address becomes a setting of its own; ValueError where there is another.
+    """
+    address = settings.get("base_url") or default_url()
+    base_url, version = split_version(address) if isinstance(address, str) else (address, None)
+    if version is None:
+        return {**settings, "base_url": base_url}
+    if settings.get("api_version") not in (None, version):
+        raise ValueError(f"the address says api-version {version}, and api_version says another")
+    return {**settings, "base_url": base_url, "api_version": version}
+
+
+def split_version(address: str) -> tuple[str, str | None]:
+    """An address as Azure shows it, `...?api-version=V`, as base URL and version; without one as it
+    is. What is copied may end in the path of the requests."""
+    base_url, question, query = address.partition("?")
+    version = _VERSION.fullmatch(query) if question else None
+    return (base_url.removesuffix(PATH), version[1]) if version else (address, None)
 
 
 def _checked(base_url: str, variable: str = "") -> str:

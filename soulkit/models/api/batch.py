@@ -100,7 +100,8 @@ class BatchEndpoint(Endpoint):
     """An `Endpoint` whose calls go by batch. Arguments are those of `Endpoint`."""
 
     def __init__(self, *, batches: Batches, **arguments: Any) -> None:
-        super().__init__(**arguments)
+        # Who answers is asked before the first live call; what is waited for needs no question.
+        super().__init__(**{**arguments, "roll_call": None})
         self._scout = Endpoint(**arguments)
         batches.watch(self._scout)
         self._defaults = self._scout._defaults
@@ -109,8 +110,7 @@ class BatchEndpoint(Endpoint):
         self._batches = batches
         self._lore = batches.book.lore_of(self.base_url, self.name)
         self._learn()
-        self._queue = BatchQueue(self.name, batches, BatchService(self.base_url, self._headers),
-                                 self._budget)  # fmt: skip
+        self._queue = BatchQueue(self.name, batches, BatchService(self.access), self._budget)
         self._scouting = asyncio.Lock()
         self._lost: list[str] = []
         """Why calls that were asked live failed, in a row."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.keys import masked_json
+from soulkit.models.api.access import Access
 from soulkit.models.api.faults import clean_detail
 from soulkit.models.api.sdk import make_sdk
 
@@ -65,16 +66,16 @@ class BatchReport:
 
 
 class BatchService:
-    """The batch service of one server. `headers` hold the key."""
+    """The batch service of one server."""
 
-    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
-        self.base_url, self._headers = base_url, headers
+    def __init__(self, access: Access) -> None:
+        self.base_url, self._access = access.base_url, access
         self._sdk: AsyncOpenAI | None = None
 
     @property
     def sdk(self) -> AsyncOpenAI:
         if self._sdk is None:
-            self._sdk = make_sdk(self.base_url, self._headers, TIMEOUT_S)
+            self._sdk = make_sdk(self._access, TIMEOUT_S)
         return self._sdk
 
     async def upload(self, path: Path, name: str) -> str:
@@ -152,7 +153,7 @@ class BatchService:
             return ModelLoadError(
                 f"The batch service at {self.base_url} does not take the key: {_words(error)}.",
                 "Without it no batch can be made or looked at.",
-                "Check the environment variable that the key is read from.",
+                f"The key is read from {self._access.key_env}: check it.",
             )
         return UserError(
             f"The batch service at {self.base_url} refused: {_words(error)}.",

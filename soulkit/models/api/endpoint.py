@@ -26,6 +26,8 @@ One call goes through three steps, each a function of its own:
   seed that is sent is derived from `Sampling.seed` and the `Call`.
 * **What is left out** some servers fill in themselves; engines.py says what is sent so that they
   do not.
+* **Refusals for good.** In a run the servers are asked one token first, and again where a call is
+  refused (roll_call.py): a wrong key stops the run, and not each of its episodes.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
   every error text and stored reply (keys.py), and no `repr` shows it.
 
@@ -44,9 +46,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.api import http
-from soulkit.models.api.address import OPENAI_URL, checked_url, is_loopback, read_key
+from soulkit.models.api.access import open_access
+from soulkit.models.api.address import OPENAI_URL, PATH, is_loopback
 from soulkit.models.api.breaker import Breaker
 from soulkit.models.api.budget import Budget
 from soulkit.models.api.engines import FILLED, ServerDefaults
@@ -58,9 +61,10 @@ from soulkit.models.api.faults import (
     read_received,
     timeout_fault,
 )
-from soulkit.models.api.limits import Bucket, CallGate, Down, Ticket, Traffic
+from soulkit.models.api.limits import CallGate, Down, Ticket, Traffic, bucket, check_numbers
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
+from soulkit.models.api.probe import Answer, Outcome, probe
 from soulkit.models.api.reading import read_completion, read_older_completion
 from soulkit.models.api.wire import (
     Unreadable,
@@ -77,6 +81,8 @@ from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
+
+    from soulkit.models.api.roll_call import RollCall
 
 __all__ = ["OPENAI_URL", "Endpoint"]
 
@@ -152,6 +158,9 @@ class Endpoint:
         prices: where the price is looked up when it is not given.
         budget: what the run may cost, shared by its endpoints.
         ledger: where replies are kept and looked up.
+        headers: header → NAME of the environment variable with its value (access.py).
+        api_version: of Azure's deployments.
+        roll_call: with whom it is asked who answers before its first call; None: it is not.
 
     Raises:
         ConfigError: a number is out of range, one price is given without the other, or there is a
@@ -178,8 +187,11 @@ class Endpoint:
         prices: PriceTable | None = None,
         budget: Budget | None = None,
         ledger: Ledger | None = None,
+        headers: Mapping[str, str] | None = None,
+        api_version: str | None = None,
+        roll_call: RollCall | None = None,
     ) -> None:
-        _check_numbers(
+        check_numbers(
             positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
                       "tokens_per_minute": tokens_per_minute},
             at_least_1={"max_attempts": max_attempts, "concurrency": concurrency},
@@ -187,8 +199,9 @@ class Endpoint:
                           "down_after_s": down_after_s},
         )  # fmt: skip
         self.name = model
-        self.base_url = checked_url(base_url)
-        self.api_key_env = api_key_env
+        replays = ledger is not None and ledger.mode == "replay"
+        self.access = open_access(base_url, api_key_env, headers, api_version, keyless=replays)
+        self.base_url, self.api_key_env = self.access.base_url, api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
         self.price = own_price(price_in, price_out) or (
@@ -197,17 +210,18 @@ class Endpoint:
         self._budget, self._ledger = budget, ledger
         if budget is not None and self.price is None and not is_loopback(self.base_url):
             raise unpriced_model(model, self.base_url)
-        optional = is_loopback(self.base_url) or (ledger is not None and ledger.mode == "replay")
-        self._key = read_key(api_key_env, optional=optional)
         self._refused: set[str] = set()
         self._longest = math.inf  # tokens of a reply that the server gives to anybody
-        self._defaults = ServerDefaults(model, self.base_url, timeout_s)
+        self._defaults = ServerDefaults(model, self.access, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
         self._traffic = Traffic(
-            self._breaker(down_after_s), _bucket(requests_per_minute), _bucket(tokens_per_minute)
+            self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
         )
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+        self._roll_call = roll_call
+        if roll_call is not None and not replays:
+            roll_call.join(self)
 
     def _breaker(self, down_after_s: float) -> Breaker:
         first = min(1.0, max(self.backoff_s, 0.05))
@@ -249,6 +263,17 @@ class Endpoint:
             request = request_of(self.base_url, to_messages(context), sampling)
             self._ledger.set_aside(request_key(request, self.name, call))
 
+    async def probe(self) -> Outcome:
+        """What the server makes of a question of one token. Raises BudgetSpent."""
+        if self._budget is not None:
+            self._budget.check()
+        self._traffic.take(estimated_tokens([], 1), time.monotonic())
+        pool = self._session().pool
+        outcome = await probe(self.access, self.name, pool, self.timeout_s, self.backoff_s)
+        if self._budget is not None and isinstance(outcome, Answer) and outcome.reply is not None:
+            self._budget.add(_cost(self.price, outcome.reply) or 0.0)
+        return outcome
+
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
@@ -272,6 +297,8 @@ class Endpoint:
         if least <= self._longest < sampling.max_tokens:
             settings["max_tokens"] = int(self._longest)
         tokens = estimated_tokens(messages, sampling.max_tokens)
+        if self._roll_call is not None:
+            await self._roll_call.hold()
         attempts = requests = 0
         while True:
             requests += 1
@@ -292,6 +319,8 @@ class Endpoint:
                 continue  # this ends too: after `down_after_s` the gate lets nobody wait
             attempts += 1
             if not outcome.retry or attempts >= self.max_attempts:
+                if outcome.final and self._roll_call is not None:
+                    await self._roll_call.confirm(self)
                 self._give_up(outcome, attempts)
             if outcome.server != "busy":  # else the gate makes everybody wait
                 await asyncio.sleep(self._wait(outcome, attempts))
@@ -345,7 +374,7 @@ class Endpoint:
 
     async def _prepare(self, session: _Session, request: _Request) -> _Request:
         """The request as this server takes it."""
-        beside = await self._defaults.beside(session.pool, self._headers, session.turn)
+        beside = await self._defaults.beside(session.pool, session.turn)
         settings = {**request.settings, **beside}
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
@@ -397,12 +426,7 @@ class Endpoint:
 
     async def _post(self, client: Client, request: _Request) -> http.Received:
         body = {"model": self.name, "messages": request.messages, **request.sent}
-        url = f"{self.base_url}/chat/completions"
-        return await http.post(client, url, self._headers, body, MAX_BYTES)
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._key or 'unused'}"}
+        return await http.post(client, self.access.url(PATH), self.access.headers, body, MAX_BYTES)
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:
@@ -414,7 +438,7 @@ class Endpoint:
             raise ContextOverflow(f"{self.name}: {fault.detail}")
         more = f" (after {attempts} attempts)" if attempts > 1 else ""
         if fault.key:
-            more += f" (the key is read from the variable {self.api_key_env})"
+            more += f" (the key is read from the variable {self.access.key_env})"
         raise ProviderError(f"{self.name}: {fault.detail}{more}")
 
     def _backoff(self, attempts: int) -> float:
@@ -464,24 +488,3 @@ def _cost(price: Price | None, answer: WireReply) -> float | None:
     if price is None or answer.prompt_tokens is None or answer.completion_tokens is None:
         return None
     return price.cost(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
-
-
-def _bucket(per_minute: float | None) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, time.monotonic())
-
-
-def _check_numbers(
-    positive: Mapping[str, float | None],
-    at_least_1: Mapping[str, int],
-    not_negative: Mapping[str, float],
-) -> None:
-    # Written so that NaN breaks every rule.
-    wrong = [f"{n} must be above 0" for n, v in positive.items() if v is not None and not v > 0]
-    wrong += [f"{n} must be at least 1" for n, v in at_least_1.items() if not v >= 1]
-    wrong += [f"{n} must not be negative" for n, v in not_negative.items() if not v >= 0]
-    if wrong:
-        raise ConfigError(
-            f"An endpoint setting is out of range: {wrong[0]}.",
-            "With such a value no request could be sent, or retries would never end.",
-            "Set it to a value in range, or leave it out to use the default.",
-        )

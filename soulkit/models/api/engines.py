@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soulkit.models.api import http
+from soulkit.models.api.access import Access
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.wire import NEUTRAL, json_or_none
 
@@ -38,19 +39,17 @@ log = logging.getLogger(__name__)
 class ServerDefaults:
     """The server of one endpoint; `beside` is what belongs beside the sampling settings."""
 
-    def __init__(self, model: str, base_url: str, timeout_s: float) -> None:
-        self.model, self.url = model, f"{base_url}/models"
+    def __init__(self, model: str, access: Access, timeout_s: float) -> None:
+        self.model, self.url, self._headers = model, access.url("/models"), access.headers
         self.timeout_s = min(TIMEOUT_S, timeout_s)
         self._beside: Mapping[str, Any] | None = None
         self._certain = False
 
-    async def beside(
-        self, pool: ClientPool, headers: Mapping[str, str], turn: asyncio.Lock
-    ) -> Mapping[str, Any]:
+    async def beside(self, pool: ClientPool, turn: asyncio.Lock) -> Mapping[str, Any]:
         """Neutral values for a server that would fill in others; `turn` lets one caller ask."""
         async with turn:
             if self._beside is None:
-                self._beside = await self._ask(pool, headers)
+                self._beside = await self._ask(pool)
         return self._beside
 
     def answered(self) -> None:
@@ -62,11 +61,11 @@ class ServerDefaults:
         if not self._certain:
             self._beside = None
 
-    async def _ask(self, pool: ClientPool, headers: Mapping[str, str]) -> Mapping[str, Any]:
+    async def _ask(self, pool: ClientPool) -> Mapping[str, Any]:
         reply = None
         for pause in PAUSES_S:
             await asyncio.sleep(pause)
-            reply = await self._list_models(pool, headers)
+            reply = await self._list_models(pool)
             if reply is None or not _busy(reply.status):
                 break
         if reply is None:
@@ -77,15 +76,13 @@ class ServerDefaults:
         log.info("%s: neutral %s are sent as well.", self.url, ", ".join(FILLED))
         return {name: NEUTRAL[name] for name in FILLED}
 
-    async def _list_models(
-        self, pool: ClientPool, headers: Mapping[str, str]
-    ) -> http.Received | None:
+    async def _list_models(self, pool: ClientPool) -> http.Received | None:
         """The list of models, None where no answer came."""
         import httpx2 as errors
 
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                return await http.get(client, self.url, headers, MAX_BYTES)
+                return await http.get(client, self.url, self._headers, MAX_BYTES)
         except (TimeoutError, errors.HTTPError, http.TooLong) as error:
             log.info("%s does not say what it is: %s", self.url, type(error).__name__)
             return None

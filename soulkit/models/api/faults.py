@@ -32,10 +32,11 @@ _DETAIL_CHARS = 220
 _RETRIED = frozenset({408, 409, 429})
 _REFUSING = frozenset({400, 413, 422})
 """Statuses of a request that is at fault itself."""
+_FINAL = frozenset({401, 402, 403, 404, 405, 410})
 _REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
 """Statuses with which servers turn a form down: routers do not find one that takes it, others
 break on it."""
-_NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)", re.IGNORECASE)
+NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)", re.IGNORECASE)
 """Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
 alone say nothing, since others use them of their limits per minute."""
 _KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
@@ -59,6 +60,8 @@ class Fault:
     something else."""
     key: bool = False
     """The server does not take the key, or wants one."""
+    final: bool = False
+    """It may be the answer to whatever is asked: no key, no credit, no such model or path."""
     probe: bool = False
     """It was found by a probe: the server's fault, not one of the call's attempts."""
 
@@ -86,9 +89,15 @@ def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, 
             f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
         )
     body = json_or_none(received.text)
-    body = received.text if body is None else body
-    error = body.get("error", body) if isinstance(body, dict) else body
+    error = received.text if body is None else error_of(body)
     return status_fault(received.status, error, received.headers, settings, sent)
+
+
+def error_of(body: object) -> object:
+    """What an error body says of the error; Google's interface puts it into a list."""
+    if isinstance(body, list) and len(body) == 1:
+        body = body[0]
+    return body.get("error", body) if isinstance(body, dict) else body
 
 
 def status_fault(
@@ -113,8 +122,8 @@ def status_fault(
         return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
     if status in _REFUSING:
         return Fault(detail, retry=False, refused=refused)
-    if status == 429 and _NO_CREDIT.search(f"{code} {kind} {message}"):
-        return Fault(detail, retry=False)
+    if status == 429 and NO_CREDIT.search(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False, final=True)
     server: Literal["up", "busy", "down"] = "busy" if status == 429 else "up"
     return Fault(
         detail,
@@ -122,6 +131,7 @@ def status_fault(
         server="down" if status >= 500 else server,
         wait_s=retry_after(headers),
         key=status == 401,
+        final=status in _FINAL,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
+from soulkit.models.api.access import account_headers
 from soulkit.models.api.address import OPENAI_URL, checked_url
 from soulkit.models.base import Panel
 from soulkit.models.calling import ASKING, CallSettings
@@ -169,7 +170,12 @@ class RolesConfig(CallSettings):
         """A line for each server that is asked: its address, and who is asked there."""
         players_by_url: dict[str, dict[str, None]] = {}
         for role, who in self.served():
-            players_by_url.setdefault(checked_url(who.base_url), {})[f"{role} {who.model}"] = None
+            url = checked_url(who.base_url)
+            version = f" (api-version {who.api_version})" if who.api_version else ""
+            names = {**account_headers(url), **who.headers}
+            headers = f" (headers {', '.join(names)})" if names else ""
+            players = players_by_url.setdefault(f"{url}{version}{headers}", {})
+            players[f"{role} {who.model}"] = None
         return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:

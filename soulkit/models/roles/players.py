@@ -5,6 +5,7 @@ Who plays is written as settings.py says, read as endpoints.py and config.py say
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.address import checked_url
+from soulkit.models.api.roll_call import RollCall
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.config import LIMITS, RolesConfig
 from soulkit.models.roles.settings import FORMS, PANELS, RoleSettings
@@ -20,6 +22,8 @@ from soulkit.types import Role
 if TYPE_CHECKING:
     from soulkit.models.api.batch import Batches
     from soulkit.models.ledger.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
@@ -47,7 +51,12 @@ class Players:
     settings_of_all: Sequence[RoleSettings] = ()
     batches: Batches | None = None
     by_batch: Callable[[str, RoleSettings], bool] = _never
+    say: Callable[[str], None] = log.info
+    """Is told who answers, before the first call."""
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.roll_call = RollCall(lambda remark: self.say(remark))
 
     def player(
         self, role: str, settings: RoleSettings, seed: int | None, samples: int = 1
@@ -95,7 +104,10 @@ class Players:
             "model": settings.model,
             "base_url": settings.base_url,
             "api_key_env": settings.api_key_env,
+            "headers": settings.headers,
+            "api_version": settings.api_version,
             "ledger": self.ledger,
+            "roll_call": self.roll_call,
             **self._terms(settings),
             **self.call_arguments,
         }
@@ -130,8 +142,9 @@ def _identity(settings: RoleSettings) -> tuple[str, ...]:
     """What two players that are one model have in common."""
     if settings.kind != "endpoint":
         return settings.kind, settings.model
-    server = (checked_url(settings.base_url), settings.api_key_env)
-    return settings.kind, settings.model, *server
+    headers = [part for pair in sorted(settings.headers.items()) for part in pair]
+    server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
+    return settings.kind, settings.model, *server, *headers
 
 
 def _least(values: Iterable[float | None]) -> float | None:

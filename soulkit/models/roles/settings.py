@@ -2,7 +2,8 @@
 
     endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the variable with its
                              key (OPENAI_API_KEY without it); without @URL it is what
-                             OPENAI_BASE_URL says, else OpenAI's own service
+                             OPENAI_BASE_URL says, else OpenAI's own service. Headers stand behind
+                             the key, each with the NAME of a variable: #KEY,X-Team=MY_TEAM
     local:PATH               a checkpoint on this machine
     actor                    the model under test, or in training the one that is trained, itself
     scripted:FILE            replies from a file (scripted.py): trials without any model
@@ -13,12 +14,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from soulkit.config import Settings
+from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.runs.folder import is_secret
 from soulkit.types import Sampling
@@ -36,6 +38,8 @@ REPLY: dict[str, tuple[float, int]] = {
 }
 """Role → temperature and longest reply where nothing else is said. Reasoning counts as reply, so
 that a reasoning partner says nothing within a few hundred tokens."""
+VERSION = r"^[A-Za-z0-9_.-]+$"
+"""Of an interface's version, a date at Azure."""
 BY_TASK = "[TASK=]WHO"
 """How a player is written that may be meant for one task."""
 PANELS = ("judge", "auditor")
@@ -54,6 +58,10 @@ class RoleSettings(Settings):
     """Of an endpoint: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
     """NAME of the environment variable with the key."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Sent with every request: header → NAME of the environment variable with its value."""
+    api_version: str | None = Field(default=None, pattern=VERSION)
+    """What Azure's deployments want behind the path."""
     temperature: float | None = Field(default=None, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int | None = Field(default=None, gt=0)
@@ -73,6 +81,16 @@ class RoleSettings(Settings):
         settings = parse_spec(raw) if isinstance(raw, str) else raw
         served = isinstance(settings, Mapping) and settings.get("kind", "endpoint") == "endpoint"
         return addressed(settings) if served else settings
+
+    @field_validator("headers")
+    @classmethod
+    def _named(cls, headers: dict[str, str]) -> dict[str, str]:
+        return dict(checked_headers(headers))
+
+    @model_serializer(mode="wrap")
+    def _plain(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """What most players do without is left out, as in runs from before it could be said."""
+        return {k: v for k, v in write(self).items() if v or k not in ("headers", "api_version")}
 
     @model_validator(mode="after")
     def _checked(self) -> RoleSettings:
@@ -134,12 +152,22 @@ def parse_spec(text: str) -> dict[str, Any]:
         raise ValueError(f"{shown} says no player; write {FORMS}")
     if kind != "endpoint":
         return {"kind": kind, "model": rest}
-    rest, _, key = rest.partition("#")
+    rest, _, secrets = rest.partition("#")
+    key, headers = _key_and_headers(secrets)
     # The address begins before its scheme: behind that an @ would end a user name.
     before, sep, after = rest.partition("://")
     model, at, scheme = before.rpartition("@") if sep else (rest, "", "")
     url = f"{scheme}{sep}{after}" if at else ""
     if sep and not at:
         raise ValueError(f"an address stands without a model; write {FORMS}")
-    fields = {"kind": kind, "model": model, "base_url": url or None, "api_key_env": key or None}
+    fields = {"kind": kind, "model": model, "base_url": url or None, "api_key_env": key or None,
+              "headers": headers or None}  # fmt: skip
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
+    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values."""
+    parts = [part.strip() for part in text.split(",")]
+    headers = [part.partition("=") for part in parts if "=" in part]
+    key = next((part for part in parts if part and "=" not in part), "")
+    return key, {name: variable for name, _, variable in headers}

@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.support.servers.loopback import Loopback
-from tests.support.servers.openai_server import Answer, Fault, completion, echo
+from tests.support.servers.openai_server import Answer, Fault, completion, echo, is_probe
 
 Json = dict[str, Any]
 STATES = ("validating", "in_progress", "finalizing")
@@ -98,6 +98,8 @@ class BatchServer(Loopback):
         self.live: list[Json] = []
         """Bodies of the requests that were answered at once."""
         self.requests: Counter[str] = Counter()
+        self.heads: list[Json] = []
+        """Headers (names in lower case) and query of all requests."""
         self.lock = threading.RLock()
         self.stalled, self.go_on = threading.Event(), threading.Event()
         super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
@@ -136,6 +138,8 @@ class BatchServer(Loopback):
         return 200, {"object": "list", "data": shown, "has_more": False}
 
     def complete(self, body: Json) -> tuple[int, Any]:
+        if is_probe(body):
+            return 200, completion(body, "yes")
         fault = self.live_fault(body)
         if fault is not None:
             return fault.status, json.loads(fault.raw or b"{}")
@@ -230,7 +234,9 @@ def _handler(server: BatchServer) -> type[BaseHTTPRequestHandler]:
 
         def respond(self, method: str) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            path = self.path.partition("?")[0]
+            path, _, query = self.path.partition("?")
+            head = {name.lower(): value for name, value in self.headers.items()}
+            server.heads.append({**head, "?": query})
             request = re.sub("/(batch|file)_[0-9]+", "/ID", f"{method} {path.removeprefix('/v1')}")
             with server.lock:
                 index = server.requests[request]

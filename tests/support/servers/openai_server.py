@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 
+from soulkit.models.api.probe import QUESTION
+
+CHAT = "/chat/completions"
 Body = dict[str, Any]
 Answer = Callable[[Body], str]
 Count = Callable[[str], int]
@@ -108,6 +111,7 @@ class ScriptedServer:
         models: Fault | Callable[[], Fault | None] | None = None,
         owner: str = "tests",
         count: Count | None = None,
+        on_probe: Callable[[Body], Fault | None] | None = None,
     ) -> None:
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}")
@@ -115,10 +119,16 @@ class ScriptedServer:
         self.requests: list[Body] = []
         """The bodies of all chat requests, refused ones included, in order of arrival."""
         self.authorizations: list[str] = []
+        self.probes: list[Body] = []
+        """The bodies of the questions that are put before a run; no script is about them."""
         self.listings: list[str] = []
         """The Authorization header of every request for the list of models."""
         self.count = count or words
         """Tokens of a text, for `usage`."""
+        self.on_probe = on_probe
+        """What goes wrong with the question before a run."""
+        self.paths: tuple[str, ...] = ()
+        """The only paths of chat requests; empty: whatever ends like one."""
         self.models, self.owner = models, owner
         """What goes wrong with the list of models, and who is named as their owner in it."""
         self.max_in_flight = 0
@@ -231,10 +241,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         owner = self.server.owner
         raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        if not self.path.endswith("/chat/completions"):
+        there = self.path in owner.paths if owner.paths else self.path.endswith(CHAT)
+        if not there:
             self._send(Fault.status_error(404, f"no such path {self.path}"))
             return
         body, authorization = json.loads(raw), self.headers.get("Authorization", "")
+        if is_probe(body):
+            with owner._lock:
+                owner.probes.append(body)
+            fault = owner.on_probe(body) if owner.on_probe is not None else None
+            refusal = fault or owner._refuse(body, authorization)
+            self._send(refusal or Fault.reply(completion(body, "yes")))
+            return
         index = owner._arrive(body, authorization)
         try:
             response = owner._respond(index, body, authorization)
@@ -279,6 +297,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet: tests read `requests` instead of a log."""
+
+
+def is_probe(body: Body) -> bool:
+    """Whether a request is the question that every server is asked before a run."""
+    return [m.get("content") for m in body.get("messages", [])] == [QUESTION]
 
 
 def words(text: str) -> int:

@@ -1,0 +1,152 @@
+"""How a server is reached: its address, and what goes into the headers of every request.
+
+* **The key** travels as `Authorization: Bearer KEY`, to Azure's hosts as `api-key: KEY`.
+* **Headers of the user's own** are written as NAME=ENV, where ENV is the name of an environment
+  variable with the value: no value is ever written down, and every one is masked like a key. One
+  that is called `Authorization` or `api-key` stands in for the key.
+* **Organisation and project** of OpenAI (OPENAI_ORG_ID, OPENAI_PROJECT_ID) go to the address where
+  players are asked that name none, and to nobody else.
+* **Azure's deployments** want their version behind the path. It is a setting of its own, and an
+  address that is copied with `?api-version=...` is taken apart (address.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from soulkit.errors import ModelLoadError
+from soulkit.keys import remember
+from soulkit.models.api.address import checked_url, default_url, is_loopback, read_key
+
+AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+"""Ends of the hosts that want the key under the name `api-key`."""
+DEPLOYMENT = "/openai/deployments/"
+"""In the path of an Azure address that is of no use without an api-version."""
+FOR_KEYS = frozenset(("authorization", "api-key"))
+"""Headers that stand in for the key."""
+ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Header → variable, for the default address alone."""
+_OURS = frozenset(("host", "content-type", "content-length", "transfer-encoding", "connection"))
+_NAME = re.compile(r"[!#$%&'*+.^`|~\w-]+", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One server, as requests are sent to it. No `repr` shows the values of its headers."""
+
+    base_url: str
+    headers: Mapping[str, str] = field(repr=False)
+    key_env: str
+    """Where the key is read from, in words for messages."""
+    api_version: str | None = None
+    has_key: bool = True
+
+    def url(self, path: str) -> str:
+        """The address of `path`, which begins with a slash."""
+        version = f"?api-version={self.api_version}" if self.api_version else ""
+        return f"{self.base_url}{path}{version}"
+
+
+def open_access(
+    base_url: str | None,
+    api_key_env: str,
+    headers: Mapping[str, str] | None = None,
+    api_version: str | None = None,
+    *,
+    keyless: bool = False,
+) -> Access:
+    """The access to a server; `headers` maps names to names of variables.
+
+    The key may be missing for a server on this machine, and where nothing is going to be asked
+    (`keyless`). Raises ModelLoadError for an address that is of no use, and for missing values.
+    """
+    url, named = checked_url(base_url), headers or {}
+    if DEPLOYMENT in f"{url}/" and api_version is None:
+        raise _versionless(url)
+    own = {name: _value(name, variable, keyless) for name, variable in named.items()}
+    standing_in = [variable for name, variable in named.items() if name.lower() in FOR_KEYS]
+    if standing_in:
+        return Access(url, {**_account(url, own), **own}, ", ".join(standing_in), api_version)
+    key = read_key(api_key_env, optional=keyless or is_loopback(url))
+    kept_by_azure = (urlsplit(url).hostname or "").endswith(AZURE)
+    proof = {"api-key": key} if kept_by_azure else {"Authorization": f"Bearer {key or 'unused'}"}
+    return Access(
+        url, {**proof, **_account(url, own), **own}, api_key_env, api_version, has_key=bool(key)
+    )
+
+
+def wants_key(base_url: str | None, headers: Mapping[str, str]) -> bool:
+    """Whether the key variable of a player has to be set."""
+    return not (is_loopback(checked_url(base_url)) or FOR_KEYS & {name.lower() for name in headers})
+
+
+def account_headers(base_url: str) -> dict[str, str]:
+    """Header → variable of OpenAI's organisation and project, as far as they go to `base_url`."""
+    there = {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+    return there if there and _is_default(base_url) else {}
+
+
+def _is_default(base_url: str) -> bool:
+    """Whether players are asked there that name no address; not where that one is unusable."""
+    try:
+        return base_url == default_url()
+    except ModelLoadError:
+        return False
+
+
+def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Header → variable; ValueError, which shows no value, for what can be neither."""
+    for name, variable in headers.items():
+        if not _NAME.fullmatch(name) or name.lower() in _OURS:
+            raise ValueError(f"'{name}' can be no header here; write NAME=ENV, as X-Team=MY_TEAM")
+        if not _VARIABLE.fullmatch(variable):
+            raise ValueError(
+                f"of the header '{name}' no environment variable is named: its value is read from "
+                "one and never written down; write NAME=ENV"
+            )
+    return headers
+
+
+def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Values of `account_headers` that the user does not give otherwise."""
+    names = {name.lower() for name in own}
+    return {
+        name: _value(name, variable, missing=True)
+        for name, variable in account_headers(url).items()
+        if name.lower() not in names
+    }
+
+
+def _value(name: str, variable: str, missing: bool) -> str:
+    """What the environment says of a header; empty where it may be `missing`."""
+    value = os.environ.get(variable, "").strip()
+    if not value and not missing:
+        raise ModelLoadError(
+            f"The environment variable '{variable}' is not set.",
+            f"The header '{name}' has its value there; values are never written down.",
+            f"Run: export {variable}=...  or leave the header out.",
+        )
+    if not (value.isascii() and value.isprintable()):
+        raise ModelLoadError(
+            f"The environment variable '{variable}' holds characters that no header can have.",
+            f"It is sent as the header '{name}', which allows printable ASCII only.",
+            f"Copy the value again and run: export {variable}=...",
+        )
+    remember(value.replace(" ", ""))
+    if value.count(" ") == 1:  # of `Bearer KEY` the key alone as well
+        remember(value.partition(" ")[2])
+    return value
+
+
+def _versionless(url: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The address of the deployment at '{urlsplit(url).hostname}' has no api-version.",
+        "Azure answers such an address only with the version of its interface behind it.",
+        "Write it behind the address, as ...?api-version=2024-10-21, or with --api-version; an "
+        "address that ends in /openai/v1 needs none.",
+    )
