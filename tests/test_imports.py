@@ -31,6 +31,13 @@ def test_settings_come_without_torch() -> None:
     assert loaded_by("import soulkit.config", *names) == []
 
 
+def test_the_openai_package_waits_for_a_batch() -> None:
+    """It takes as long to import as everything else together; calls do without it."""
+    modules = "soulkit.cli.app, soulkit.cli.eval, soulkit.eval.runner, soulkit.models.api.endpoint"
+    batch = "soulkit.models.api.batch, soulkit.models.api.listing"
+    assert loaded_by(f"import {modules}, {batch}", "openai") == []
+
+
 def at_import_time(tree: ast.Module) -> set[str]:
     """First names of the packages that a module imports when it is itself imported."""
     packages: set[str] = set()

@@ -56,6 +56,8 @@ NOT_RUN = {
     "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
     "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
     "runtime; tests/tasks/tau_usi asks one",
+    "soul eval api --model gpt-5-nano --task tomi --data FOLDER --batch": "needs a batch service; "
+    "tests/cli/test_eval_batch.py has one",
     "soul eval api --base-url https://": "asks a provider; tests/cli/test_providers.py asks a "
     "stand-in",
     "soul plan train ditto --config examples/paper.yaml": "needs the released rows; "

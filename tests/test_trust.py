@@ -17,7 +17,8 @@ from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
 
 INERT = """
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
-    attention assistant aux_weight backoff_s batch_size beta2 canary_every canary_margin
+    attention assistant aux_weight backoff_s batch batch_judges batch_poll_s
+    by_batch batch_size beta2 canary_every canary_margin
     checkpoint_every
     clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_limit dev_share device
     distill_centred distill_clip distill_weight divergence divergence_tail

@@ -70,13 +70,14 @@ def group() -> None:
 
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.cli.plan import show_plan
+    from soulkit.eval.batching import batch_words
     from soulkit.eval.planning import evaluation_plan
     from soulkit.eval.runner import prepare
 
     config, work = prepare(config, _say, asking=False)
     show_plan(evaluation_plan(config, work), as_json)
-    for server in config.servers():
-        _say(server)
+    for line in (*batch_words(config), *config.servers()):
+        _say(line)
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:

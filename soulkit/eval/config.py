@@ -22,7 +22,7 @@ from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
 from soulkit.models.ledger.mode import Mode
 from soulkit.models.roles.config import UNSAID
-from soulkit.models.roles.settings import VERSION, RoleSettings
+from soulkit.models.roles.settings import PANELS, VERSION, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
@@ -41,7 +41,8 @@ class EvalConfig(PlayConfig):
     """One evaluation: a model, tasks, rows, and how to sample."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
-        "concurrency", "batch_size", "max_unscored", "controls",
+        "concurrency", "batch_size", "max_unscored", "controls", "batch", "batch_judges",
+        "batch_poll_s",
     }  # fmt: skip
 
     kind: Literal["local", "api"] = setting(flag=None, help="The name of the command.")
@@ -149,6 +150,27 @@ class EvalConfig(PlayConfig):
         help="The ledger to replay; a recording run keeps its own in its folder.",
     )
 
+    batch: bool = setting(
+        False,
+        section="Calls",
+        only=("api",),
+        help="Ask actor and judges by batch: half the price, within 24 hours; no dialogues.",
+    )
+    batch_judges: bool = setting(
+        False,
+        section="Calls",
+        only=("api",),
+        help="Ask the judges alone by batch; everybody else live.",
+    )
+    batch_poll_s: float = setting(
+        30.0,
+        gt=0,
+        section="Calls",
+        only=("api",),
+        flag="--batch-poll",
+        help="Seconds between two looks at a batch.",
+    )
+
     # -- local models --
     max_context: int | None = setting(
         None,
@@ -194,6 +216,11 @@ class EvalConfig(PlayConfig):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
         if self.base_url is not None:
             checked_url(self.base_url)
+        if self.batched and self.ledger == "off":
+            raise ValueError(
+                "a batch is paid for as a whole and its replies come a day later: they need the "
+                "ledger (leave out --ledger off)"
+            )
         if (self.ledger == "replay") != (self.ledger_file is not None):
             raise ValueError(
                 "a replay needs the ledger of an earlier run and only a replay takes one: "
@@ -214,6 +241,15 @@ class EvalConfig(PlayConfig):
             price_in=self.price_in,
             price_out=self.price_out,
         )
+
+    @property
+    def batched(self) -> bool:
+        """Whether anybody is asked by batch."""
+        return self.batch or self.batch_judges
+
+    def by_batch(self, role: str, settings: RoleSettings) -> bool:
+        roles = ("actor", *PANELS) if self.batch else PANELS if self.batch_judges else ()
+        return role in roles and settings.kind == "endpoint" and settings.by_batch
 
     @property
     def limits_players(self) -> bool:

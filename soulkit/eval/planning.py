@@ -65,7 +65,7 @@ def voice_of(
     samples = config.judge_samples if role in PANELS else None
     served, paid, prices = settings.kind == "endpoint", is_paid(config, settings), None
     if served:
-        prices = prices_of(config, settings)
+        prices = prices_of(config, settings, role)
     elif settings.kind == "actor":
         served, paid, prices = actor.served, actor.paid, actor.prices
     return PlayerTerms(
@@ -86,7 +86,7 @@ def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
         role="actor",
         name=config.model,
         limit=config.sampling(work.task.spec).max_tokens,
-        prices=prices_of(config, endpoint) if endpoint else None,
+        prices=prices_of(config, endpoint, "actor") if endpoint else None,
         served=endpoint is not None,
         paid=endpoint is not None and is_paid(config, endpoint),
     )

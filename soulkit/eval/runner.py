@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.eval.batch import summary_terms
+from soulkit.eval.batching import make_batches, refuse_dialogues, room_of, taken_along
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.controls import (
     calibration_remarks,
@@ -70,6 +71,7 @@ from soulkit.runs.records import load_records
 from soulkit.types import ControlRecord, Record, record_key
 
 if TYPE_CHECKING:
+    from soulkit.models.api.batch import Batches
     from soulkit.models.local.sampler import LocalModel
 
 GIVE_UP = 20
@@ -134,9 +136,10 @@ def run_eval(
             note_threads(run.path, threads)
             if not threads.asked:
                 say(threads.words())
-        players = eval_players(config, ledger, model)
+        players = eval_players(config, ledger, model, make_batches(config, run.path, say))
         keep_provenance(run, _provenance(config, players, work))
-        summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
+        with taken_along(players.batches, say):
+            summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
@@ -159,6 +162,7 @@ def prepare(
             + checkpoint_gaps(config)
             + (model_gaps(config.model, config.adapter) if config.kind == "local" else [])
         )
+    refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
@@ -244,12 +248,17 @@ def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
 
 
 def eval_players(
-    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None
-) -> Players:
-    """What makes the players of `config`; `local` is the actor when it is no endpoint."""
+    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None,
+    batches: Batches | None = None,
+) -> Players:  # fmt: skip
+    """What makes the players of `config`; `local` is the actor when it is no endpoint, `batches`
+    carry the calls of those who are asked by batch."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
-    players = Players(ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints)
+    players = Players(
+        ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints, batches,
+        config.by_batch,
+    )  # fmt: skip
     if local is None:
         players.actor = players.model("actor", config.endpoint())
     return players
@@ -368,7 +377,7 @@ async def run_evaluation(
         check_work_roles([part], players.in_task(part.task.name).filled())
     jobs = jobs_left(run, work, config.repeats)
     scored = {r.key: r for r in _recorded(run, work, config.repeats)}
-    clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
+    clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * room_of(config)))
     mean = MeanSoFar(scored.values())
     writer = GroupWriter(run.episodes)
 
@@ -424,7 +433,7 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
     # A local model fills its batches only when enough rollouts wait at once.
-    room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
+    room = room_of(config) if config.kind == "api" else max(256, 4 * config.batch_size)
     return Engine(table, config.seed, room)
 
 

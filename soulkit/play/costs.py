@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.address import checked_url, is_loopback
-from soulkit.models.api.prices import load_prices
+from soulkit.models.api.prices import load_prices, own_price
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.plan import Plan
@@ -23,11 +23,16 @@ class CostUnconfirmed(ConfigError):
     """A run would cost money, and nobody agreed to it."""
 
 
-def prices_of(config: RolesConfig, settings: RoleSettings) -> tuple[float, float] | None:
-    """US dollars per million prompt and reply tokens of a served player; None where unknown."""
-    if settings.price_in is not None and settings.price_out is not None:
-        return settings.price_in, settings.price_out
-    price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
+def prices_of(
+    config: RolesConfig, settings: RoleSettings, role: str = ""
+) -> tuple[float, float] | None:
+    """US dollars per million prompt and reply tokens of a served player, in a role where it may be
+    asked by batch; None where unknown."""
+    price = own_price(settings.price_in, settings.price_out)
+    if price is None:
+        price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
+    if price is not None and config.by_batch(role, settings):
+        price = price.by_batch
     return None if price is None else (price.prompt, price.reply)
 
 
@@ -68,7 +73,9 @@ def confirm_cost(
     """
     if not plan.paid:
         return
-    say(f"cost of this run: {cost_words(plan)}")
+    batched = sorted({who.written() for role, who in config.served() if config.by_batch(role, who)})
+    through = f" (by batch at a lower price: {', '.join(batched)})" if batched else ""
+    say(f"cost of this run: {cost_words(plan)}{through}")
     if config.yes or config.max_cost is not None:
         return
     if ask is not None:

@@ -1,7 +1,8 @@
 """What a summary says of how its numbers came about: with whom, on which rows, by which model.
 
     summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, teacher,
-                                  players, panel, tasks: {task: {sampling, budgets, options, rows}}}
+                                  players, panel, tasks: {task: {sampling, budgets, options, rows}},
+                                  batches: [{batch_id, model, base_url, requests, status}]}
 
 Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
 material.json); what a run of an earlier version did not keep is absent. Rows are told by their
@@ -23,7 +24,7 @@ from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environme
 Origin = dict[str, Any]
 """The provenance of a run, as plain JSON values."""
 
-RECORD, MATERIAL = "provenance.json", "material.json"
+RECORD, MATERIAL, BATCHES = "provenance.json", "material.json", "batches.json"
 SETTINGS = ("seed", "repeats", "steps")
 """Numbers of config.yaml that say how much was played, and from which seed."""
 _VERSIONS = ("soulkit", "python", "commit", "packages")
@@ -60,8 +61,9 @@ def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
         "players": record.get("players", {}),
         "panel": record.get("panel", {}),
         "tasks": _tasks(record.get("tasks", {}), material),
+        "batches": _batches(_object(folder / BATCHES)),
     }
-    return {name: value for name, value in origin.items() if value not in ("", {}, None)}
+    return {name: value for name, value in origin.items() if value not in ("", {}, None, [])}
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -86,6 +88,12 @@ def _base(material: Mapping[str, Any]) -> Origin:
     model, adapter = material.get("model"), material.get("adapter")
     weights = {"weights": model["weights"]} if isinstance(model, Mapping) else {}
     return {**weights, **({"adapter_weights": adapter} if adapter else {})}
+
+
+def _batches(book: Mapping[str, Any]) -> list[Origin]:
+    """The batches in which replies came. How they travelled is no part of what is compared."""
+    names = ("batch_id", "model", "base_url", "requests", "status")
+    return [{name: one.get(name) for name in names} for one in book.get("batches", ())]
 
 
 def _tasks(recorded: Mapping[str, Mapping[str, Any]], material: Mapping[str, Any]) -> Origin:

@@ -36,12 +36,30 @@ class Budget:
                 "Set --max-cost to an amount above 0, or leave it out.",
             )
         self.max_cost = max_cost
-        self._spent = spent
+        self._spent, self._reserved = spent, 0.0
         self._lock = threading.Lock()
 
     @property
     def spent(self) -> float:
         return self._spent
+
+    @property
+    def reserved(self) -> float:
+        """What is under way in batches may cost so much at most."""
+        return self._reserved
+
+    def reserve(self, cost: float, *, sent: bool = False) -> bool:
+        """Whether `cost` fits into what is left; it is then kept free until `release`. What was
+        `sent` already is counted whether it fits or not."""
+        with self._lock:
+            fits = sent or self._spent + self._reserved + cost <= self.max_cost
+            self._reserved += cost if fits else 0.0
+        return fits
+
+    def release(self, cost: float) -> None:
+        """What was reserved is spent (`add` says how much of it) or will not be."""
+        with self._lock:
+            self._reserved = max(0.0, self._reserved - cost)
 
     @property
     def exhausted(self) -> bool:

@@ -58,9 +58,8 @@ from soulkit.models.api.faults import (
     clean_detail,
     connection_fault,
     oversize_fault,
-    refusal,
+    read_received,
     timeout_fault,
-    unreadable_fault,
 )
 from soulkit.models.api.limits import CallGate, Down, Ticket, Traffic, bucket, check_numbers
 from soulkit.models.api.pool import ClientPool
@@ -73,7 +72,6 @@ from soulkit.models.api.wire import (
     dropped_fields,
     estimated_tokens,
     parameters,
-    safe_reply,
     to_messages,
     without,
 )
@@ -108,8 +106,8 @@ class _Request:
     number: int
     """Of the requests for this call, from 1."""
     keep: Keep
-    full_limit: int
-    """Tokens that the reply may have where the server has room for them."""
+    sampling: Sampling
+    """As it was asked for: the reply may be as long where the server has room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +302,7 @@ class Endpoint:
         attempts = requests = 0
         while True:
             requests += 1
-            request = _Request(
-                messages, settings, settings, call, requests, keep, sampling.max_tokens
-            )
+            request = _Request(messages, settings, settings, call, requests, keep, sampling)
             outcome = await self._attempt(request, tokens, attempts)
             if isinstance(outcome, _Reply):
                 return outcome.entry
@@ -389,14 +385,20 @@ class Endpoint:
         outcome = await self._receive(session.pool, request)
         if isinstance(outcome, Fault):
             return outcome
-        raw, answer = outcome
-        entry = self._entry(raw, answer, request, time.perf_counter() - started)
+        return self._reply(*outcome, request, time.perf_counter() - started)
+
+    def _reply(
+        self, raw: str, answer: WireReply, request: _Request, seconds: float,
+        way: Mapping[str, Any] | None = None,
+    ) -> _Reply:  # fmt: skip
+        """A reply that was paid for, counted and kept; `way` says how it came."""
+        entry = self._entry(raw, answer, request, seconds)
         if self._budget is not None:
             self._budget.add(entry.cost if entry.cost is not None else self._cost_limit(request))
         beside = {name: request.sent[name] for name in FILLED if name in request.sent}
-        if request.settings["max_tokens"] != request.full_limit:
+        if request.settings["max_tokens"] != request.sampling.max_tokens:
             beside["max_tokens"] = request.settings["max_tokens"]
-        return _Reply(request.keep(entry, beside), answer)
+        return _Reply(request.keep(entry, {**beside, **(way or {})}), answer)
 
     def _cost_limit(self, request: _Request) -> float:
         """What a reply is taken to have cost, for the budget alone: a server on this machine that
@@ -410,23 +412,16 @@ class Endpoint:
         """The raw reply and what it says."""
         import httpx2 as errors
 
-        received = None
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
                 received = await self._post(client, request)
-            if not 200 <= received.status < 300:
-                fault = refusal(received, request.settings, request.sent)
-            else:
-                return safe_reply(received.text)
+            return read_received(received, request.settings, request.sent)
         except (TimeoutError, errors.TimeoutException):
             fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
             fault = connection_fault(error)
         except http.TooLong:
             fault = oversize_fault(MAX_BYTES)
-        except Unreadable as error:
-            assert received is not None
-            fault = unreadable_fault(received.text, error, request.settings, request.sent)
         return replace(fault, detail=clean_detail(fault.detail))
 
     async def _post(self, client: Client, request: _Request) -> http.Received:

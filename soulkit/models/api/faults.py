@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from soulkit.keys import MASK, printable
@@ -17,12 +17,14 @@ from soulkit.models.api.http import Received
 from soulkit.models.api.wire import (
     FORMAT,
     Unreadable,
+    WireReply,
     error_message,
     json_or_none,
     offered_room,
     refused_name,
     refused_rung,
     retry_after,
+    safe_reply,
     too_long,
 )
 
@@ -62,6 +64,21 @@ class Fault:
     """It may be the answer to whatever is asked: no key, no credit, no such model or path."""
     probe: bool = False
     """It was found by a probe: the server's fault, not one of the call's attempts."""
+
+
+def read_received(
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]
+) -> tuple[str, WireReply] | Fault:
+    """A reply as it may be kept and what it says, or why it is none; `sent` is what is left of
+    the `settings`."""
+    if 200 <= received.status < 300:
+        try:
+            return safe_reply(received.text)
+        except Unreadable as error:
+            fault = unreadable_fault(received.text, error, settings, sent)
+    else:
+        fault = refusal(received, settings, sent)
+    return replace(fault, detail=clean_detail(fault.detail))
 
 
 def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:

@@ -27,6 +27,8 @@ from pydantic import Field
 from soulkit.config import Settings
 from soulkit.errors import ConfigError
 
+BATCH = 0.5
+"""What providers with a batch service ask for it: half the price, of prompts and replies alike."""
 BUILT_IN = Path(__file__).with_name("prices.yaml")
 _VERSION = re.compile(r"[-@:](?:latest|\d[\d.-]{3,})")
 """What may follow a listed name in the name of the same model."""
@@ -40,6 +42,14 @@ class Price:
     reply: float
     cached: float | None = None
     """Of prompt tokens that the server had cached; None: they cost like the others."""
+    batch: float = BATCH
+    """Share of the price that replies of the batch service cost."""
+
+    @property
+    def by_batch(self) -> Price:
+        """The price of the same tokens through the batch service."""
+        cached = None if self.cached is None else self.cached * self.batch
+        return Price(self.prompt * self.batch, self.reply * self.batch, cached)
 
     def cost(self, prompt: int, reply: int, cached: int = 0) -> float:
         """US dollars of one call; `cached` of its `prompt` tokens were cached."""
@@ -60,6 +70,7 @@ class PriceEntry(Settings):
     prompt: float = Field(alias="in", ge=0)
     reply: float = Field(alias="out", ge=0)
     cached: float | None = Field(default=None, ge=0)
+    batch: float = Field(default=BATCH, ge=0, le=1)
     as_of: datetime.date | None = None
     source: str = ""
 
@@ -76,7 +87,7 @@ class PriceEntry(Settings):
 
     @property
     def price(self) -> Price:
-        return Price(self.prompt, self.reply, self.cached)
+        return Price(self.prompt, self.reply, self.cached, self.batch)
 
 
 class PriceFile(Settings):
@@ -110,7 +121,7 @@ def load_prices(file: Path | str | None = None) -> PriceTable:
     """The built-in table, with the user's `file` before it. ConfigError says what is wrong in it.
 
     The file is YAML with a list `prices`, each entry `{model, in, out}` and if need be `cached`,
-    `host`, `as_of` and `source`.
+    `batch` (the share of the price that its batch service asks), `host`, `as_of` and `source`.
     """
     user_tables = (
         (PriceFile.load(Path(file), env={}, trust=True).prices,) if file is not None else ()

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from soulkit.errors import UserError, did_you_mean
+from soulkit.errors import ModelLoadError, UserError, did_you_mean
 from soulkit.models.api import http
 from soulkit.models.api.access import Access
 from soulkit.models.api.address import PATH
 from soulkit.models.api.faults import NO_CREDIT, clean_detail, connection_fault, error_of
+from soulkit.models.api.listing import list_models
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.wire import (
     Unreadable,
@@ -111,7 +112,7 @@ async def probe(
         if not (isinstance(outcome, Undecided) and outcome.busy):
             break
     if isinstance(outcome, Refusal) and outcome.kind == "model":
-        return Refusal("model", outcome.why, await _offered(access, model, pool, timeout_s))
+        return Refusal("model", outcome.why, await _offered(access, model, timeout_s))
     if isinstance(outcome, Undecided) and not outcome.page:
         return outcome
     if isinstance(outcome, Answer) or (isinstance(outcome, Refusal) and outcome.kind != "path"):
@@ -214,20 +215,12 @@ def _moved(where: str) -> str:
     return f"It sends on to {place}, which is not followed: prompts go where you say alone."
 
 
-async def _offered(access: Access, model: str, pool: ClientPool, timeout_s: float) -> str:
+async def _offered(access: Access, model: str, timeout_s: float) -> str:
     """What the server's list of models says of a name that it does not have; empty without one."""
-    import httpx2 as errors
-
     try:
-        async with asyncio.timeout(min(TIMEOUT_S, timeout_s)), pool.client() as client:
-            received = await http.get(client, access.url("/models"), access.headers, MAX_BYTES)
-    except (TimeoutError, errors.HTTPError, http.TooLong):
+        return _hint(model, await list_models(access, min(TIMEOUT_S, timeout_s)))
+    except ModelLoadError:
         return ""
-    body = json_or_none(received.text) if received.status == 200 else None
-    listed = body.get("data") if isinstance(body, dict) else None
-    names = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(
-        listed, list) else []  # fmt: skip
-    return _hint(model, sorted({clean_detail(name) for name in names if isinstance(name, str)}))
 
 
 def _hint(model: str, names: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UNSAID = f"base_url{INSTEAD}"
 """What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
 LIMITS = ("requests_per_minute", "tokens_per_minute")
-_PRICING = frozenset((*LIMITS, "price_in", "price_out"))
+_PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
 
 
 class RolesConfig(CallSettings):
@@ -177,6 +177,10 @@ class RolesConfig(CallSettings):
             players = players_by_url.setdefault(f"{url}{version}{headers}", {})
             players[f"{role} {who.model}"] = None
         return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
+
+    def by_batch(self, role: str, settings: RoleSettings) -> bool:
+        """Whether a player is asked through its server's batch service."""
+        return False
 
     def check_players(self) -> None:
         """Raise what is wrong with addresses, keys, prices and scripts, while nothing is asked."""

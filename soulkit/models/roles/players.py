@@ -20,12 +20,17 @@ from soulkit.models.roles.settings import FORMS, PANELS, RoleSettings
 from soulkit.types import Role
 
 if TYPE_CHECKING:
+    from soulkit.models.api.batch import Batches
     from soulkit.models.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
+
+
+def _never(role: str, settings: RoleSettings) -> bool:
+    return False
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Players:
 
     `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `call_arguments`
     are further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
+    `by_batch` says of a role and its settings whether it is asked through `batches`.
     In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
     """
 
@@ -43,6 +49,8 @@ class Players:
     load: Callable[[str], ChatModel] | None = None
     call_arguments: Mapping[str, Any] = field(default_factory=dict)
     settings_of_all: Sequence[RoleSettings] = ()
+    batches: Batches | None = None
+    by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
@@ -68,29 +76,19 @@ class Players:
                     f"Write {FORMS.replace('actor, ', '')}.",
                 )
             return self.actor
-        key = _identity(settings)
+        batched = self.batches is not None and self.by_batch(role, settings)
+        key = (*_identity(settings), "batch" if batched else "")
         if key not in self._made:
-            self._made[key] = self._make(role, settings)
+            self._made[key] = self._make(role, settings, batched)
         return self._made[key]
 
-    def _make(self, role: str, settings: RoleSettings) -> ChatModel:
-        from soulkit.models.api.endpoint import Endpoint
+    def _make(self, role: str, settings: RoleSettings, batched: bool) -> ChatModel:
         from soulkit.models.roles.scripted import ScriptedModel
 
         if settings.kind == "scripted":
             return ScriptedModel.read(Path(settings.model))
         if settings.kind == "endpoint":
-            return Endpoint(
-                model=settings.model,
-                base_url=settings.base_url,
-                api_key_env=settings.api_key_env,
-                headers=settings.headers,
-                api_version=settings.api_version,
-                ledger=self.ledger,
-                roll_call=self.roll_call,
-                **self._terms(settings),
-                **self.call_arguments,
-            )
+            return self._endpoint(settings, batched)
         if self.load is None:
             raise ConfigError(
                 f"The {role} is to be the checkpoint '{settings.model}'.",
@@ -98,6 +96,30 @@ class Players:
                 "Serve it and write endpoint:MODEL@URL.",
             )
         return self.load(settings.model)
+
+    def _endpoint(self, settings: RoleSettings, batched: bool) -> ChatModel:
+        from soulkit.models.api.endpoint import Endpoint
+
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "base_url": settings.base_url,
+            "api_key_env": settings.api_key_env,
+            "headers": settings.headers,
+            "api_version": settings.api_version,
+            "ledger": self.ledger,
+            "roll_call": self.roll_call,
+            **self._terms(settings),
+            **self.call_arguments,
+        }
+        if self.batches is None:
+            return Endpoint(**arguments)
+        if batched:
+            from soulkit.models.api.batch import BatchEndpoint
+
+            return BatchEndpoint(batches=self.batches, **arguments)
+        live = Endpoint(**arguments)
+        self.batches.watch(live)
+        return live
 
     def _terms(self, settings: RoleSettings) -> dict[str, Any]:
         """Limits and prices of the endpoint of `settings`."""

@@ -72,6 +72,8 @@ class RoleSettings(Settings):
     price_in: float | None = Field(default=None, ge=0)
     """US dollars per million prompt tokens."""
     price_out: float | None = Field(default=None, ge=0)
+    by_batch: bool = True
+    """Whether it may be asked through its server's batch service, where a run asks for that."""
 
     @model_validator(mode="before")
     @classmethod

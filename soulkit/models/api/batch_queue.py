@@ -1,0 +1,403 @@
+"""The calls of one endpoint on their way through a batch service: waves, budgets, replies.
+
+What a wave is, what is reserved and what is sent again: see batch.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from soulkit.errors import UserError
+from soulkit.models.api import http
+from soulkit.models.api.batch_book import BatchBook, BatchState
+from soulkit.models.api.batch_service import PATH, BatchReport, BatchService, ServiceSilent
+from soulkit.models.api.budget import Budget, BudgetSpent
+from soulkit.models.api.faults import Fault, clean_detail
+
+T = TypeVar("T")
+LINES, FILE_BYTES = 50_000, 200_000_000
+"""Of one batch at most, as OpenAI has it."""
+TICK_S, CALM_TICKS = 0.05, 20
+SAY_S = 30.0
+"""Between two lines about a batch whose state is the same."""
+
+
+class BatchTerms(Protocol):
+    """What the queues of a run share."""
+
+    book: BatchBook
+    poll_s: float
+    silence_s: float
+    say: Callable[[str], None]
+
+    @property
+    def busy(self) -> bool: ...
+
+    def close_book(self, state: BatchState) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReply:
+    """What came of one line."""
+
+    key: str
+    state: BatchState
+    sent: Mapping[str, Any]
+    """The parameters as they were sent, which may have been by an earlier process."""
+    outcome: http.Received | Fault
+
+
+@dataclass(eq=False)
+class _Line:
+    """A call that waits, as a line of a file."""
+
+    key: str
+    raw: bytes
+    cost: float
+    """US dollars at most."""
+    future: asyncio.Future[BatchReply]
+    sent: bool = False
+    reserved: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        body = json.loads(self.raw)["body"]
+        return {name: value for name, value in body.items() if name not in ("model", "messages")}
+
+
+class BatchQueue:
+    """The calls of one endpoint, from the first wait to the last reply."""
+
+    def __init__(
+        self, model: str, batches: BatchTerms, service: BatchService, budget: Budget | None
+    ) -> None:
+        self.model, self.batches, self.book = model, batches, batches.book
+        self._service, self._budget = service, budget
+        self._lines: dict[str, _Line] = {}
+        self._fresh: dict[str, _Line] = {}
+        """Those that are in no batch yet."""
+        self._members: dict[int, list[_Line]] = {}
+        self._missing: dict[int, set[str]] = {}
+        """Batch → the keys whose replies nobody has used yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived, self._arrivals = asyncio.Event(), 0
+        self._most, self._turn = LINES, asyncio.Lock()
+        self._begun = False
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take up the batches that an earlier process left, and start to collect."""
+        if self._begun:
+            return
+        self._begun = True
+        for state in list(self.book.unused()):
+            if (state.base_url, state.model) == (self._service.base_url, self.model):
+                self._take_up(state)
+        self._start(self._collect())
+
+    def _take_up(self, state: BatchState) -> None:
+        cost = state.cost_limit / max(state.requests, 1)
+        raws = self.book.requests(state)
+        lines = [self._line(str(json.loads(raw)["custom_id"]), raw, cost) for raw in raws]
+        for line in lines:
+            line.sent = True
+            line.reserved = self._budget is not None and state.stage != "ended"
+            if line.reserved and self._budget is not None:
+                self._budget.reserve(cost, sent=True)
+        self._lines |= {line.key: line for line in lines}
+        self._follow(state, lines, resumed=True)
+
+    def _line(self, key: str, raw: bytes, cost: float) -> _Line:
+        return _Line(key, raw, cost, asyncio.get_running_loop().create_future())
+
+    def holds(self, key: str) -> bool:
+        """Whether a batch or the next wave has this call."""
+        return key in self._lines
+
+    async def ask(self, key: str, body: Mapping[str, Any], cost: float) -> BatchReply:
+        """The reply to a call: from the batch that has it, else from the next one."""
+        line = self._lines.get(key)
+        if line is None:
+            request = {"custom_id": key, "method": "POST", "url": PATH, "body": body}
+            line = self._line(key, _dump(request), cost)
+            self._lines[key] = self._fresh[key] = line
+            self._arrivals += 1
+            self._arrived.set()
+        try:
+            reply = await asyncio.shield(line.future)
+        except asyncio.CancelledError:
+            if self._fresh.get(key) is line:  # nobody waits for it: it is not sent
+                del self._fresh[key], self._lines[key]
+            raise
+        finally:
+            if line.future.done() and self._lines.get(key) is line:
+                del self._lines[key]  # whoever asks again asks anew
+        return reply
+
+    def used(self, reply: BatchReply) -> None:
+        """The reply is in the ledger, or was none."""
+        missing = self._missing.get(reply.state.number, set())
+        missing.discard(reply.key)
+        if not missing and self.book.states[reply.state.number].stage == "ended":
+            self.batches.close_book(self.book.states[reply.state.number])
+
+    async def close(self) -> None:
+        """Stop looking at batches; they go on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._service.close()
+
+    # -- waves ---------------------------------------------------------------------------------
+
+    async def _collect(self) -> None:
+        while True:
+            await self._arrived.wait()
+            await self._calm()
+            self._arrived.clear()
+            try:
+                self._leave()
+            except UserError as error:
+                self._fail(list(self._fresh.values()), error)
+                self._fresh.clear()
+
+    async def _calm(self) -> None:
+        """Until no call has come for a while. Turns of the loop are counted, not seconds: while
+        rollouts compute, nothing comes and the wave is not over."""
+        ticks, before = 0, -1
+        while ticks < CALM_TICKS:
+            await asyncio.sleep(TICK_S)
+            quiet = self._arrivals == before and not self.batches.busy
+            ticks, before = (ticks + 1 if quiet else 0), self._arrivals
+
+    def _leave(self) -> None:
+        """Send the calls that wait, as far as the budget allows."""
+        lines = [line for line in self._fresh.values() if self._affordable(line)]
+        for line in lines:
+            del self._fresh[line.key]
+        if self._fresh and self._budget is not None:
+            if not self._budget.reserved:
+                raise _too_dear(self._budget, next(iter(self._fresh.values())).cost)
+            self.batches.say(
+                f"{len(self._fresh)} of {len(self._fresh) + len(lines)} requests to {self.model} "
+                "wait until what the others cost is known: together they might pass --max-cost"
+            )
+            self._start(self._knock())
+        for parcel in _parcels(lines, self._most):
+            cost = sum(line.cost for line in parcel)
+            raws = [line.raw for line in parcel]
+            state = self.book.add(self._service.base_url, self.model, raws, cost)
+            self._follow(state, parcel, resumed=False)
+
+    def _affordable(self, line: _Line) -> bool:
+        line.sent = line.reserved = self._budget is not None and self._budget.reserve(line.cost)
+        line.sent = line.sent or self._budget is None
+        return line.sent
+
+    async def _knock(self) -> None:
+        """Have the calls that were left behind looked at again."""
+        await asyncio.sleep(self.batches.poll_s)
+        self._arrived.set()
+
+    # -- one batch -----------------------------------------------------------------------------
+
+    def _follow(self, state: BatchState, lines: list[_Line], *, resumed: bool) -> None:
+        self._members[state.number] = lines
+        self._missing[state.number] = {line.key for line in lines}
+        self._start(self._bring(state, resumed))
+
+    async def _bring(self, state: BatchState, resumed: bool) -> None:
+        """A batch from wherever it stands to its replies."""
+        alone = self._most < LINES
+        turn: AbstractAsyncContextManager[Any] = self._turn if alone else nullcontext()
+        try:
+            async with turn:
+                state = await self._to_end(state, resumed)
+            self._deliver(state)
+        except Exception as error:  # noqa: BLE001 - raised again by each call that waits
+            self._fail(self._members[state.number], error)
+
+    async def _to_end(self, state: BatchState, resumed: bool) -> BatchState:
+        name = f"soulkit-{self.book.run[:12]}-{state.number:04d}.jsonl"
+        path = self.book.requests_file(state.number)
+        if state.stage == "written":
+            file_id = await self._patient(lambda: self._service.upload(path, name))
+            state = replace(state, stage="uploaded", file_id=file_id)
+            self.book.save(state)
+            resumed = False
+        if state.stage == "uploaded":
+            report = await self._created(state, resumed)
+            state = replace(state, stage="created", batch_id=report.id)
+            self.book.save(state)
+        if state.stage == "created":
+            report = await self._ended(state)
+            for part, file_id in enumerate(report.files):
+                await self._download(file_id, self.book.replies_file(state.number, part))
+            state = replace(state, stage="ended", status=report.status, words=report.words)
+            self.book.save(state)
+        return state
+
+    async def _download(self, file_id: str, path: Path) -> None:
+        await self._patient(lambda: self._service.fetch(file_id, path))
+
+    async def _created(self, state: BatchState, resumed: bool) -> BatchReport:
+        """The batch: a new one, unless one may be there that was not heard of."""
+        mark, doubtful = self.book.mark(state), resumed
+
+        async def attempt() -> BatchReport:
+            nonlocal doubtful
+            if doubtful:
+                there = await self._service.search(mark, state.written)
+                if there is not None:
+                    return there
+            doubtful = True
+            return await self._service.create(state.file_id, mark)
+
+        return await self._patient(attempt)
+
+    async def _ended(self, state: BatchState) -> BatchReport:
+        telling = _Telling(self.batches.say, state, time.monotonic())
+        while True:
+            report = await self._patient(lambda: self._service.look(state.batch_id))
+            telling.about(report)
+            if report.ended:
+                return report
+            await asyncio.sleep(self.batches.poll_s)
+
+    async def _patient(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What a service says, once it says something."""
+        end, pause = time.monotonic() + self.batches.silence_s, min(1.0, self.batches.poll_s)
+        while True:
+            try:
+                return await ask()
+            except ServiceSilent as error:
+                if time.monotonic() + pause > end:
+                    raise _silent(self._service.base_url, str(error)) from error
+                await asyncio.sleep(pause)
+                pause = min(60.0, 2 * pause)
+
+    def _deliver(self, state: BatchState) -> None:
+        """Give every call of a batch its reply, or say why there is none."""
+        lines, replies = self._members.pop(state.number), self.book.replies(state.number)
+        nothing = self._nothing(state, len(lines))
+        for line in lines:
+            self._release(line)
+            outcome = line_outcome(replies.get(line.key), nothing)
+            if isinstance(outcome, Fault) and not nothing.retry:
+                outcome = nothing  # whoever cancelled the batch wants none of it sent again
+            if not line.future.done():
+                line.future.set_result(BatchReply(line.key, state, line.parameters(), outcome))
+
+    def _nothing(self, state: BatchState, count: int) -> Fault:
+        """Why a call has no line among the replies."""
+        words = f"batch {state.batch_id} {state.status}{f': {state.words}' if state.words else ''}"
+        if state.status == "failed" and "token_limit" in state.words and count > 1:
+            # More tokens than may wait at once: in halves, one after the other. This ends.
+            self._most = min(self._most, max(1, count // 2))
+            return Fault(words, probe=True)
+        return Fault(words, retry=state.status not in ("cancelled", "failed"))
+
+    def _fail(self, lines: Iterable[_Line], error: Exception) -> None:
+        for line in lines:
+            self._release(line)
+            if not line.future.done():
+                line.future.set_exception(error)
+                line.future.exception()  # seen: there may be nobody who waits
+
+    def _release(self, line: _Line) -> None:
+        if line.reserved and self._budget is not None:
+            self._budget.release(line.cost)
+        line.reserved = False
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> http.Received | Fault:
+    """What a line of the service says: a reply with its status, or why there is none."""
+    if line is None:
+        return nothing
+    response, error = line.get("response"), line.get("error")
+    if isinstance(response, dict) and isinstance(response.get("status_code"), int):
+        text = json.dumps(response.get("body"), ensure_ascii=False)
+        return http.Received(response["status_code"], {}, text)
+    message = error.get("message") or error.get("code") if isinstance(error, dict) else None
+    return Fault(clean_detail(str(message or "a line of the batch without a reply")))
+
+
+def _dump(request: Mapping[str, Any]) -> bytes:
+    text = json.dumps(request, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
+    """The lines in files of so many lines, and of FILE_BYTES, at most."""
+    parcel: list[_Line] = []
+    size = 0
+    for line in lines:
+        if parcel and (len(parcel) >= most or size + len(line.raw) > FILE_BYTES):
+            yield parcel
+            parcel, size = [], 0
+        parcel.append(line)
+        size += len(line.raw)
+    if parcel:
+        yield parcel
+
+
+@dataclass
+class _Telling:
+    """Says how far a batch is: each new state at once, numbers now and then."""
+
+    say: Callable[[str], None]
+    state: BatchState
+    started: float
+    status: str = ""
+    last: float = 0.0
+
+    def about(self, report: BatchReport) -> None:
+        now = time.monotonic()
+        if report.status == self.status and now - self.last < SAY_S:
+            return
+        self.status, self.last = report.status, now
+        parts = [f"{report.completed} of {report.total or self.state.requests} done"]
+        parts += [f"{report.failed} failed"] if report.failed else []
+        parts += [f"{span(now - self.started)} here"]
+        if report.expires_at and not report.ended:
+            parts.append(f"expires in {span(report.expires_at - time.time())}")
+        self.say(f"batch {report.id} of {self.state.model}: {report.status}, {', '.join(parts)}")
+
+
+def span(seconds: float) -> str:
+    """A time in words: `40 s`, `12 min`, `23 h 50 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def _silent(base_url: str, words: str) -> UserError:
+    return UserError(
+        f"The batch service at {base_url} does not answer: {words}.",
+        "Batches that were sent go on there and are paid for; nothing is lost.",
+        "Run the same command again when it answers: the batches are taken up.",
+    )
+
+
+def _too_dear(budget: Budget, cost: float) -> BudgetSpent:
+    return BudgetSpent(
+        f"The run has spent {budget.spent:.4f} US dollars of the {budget.max_cost:g} that it may "
+        f"cost, and the next request may cost {cost:.4f}.",
+        "What a batch costs at most is reserved before it is sent; replies that came are in the "
+        "ledger.",
+        "Run the same command with a larger --max-cost, or bound replies with --max-tokens.",
+    )

@@ -1,0 +1,199 @@
+"""A provider's batch service: files up, batches made and looked at, files down.
+
+    POST /files (purpose batch)    POST /batches    GET /batches/{id}    GET /files/{id}/content
+
+Each request is made once. Where it may help to ask again, `ServiceSilent` is raised, and the caller
+decides; whatever else a service says is a `UserError`. A batch carries a mark in its metadata, so
+that one whose creation was not heard of is found again instead of being made, and paid for, twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from soulkit.errors import ModelLoadError, UserError
+from soulkit.keys import masked_json
+from soulkit.models.api.access import Access
+from soulkit.models.api.faults import clean_detail
+from soulkit.models.api.sdk import make_sdk
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types import Batch
+
+PATH: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+"""What every line of a batch asks, whatever stands before it in the server's address."""
+TIMEOUT_S = 600.0
+"""Of one request: a file may have 200 MB."""
+FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
+_PASSING = frozenset((408, 409, 429))
+_OLDER_S = 3600
+"""A batch that was made so long before its file was written is another one's."""
+
+
+class ServiceSilent(Exception):
+    """The service did not answer, or not now; the text says how."""
+
+
+class NoBatchService(UserError):
+    """There is no batch service at an address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What a service says of a batch."""
+
+    id: str
+    status: str
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    expires_at: int = 0
+    """Unix seconds; 0 where the service does not say."""
+    files: tuple[str, ...] = ()
+    """Ids of the files with replies and with errors, as far as there are any."""
+    words: str = ""
+    """Why it failed."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in FINAL
+
+
+class BatchService:
+    """The batch service of one server."""
+
+    def __init__(self, access: Access) -> None:
+        self.base_url, self._access = access.base_url, access
+        self._sdk: AsyncOpenAI | None = None
+
+    @property
+    def sdk(self) -> AsyncOpenAI:
+        if self._sdk is None:
+            self._sdk = make_sdk(self._access, TIMEOUT_S)
+        return self._sdk
+
+    async def upload(self, path: Path, name: str) -> str:
+        """The id of the file with the requests."""
+        with path.open("rb") as stream:
+            async with self._asking():
+                file = await self.sdk.files.create(file=(name, stream), purpose="batch")
+        return str(file.id)
+
+    async def create(self, file_id: str, mark: Mapping[str, str]) -> BatchReport:
+        """A new batch of an uploaded file. After ServiceSilent it may be there all the same."""
+        async with self._asking():
+            batch = await self.sdk.batches.create(
+                completion_window="24h", endpoint=PATH, input_file_id=file_id, metadata=dict(mark)
+            )
+        return _report(batch)
+
+    async def search(self, mark: Mapping[str, str], since: float) -> BatchReport | None:
+        """The batch with this mark, not older than `since` (Unix seconds); None without one."""
+        async with self._asking():
+            async for batch in self.sdk.batches.list(limit=100):
+                if (batch.metadata or {}) == mark:
+                    return _report(batch)
+                if (batch.created_at or since) < since - _OLDER_S:
+                    break
+        return None
+
+    async def look(self, batch_id: str) -> BatchReport:
+        """How far a batch is."""
+        async with self._asking():
+            return _report(await self.sdk.batches.retrieve(batch_id))
+
+    async def fetch(self, file_id: str, path: Path) -> None:
+        """Write a file of the service to `path`, whole or not at all, any key in it masked."""
+        part, safe = (path.with_name(f".{path.name}.{os.getpid()}.{n}.tmp") for n in (1, 2))
+        try:
+            async with (
+                self._asking(),
+                self.sdk.files.with_streaming_response.content(file_id) as reply,
+            ):
+                await reply.stream_to_file(part)
+            _mask(part, safe)
+            safe.replace(path)
+        finally:
+            for file in (part, safe):
+                file.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        if self._sdk is not None:
+            await self._sdk.close()
+            self._sdk = None
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Turns the package's errors into ours."""
+        import httpx2
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
+        try:
+            yield
+        except (APIConnectionError, httpx2.HTTPError) as error:
+            raise ServiceSilent(_words(error)) from error
+        except APIStatusError as error:
+            if error.status_code in _PASSING or error.status_code >= 500:
+                raise ServiceSilent(_words(error)) from error
+            raise self._refusal(error) from error
+        except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+            # Not in the form of the service: a web page, for instance.
+            raise self._unusable(_words(error)) from error
+
+    def _refusal(self, error: Any) -> UserError:
+        if error.status_code in (404, 405, 501):
+            return self._unusable(_words(error))
+        if error.status_code == 401:
+            return ModelLoadError(
+                f"The batch service at {self.base_url} does not take the key: {_words(error)}.",
+                "Without it no batch can be made or looked at.",
+                f"The key is read from {self._access.key_env}: check it.",
+            )
+        return UserError(
+            f"The batch service at {self.base_url} refused: {_words(error)}.",
+            "No batch was made of this; what was answered before is in the run's ledger.",
+            "Mend what it names and run the same command again, or run it without --batch.",
+        )
+
+    def _unusable(self, words: str) -> NoBatchService:
+        return NoBatchService(
+            f"There is no batch service at {self.base_url}: {words}.",
+            "--batch needs the paths /files and /batches there, as OpenAI has them.",
+            "Run it without --batch, with --batch-judges where only the judges' server has one, or "
+            "say 'by_batch: false' of this model in the endpoints file.",
+        )
+
+
+def _mask(source: Path, goal: Path) -> None:
+    """Copy lines without any key: some servers quote what they were sent."""
+    with source.open("rb") as lines, goal.open("wb") as stream:
+        for line in lines:
+            text = masked_json(line.decode("utf-8", "replace").rstrip("\n"))
+            stream.write(text.encode("utf-8", "replace") + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _words(error: BaseException) -> str:
+    cause = error.__cause__
+    more = f" ({cause})" if cause is not None and str(cause) else ""
+    return clean_detail(f"{error}{more}" or type(error).__name__).rstrip(".")
+
+
+def _report(batch: Batch) -> BatchReport:
+    counts, errors = batch.request_counts, batch.errors
+    lines = [
+        f"{one.code or 'error'}: {one.message}" for one in (errors.data if errors else []) or []
+    ]
+    return BatchReport(
+        id=str(batch.id), status=str(batch.status), total=counts.total if counts else 0,
+        completed=counts.completed if counts else 0, failed=counts.failed if counts else 0,
+        expires_at=batch.expires_at or 0, words=clean_detail("; ".join(lines[:3])),
+        files=tuple(str(f) for f in (batch.output_file_id, batch.error_file_id) if f),
+    )  # fmt: skip
