@@ -50,6 +50,7 @@ from soulkit.train.state.fingerprint import check_material, deterministic, finge
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
@@ -213,7 +214,9 @@ async def _train(
     loop = Loop.open(config, run, policy, tracker, journal)
     try:
         if material.objective is None:
-            await loop.run_all(SupervisedStep(loop, material.pool), show)
+            step = SupervisedStep(loop, material.pool, Skips.of(run.metrics))
+            stop_ended(loop)
+            await loop.run_all(step, with_stops(loop, show))
             summary = supervised_summary(config, run, loop)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show)
@@ -254,11 +257,11 @@ async def _reinforce(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
         canaries=CanaryWatch.of(config, material.pool, material.tasks, run.metrics),
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
+        skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        if loop.step == config.steps:
-            stop_in_vain(loop, newest(run.metrics))
-        await loop.run_all(step, with_vain_stop(loop, show))
+        stop_ended(loop)
+        await loop.run_all(step, with_stops(loop, show))
     finally:
         await sampler.close()
         await players.close()
@@ -283,22 +286,30 @@ def _provenance(
     return {"actor": measured_model(config.model_dump(), policy), **record}
 
 
-def with_vain_stop(loop: Loop, show: Show) -> Show:
-    """`show`, and the end of a run whose feedback is of no use; what it learned is kept."""
+def with_stops(loop: Loop, show: Show) -> Show:
+    """`show`, and the end of a run whose feedback is of no use or whose updates cannot be taken;
+    what it learned is kept."""
 
     def report(line: StepLine) -> None:
         show(line)
-        stop_in_vain(loop, line)
+        stop_after(loop, line)
 
     return report
 
 
-def stop_in_vain(loop: Loop, line: StepLine) -> None:
-    """Raise what `in_vain` says of the newest step's line, behind a checkpoint of that step."""
-    error = in_vain(loop.config.method, line)
+def stop_after(loop: Loop, line: StepLine) -> None:
+    """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
+    error = in_vain(loop.config.method, line) or too_many_skips(line)
     if error is not None:
         loop.checkpoint()
         raise error
+
+
+def stop_ended(loop: Loop) -> None:
+    """Raise again what ended a run in its last step: there is none left to take."""
+    if loop.step == loop.config.steps:
+        stop_after(loop, newest(loop.run.metrics))
+        stop_after(loop, newest_learned(loop.run.metrics))
 
 
 def rollout_summary(
