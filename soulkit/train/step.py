@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from soulkit.errors import ProviderError
 from soulkit.runs.records import without_tokens
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
@@ -90,15 +89,15 @@ class Step:
         )  # fmt: skip
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
-        """Write the step's rollouts down, all at once; ProviderError when they are nothing but
+        """Write the step's rollouts down, all at once; CallError when they are nothing but
         failures: the weights so far are kept, and the evidence behind the checkpoint's offset."""
         refuse_stale(records_R, version)
-        reason = silence(records_R)
-        if reason and self.loop.step:
+        error = silence(records_R)
+        if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
         self.loop.episodes.write(*records_R)
-        if reason:
-            raise ProviderError(reason)
+        if error is not None:
+            raise error
         self.recent.append([without_tokens(record) for record in records_R])
 
 

@@ -1,4 +1,4 @@
-"""A number that is not finite: the update is left out, counted and told, and nothing of it stays."""
+"""A number that is not finite: the update is left out, counted and told."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_run_of_broken_updates_stops_behind_a_checkpoint(
     assert soul(*command) == 2
     output = capfd.readouterr().err
     assert "step 1: update 1 of 1 skipped: the gradient's norm is nan" in output
-    error, why, fix = [
+    error, _, fix = [
         line for line in output.splitlines() if line.startswith(("error", "why", "fix"))
     ]
     assert error.startswith("error: 5 updates in a row were skipped") and "step 5" in error

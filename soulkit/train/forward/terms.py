@@ -36,7 +36,6 @@ from soulkit.train.maths.loss import (
 from soulkit.train.objectives.sequences import Loss, TrainSequence
 from soulkit.train.state.lines import TokenMeans
 
-
 PART_NUMBERS = ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")
 """What is told of the policy's tokens, of the drafts and of every part."""
 

@@ -3,9 +3,9 @@
 The loss is Σ_components λ Σ_sequences factor · ℓ_t with factors from explicit denominators, so
 micro-batches add up to the mini-batch exactly (algorithms §2, §3). What ℓ_t is depends on the kind
 of the sequence (`terms.py`). An update with a number in it that is not finite is not taken: nothing
-of it reaches weights, optimizer or moving average. Sequences without a gradient (a policy or regression sequence whose
-advantage is zero) are counted in the denominators but not computed, unless a KL or entropy term
-needs them.
+of it reaches weights, optimizer or moving average. Sequences without a gradient (a policy or
+regression sequence whose advantage is zero) are counted in the denominators but not computed,
+unless a KL or entropy term needs them.
 """
 
 from __future__ import annotations
