@@ -1,10 +1,11 @@
 """The model that is trained: a frozen base with a LoRA adapter, and the log-probs it gives.
 
-Log-probs are of logits / T in float32, at trained positions only: the hidden states are gathered
-first, so the vocabulary is never spread over prompts, and read in chunks that the backward pass
-computes again. A probe at load compares that with the model's own forward pass and falls back to it
-where they differ (logit scaling, soft caps); another (`probe.py`) compares packed attention with
-plain forward passes, and a model that fails it is refused.
+Log-probs are of logits / T, from products in float32 whatever the weights are (`models/local/
+head.py`), at trained positions only: the hidden states are gathered first, so the vocabulary is
+never spread over prompts, and read in chunks that the backward pass computes again. A probe at load
+compares that with the model's own forward pass and falls back to it where they differ (logit
+scaling, soft caps); another (`probe.py`) compares packed attention with plain forward passes, and a
+model that fails it is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from soulkit.models.local.head import widen_head
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.loading import (
     ADAPTER,
@@ -75,6 +77,7 @@ class Policy:
         thinking: bool | None = None,
     ) -> None:
         """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
+        widen_head(model)
         self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
         self.tokenizer = tokenizer
         self.temperature = temperature
