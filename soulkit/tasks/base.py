@@ -61,6 +61,8 @@ class Task(ABC):
     grades_cut_replies = False
     """Whether a single reply that ran into its limit is graded all the same; else it is truncated,
     and scores the minimum."""
+    gold_is_script = False
+    """Whether `gold` is for self-checks alone: lines that fit any row, which teach nobody."""
     pair_calls = 0
     """How many of a judge's calls on an episode ask about a pair, both orders together."""
 

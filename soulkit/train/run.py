@@ -88,8 +88,11 @@ def train(
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
         with alone(run):
-            check_material(run, fingerprint(config, material, policy, teacher), config)
+            prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
+            check_material(run, prints, config)
             if say is not None:
+                if remark := numbers_remark(policy):
+                    say(remark)
                 for server in config.servers():
                     say(server)
             return asyncio.run(_train(config, run, policy, teacher, material, show))
@@ -140,6 +143,18 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     return teacher
 
 
+def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
+    """For `material.json`: what the base's numbers were, and in which they are computed."""
+    return {"numbers": {"stored": policy.stored, "computed": policy.computed}}
+
+
+def numbers_remark(policy: Policy) -> str:
+    """What to say of a float16 checkpoint, which is trained on in other numbers; else empty."""
+    if policy.stored != "float16":
+        return ""
+    return f"the checkpoint is in float16 and is trained on in {policy.computed}"
+
+
 def _open(config: TrainConfig, out: Path) -> Run:
     identity, defaults = config.identity(), config.identity_defaults()
     command, sealed = f"train {config.method}", not config.foreign
@@ -153,6 +168,13 @@ def refuse_untrainable(config: TrainConfig) -> None:
             f"All weights were to be trained in {config.dtype}.",
             "A usual update is less than half a step of most such numbers and is rounded away.",
             "Use --set dtype=float32, or train an adapter, whose weights are float32 anyway.",
+        )
+    if config.dtype == "float16":
+        raise ConfigError(
+            "An adapter was to be trained on a base in float16.",
+            "Its activations and gradients leave the range of float16, and what leaves it is no "
+            "number any more.",
+            "Use --dtype bfloat16 or float32; a float16 checkpoint is read as either.",
         )
     if config.full and config.adapter is not None:
         raise ConfigError(

@@ -24,16 +24,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from soulkit.errors import ModelLoadError
 from soulkit.models.local.head import widen_head
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.loading import (
     ADAPTER,
     freeze_beside_language,
+    is_quantised,
     load_adapter,
     lora_targets,
 )
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.weights import stored_types
+from soulkit.text import one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
 from soulkit.train.forward.fuse import Setting, fuse, fused_parts
@@ -43,6 +47,9 @@ from soulkit.train.objectives.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits that are held at once, by device."""
+
+STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+"""What safetensors calls numbers, and torch."""
 
 BUDGET = TOKENS_PER_BATCH
 """Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
@@ -85,6 +92,8 @@ class Policy:
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
         """The moving average of the trained weights, by name, where a run keeps one."""
+        self.stored = ""
+        """What the numbers of the checkpoint are called, where they are of one kind."""
         self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
@@ -109,6 +118,12 @@ class Policy:
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Named parameters with a gradient."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    @property
+    def computed(self) -> str:
+        """The number type that the base is multiplied in."""
+        weight = next(self.decoder.parameters())
+        return str(weight.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> torch.device:
@@ -364,7 +379,7 @@ def _checkpointed_layers(causal: Any) -> list[Any]:
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     # In bfloat16 an update of a usual learning rate is less than half a step of most weights and is
     # rounded away. An adapter's own weights are float32 whatever the base is.
@@ -372,6 +387,15 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
     torch.manual_seed(config.seed)
     model: Any = loaded.model
+    packed = is_quantised(str(folder), model)
+    if packed and config.full:
+        raise ModelLoadError(
+            f"All weights of '{folder}' were to be trained, and they are quantised ({packed}).",
+            "A usual update is far less than a step of such numbers.",
+            "Train an adapter (leave out --full), or name the model in bfloat16 or float32.",
+        )
+    if not packed and next(model.parameters()).dtype == torch.float16:
+        model = model.to(torch.bfloat16)  # the same size, and the range of float32
     if config.adapter is not None:
         model = load_adapter(model, Path(config.adapter))
         model.set_adapter(ADAPTER)  # loaded frozen
@@ -385,8 +409,8 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )
-        model = get_peft_model(model, lora, adapter_name=ADAPTER)
-    return Policy(
+        model = _adapted(model, lora, folder, packed)
+    policy = Policy(
         model,
         loaded.tokenizer,
         config.temperature,
@@ -396,3 +420,21 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         fused=config.fused,
         thinking=config.thinking,
     )
+    policy.stored = packed or STORED.get("/".join(sorted(stored_types(str(folder)))), "")
+    return policy
+
+
+def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:
+    """`model` with a new adapter; ModelLoadError for layers that PEFT cannot put one on."""
+    from peft import get_peft_model
+
+    try:
+        return get_peft_model(model, lora, adapter_name=ADAPTER)
+    except (ValueError, TypeError, NotImplementedError, ImportError) as error:
+        if not packed:
+            raise
+        raise ModelLoadError(
+            f"PEFT cannot put an adapter on '{folder}', whose weights are quantised ({packed}).",
+            f"It says: {one_line(str(error), 200)}",
+            "Name the model in bfloat16 or float32, or one that is quantised as PEFT knows it.",
+        ) from error
