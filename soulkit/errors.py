@@ -96,7 +96,10 @@ class TaskError(CallError):
 
     reason = "task_error"
     why = "The code of the task broke, and no score is made up for it."
-    way_out = "Mend the task at that line, then run the same command again."
+    way_out = (
+        "Mend the task at that line. What was played is scored again by `soul rescore RUN`; what "
+        "could not be played, and a training, needs another --out."
+    )
 
 
 class UnreadableVerdict(CallError):

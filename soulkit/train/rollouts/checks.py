@@ -37,7 +37,7 @@ def silence(records: Sequence[Record]) -> CallError | None:
         )
     failed = [r.episode.notes.get("coach_failure") for r in scored]
     if failed and all(failed):
-        return _of_reason(failed[-1].partition(":")[0])(
+        return _of_reason(str(failed[-1]).partition(":")[0])(
             f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
         )
     return None
