@@ -17,13 +17,14 @@ from tests.support.training import random_model, soul
 BREAKS = """
 
 class Breaking(Kind):
-    def grade(self, example, answer):
+    async def score(self, example, episode, cast):
         said = example.fields["said"]
         if said.startswith(LEAVES):
             sys.exit("enough")
         if said.startswith(DIVIDES):
             return 1 / 0
-        return float("nan") if said.startswith("Speaker 2 ") else super().grade(example, answer)
+        score = await super().score(example, episode, cast)
+        return replace(score, value=float("nan")) if said.startswith("Speaker 2 ") else score
 """
 
 
@@ -31,7 +32,9 @@ def home(folder: Path, leaves: str, divides: str = "Speaker 1 ") -> Path:
     """The shade task with a class that breaks, in a folder of its own."""
     place = Path(shutil.copytree(TASKS.parent, folder / "task"))
     code = (place / "shade.py").read_text(encoding="utf-8")
-    ends = f"import sys\nLEAVES, DIVIDES = {leaves!r}, {divides!r}\n"
+    ends = (
+        f"import sys\nfrom dataclasses import replace\nLEAVES, DIVIDES = {leaves!r}, {divides!r}\n"
+    )
     (place / "shade.py").write_text(code + ends + BREAKS, encoding="utf-8")
     tasks = (place / "tasks.yaml").read_text(encoding="utf-8")
     entry = '  breaking: {<<: *shade, module: "shade:Breaking"}\n'
