@@ -64,6 +64,9 @@ class CallError(SoulError):
     """A call to a model failed for good, after its retries. `reason` is a Failure slug."""
 
     reason = "provider_error"
+    why = "A model did not answer, and no result is made up for it."
+    way_out = "Check the endpoint, then run the same command again."
+    """What the command line says where such an error ends a run."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -86,6 +89,17 @@ class ContextOverflow(CallError):
     """The prompt does not fit the model's context; nothing is cut silently."""
 
     reason = "context_overflow"
+
+
+class TaskError(CallError):
+    """A task's own code raised, or gave back what is no score: the row stays unscored."""
+
+    reason = "task_error"
+    why = "The code of the task broke, and no score is made up for it."
+    way_out = (
+        "Mend the task at that line. What was played is scored again by `soul rescore RUN`; what "
+        "could not be played, and a training, needs another --out."
+    )
 
 
 class UnreadableVerdict(CallError):

@@ -193,7 +193,8 @@ class Line:
 class Failure:
     """Why an episode is unscored: something outside the actor broke.
 
-    `reason` is a slug: `provider_error`, `partner_error`, `judge_error`, `context_overflow`.
+    `reason` is a slug: `provider_error`, `partner_error`, `judge_error`, `context_overflow`,
+    `task_error` (the task's own code broke: `detail` names file and line).
     """
 
     reason: str

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 import traceback
@@ -126,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_debug(arguments)
     _open_streams()
+    _log_to_stderr(debug)
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -135,6 +137,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             for part in traceback.format_exception(error):
                 print(printable(part), end="", file=sys.stderr)
         return _explain(error)
+
+
+def _log_to_stderr(debug: bool) -> None:
+    """What tasks break on is said once a place; with --debug it comes with its traceback."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Masked("%(message)s"))
+    logger = logging.getLogger("soulkit")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+class _Masked(logging.Formatter):
+    """Without keys, which an error or a line of a traceback may hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _open_streams() -> None:
@@ -208,10 +226,8 @@ def _explain(error: Exception) -> int:
         return 2
     if isinstance(soul_error, CallError):
         _three_lines(
-            soul_error.detail,
-            "A model did not answer, and no result is made up for it.",
-            "Check the endpoint, then run the same command again.",
-        )
+            soul_error.detail, soul_error.why, soul_error.way_out,
+        )  # fmt: skip
         return 1
     detail = one_line(printable(f"{type(error).__name__}: {error}"), 300)
     _say(f"internal error: {detail} (run again with --debug for the traceback)")

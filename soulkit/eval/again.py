@@ -20,6 +20,7 @@ from soulkit.models.roles.config import RolesConfig
 from soulkit.play.controls import ControlJob, ask_control
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
+from soulkit.tasks.guarding import attempt
 from soulkit.types import (
     Call,
     Completion,
@@ -136,7 +137,7 @@ def _with_score(recorded: Recorded, record: Record, score: Score) -> Record:
     task, example = recorded.rows[record.example_id]
     return replace(
         record, score=score, tags=example.tags, cluster=example.cluster,
-        gold=task.gold_text(example),
+        gold=attempt(task, "gold_text", lambda: task.gold_text(example), ""),
     )  # fmt: skip
 
 

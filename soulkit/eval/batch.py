@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from soulkit.tasks.base import Task
+from soulkit.tasks.guarding import attempt
 from soulkit.types import BatchMetric, ControlRecord, Record
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
@@ -91,7 +92,8 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
     def summariser(records: Sequence[Record]) -> dict[str, BatchMetric]:
         clusters = {record.cluster or record.example_id for record in records}
         there = [c for c in controls if (c.cluster or c.example_id) in clusters]
-        numbers = task.calibrate(records, there)
+        nothing: dict[str, BatchMetric] = {}
+        numbers = attempt(task, "calibrate", lambda: task.calibrate(records, there), nothing)
         beside = {name: replace(number, beside=True) for name, number in numbers.items()}
         return {**task.batch_metrics(records), **beside}
 

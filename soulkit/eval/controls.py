@@ -21,6 +21,8 @@ from soulkit.play.controls import ControlJob, ask_control, control_jobs, control
 from soulkit.play.engine import Engine, gather
 from soulkit.play.plan import Work
 from soulkit.runs.records import CONTROLS, load_controls
+from soulkit.tasks.base import Task
+from soulkit.tasks.guarding import attempt
 from soulkit.types import ControlRecord, Record, record_key
 
 if TYPE_CHECKING:
@@ -156,9 +158,13 @@ def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
     lines = []
     for part in work:
         values = {name: cell.mean for name, cell in cells.get(part.task.name, {}).items()}
-        remarks = part.task.calibration_remarks(values)
+        remarks = _remarks(part.task, values)
         lines += [f"{part.task.name}: {'; '.join(remarks)}"] if remarks else []
     return lines
+
+
+def _remarks(task: Task, values: Mapping[str, float | None]) -> Sequence[str]:
+    return attempt(task, "calibration_remarks", lambda: task.calibration_remarks(values), ())
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from soulkit.errors import ProviderError
+from soulkit.errors import ProviderError, TaskError
 from soulkit.types import Record, Score
 
-_OUTSIDE = ("provider_error", "partner_error", "judge_error")
+_OUTSIDE = ("provider_error", "partner_error", "judge_error", TaskError.reason)
 
 
 class MeanSoFar:
@@ -37,10 +37,10 @@ class Streak:
         self.limit, self.length = limit, 0
 
     def add(self, score: Score) -> None:
-        """ProviderError after `limit` scores in a row that something outside the actor broke."""
+        """CallError after `limit` scores in a row that something outside the actor broke: TaskError
+        where the last of them was the task's own code."""
         failed = not score.scored and score.reason in _OUTSIDE
         self.length = self.length + 1 if failed else 0
         if self.length >= self.limit:
-            raise ProviderError(
-                f"{self.length} episodes in a row failed, the last with: {score.words}"
-            )
+            kind = TaskError if score.reason == TaskError.reason else ProviderError
+            raise kind(f"{self.length} episodes in a row failed, the last with: {score.words}")

@@ -1,8 +1,8 @@
 """The only scheduler: walks rollouts down the road and hands every record to a sink at once.
 
 A rollout is walked alone, without a barrier: draft, score, critique, leak check, refined, score. A
-CallError anywhere becomes a Failure on the record it concerns; anything else is a bug and stops the
-run (what is recorded stays).
+CallError anywhere, what the task's own code raises included, becomes a Failure on the record it
+concerns; anything else is a bug of soulkit and stops the run (what is recorded stays).
 
 Where a sampler in the cast is deterministic, the workers are fixed: each has its own share of the
 jobs and is a participant of the sampler's waves (`models/local/waves.py`) from start to end.
@@ -20,6 +20,7 @@ from soulkit.judge.leaks import check_leak, read_blind
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.waves import Participant, participants
 from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.guarding import attempt, checked_episode, checked_feedback, task_code
 from soulkit.text import one_line
 from soulkit.types import (
     Episode,
@@ -78,7 +79,8 @@ class FeedbackPolicy:
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high
         if self.when == "task":
-            return task.gate(score, step)
+            with task_code(task, "gate"):
+                return task.gate(score, step)
         return True
 
 
@@ -100,16 +102,20 @@ class Engine:
 
         Where the policy shows drafts, `draft` stands in the slot with the feedback.
         """
+        rollout = job.rollout(self.seed, "refined", feedback)
         if draft is not None and self.feedback is not None and self.feedback.show_draft:
-            feedback = with_draft(job, feedback, draft)
-        return await self._play_and_score(job, job.rollout(self.seed, "refined", feedback))
+            try:
+                rollout = replace(rollout, feedback=with_draft(job, feedback, draft))
+            except CallError as error:
+                return await self._scored(job, rollout, failed(job, rollout, error))
+        return await self._play_and_score(job, rollout)
 
     async def critique(self, job: Job, draft: Record) -> Record:
         """The draft's record with the feedback it earned, leak check done."""
         policy = self.feedback
-        if policy is None or not policy.wants(job.task, draft.score, job.step):
-            return draft
         try:
+            if policy is None or not policy.wants(job.task, draft.score, job.step):
+                return draft
             feedback = terse(job) if policy.terse else await self._coach_feedback(job, draft)
             checked = await self._check_leaks(job, feedback) if feedback else None
         except CallError as error:
@@ -119,11 +125,16 @@ class Engine:
         return replace(draft, received=checked)
 
     async def _coach_feedback(self, job: Job, draft: Record) -> Feedback | None:
-        rollout = job.rollout(self.seed)
-        return await job.task.critique(job.example, draft.episode, draft.score, self.cast, rollout)
+        rollout, task = job.rollout(self.seed), job.task
+        with task_code(task, "critique"):
+            feedback = await task.critique(
+                job.example, draft.episode, draft.score, self.cast, rollout
+            )
+        return checked_feedback(task, feedback)
 
     async def _check_leaks(self, job: Job, feedback: Feedback) -> Feedback:
-        view = job.task.leak_view(job.example)
+        with task_code(job.task, "leak_view"):
+            view = job.task.leak_view(job.example)
         checked = check_leak(feedback, view)
         reader = self.feedback.blind_reader if self.feedback else None
         if reader is None or view is None or checked.leak:
@@ -189,12 +200,14 @@ class Engine:
 
     async def _play_and_score(self, job: Job, rollout: Rollout) -> Record:
         try:
-            episode = await job.task.play(job.example, self.cast, rollout)
+            with task_code(job.task, "play"):
+                episode = await job.task.play(job.example, self.cast, rollout)
+            episode = checked_episode(job.task, episode)
         except CallError as error:
-            episode = Episode(
-                example_id=job.example.id, task=job.task.name, kind=rollout.kind,
-                rollout=job.index, stop="failed", failure=Failure(error.reason, error.detail),
-            )  # fmt: skip
+            episode = failed(job, rollout, error)
+        return await self._scored(job, rollout, episode)
+
+    async def _scored(self, job: Job, rollout: Rollout, episode: Episode) -> Record:
         # Whoever judges keys its calls with the step: no task has to think of it.
         episode = replace(episode, step=job.step)
         score = await job.task.judged(job.example, episode, self.cast)
@@ -212,15 +225,25 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+def failed(job: Job, rollout: Rollout, error: CallError) -> Episode:
+    """The episode that could not be played."""
+    return Episode(
+        example_id=job.example.id, task=job.task.name, kind=rollout.kind,
+        rollout=job.index, stop="failed", failure=Failure(error.reason, error.detail),
+    )  # fmt: skip
+
+
 def terse(job: Job) -> Feedback | None:
     """What the task's rules say about the example whatever the draft."""
-    text = job.task.explain(job.example, None, None)
+    with task_code(job.task, "explain"):
+        text = job.task.explain(job.example, None, None)
     return replace(job.task.symbolic(text), author="terse") if text else None
 
 
 def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:
     """The feedback and the draft that it is about, in the words of `shown_draft.md`."""
-    lines = [(line.seat, job.task.public_words(line)) for line in draft.episode.transcript]
+    with task_code(job.task, "public_words"):
+        lines = [(line.seat, job.task.public_words(line)) for line in draft.episode.transcript]
     several = (f"{seat}: {one_line(text)}" for seat, text in lines)  # a line break forges no line
     draft_text = lines[0][1] if len(lines) == 1 else "\n".join(several)
     text = job.task.prompts.render("shown_draft", draft=draft_text, feedback=feedback.text)
@@ -242,7 +265,7 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
         tags=job.example.tags,
         given=rollout.feedback,
         prompt=first_prompts(episode),
-        gold=job.task.gold_text(job.example),
+        gold=attempt(job.task, "gold_text", lambda: job.task.gold_text(job.example), ""),
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import HUMAN, bind, content_hash, unpacked
-from soulkit.errors import CallError, ConfigError, UnreadableVerdict
+from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
@@ -29,6 +29,7 @@ from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
+from soulkit.tasks.guarding import attempt, checked_score, task_code
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.rollout import Rollout as Rollout
 from soulkit.tasks.spec import TaskSpec
@@ -60,6 +61,8 @@ class Task(ABC):
     grades_cut_replies = False
     """Whether a single reply that ran into its limit is graded all the same; else it is truncated,
     and scores the minimum."""
+    gold_is_script = False
+    """Whether `gold` is for self-checks alone: lines that fit any row, which teach nobody."""
     pair_calls = 0
     """How many of a judge's calls on an episode ask about a pair, both orders together."""
 
@@ -207,10 +210,12 @@ class Task(ABC):
         Questions take as many opinions as the declaration says.
         """
         try:
-            score = await self.score(example, episode, self._asking(cast))
+            with task_code(self, "score"):
+                score = await self.score(example, episode, self._asking(cast))
+                dialogue = self.calls(example).get("actor", 1) > 1
+            score = checked_score(self, score)
         except CallError as error:
             return self._without_score(episode, error)
-        dialogue = self.calls(example).get("actor", 1) > 1
         low = self.spec.metric.low
         score = with_endings(score, episode, low, strict=self.strict_endings, dialogue=dialogue)
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
@@ -376,7 +381,9 @@ class Task(ABC):
         """`control`, or what a broken call makes of it; the calls say that they are a control's."""
         try:
             cast = replace(self._asking(cast), purpose=purpose_of(name))
-            score = await self.control(name, example, episode, cast)
+            with task_code(self, "control"):
+                score = await self.control(name, example, episode, cast)
+            score = checked_score(self, score, "control")
         except CallError as error:
             return unscored(Failure(error.reason, error.detail), self.protocol)
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
@@ -399,8 +406,12 @@ class Task(ABC):
     # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`summarise`, for whoever shows it: tasks of users may still return plain numbers."""
-        return as_batch_metrics(self.summarise(records), records)
+        """`summarise`, for whoever shows it: tasks of users may still return plain numbers. Where
+        it breaks, the only number is a `task_error` that nothing was computed for."""
+        lost = {TaskError.reason: BatchMetric(None, len(drafts(records)), 0)}
+        return attempt(
+            self, "summarise", lambda: as_batch_metrics(self.summarise(records), records), lost
+        )
 
     @property
     def headline_metric(self) -> str:

@@ -6,8 +6,10 @@ that is asked in five forms is one row. A row's forms share the beginning of the
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from soulkit.runs.records import drafts
@@ -33,13 +35,21 @@ def as_batch_metrics(
     metrics: Mapping[str, Any], records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
     """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
-    all their episodes and have no known scale."""
+    all their episodes and have no known scale.
+
+    What is not finite has no value, and no unit scored.
+    """
     main = drafts(records)
     scored = sum(record.score.scored for record in main)
-    return {
+    numbers = {
         name: metric if isinstance(metric, BatchMetric)
         else BatchMetric(value=metric, n=len(main), n_scored=scored)
         for name, metric in metrics.items()
+    }  # fmt: skip
+    return {
+        name: one if one.value is None or math.isfinite(one.value)
+        else replace(one, value=None, n_scored=0)
+        for name, one in numbers.items()
     }  # fmt: skip
 
 

@@ -60,6 +60,7 @@ from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.note import model_note
+from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
@@ -100,8 +101,11 @@ def train(
             note_threads(run.path, threads)
             if say is not None and not threads.asked:
                 say(threads.words())
-            check_material(run, fingerprint(config, material, policy, teacher), config)
+            prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
+            check_material(run, prints, config)
             if say is not None:
+                if remark := numbers_remark(policy):
+                    say(remark)
                 for server in config.servers():
                     say(server)
             return asyncio.run(_train(config, run, policy, teacher, material, show, say or _quiet))
@@ -155,6 +159,18 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     return teacher
 
 
+def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
+    """For `material.json`: what the base's numbers were, and in which they are computed."""
+    return {"numbers": {"stored": policy.stored, "computed": policy.computed}}
+
+
+def numbers_remark(policy: Policy) -> str:
+    """What to say of a float16 checkpoint, which is trained on in other numbers; else empty."""
+    if policy.stored != "float16":
+        return ""
+    return f"the checkpoint is in float16 and is trained on in {policy.computed}"
+
+
 def _open(config: TrainConfig, out: Path) -> Run:
     identity, defaults = config.identity(), config.identity_defaults()
     command, sealed = f"train {config.method}", not config.foreign
@@ -168,6 +184,13 @@ def refuse_untrainable(config: TrainConfig) -> None:
             f"All weights were to be trained in {config.dtype}.",
             "A usual update is less than half a step of most such numbers and is rounded away.",
             "Use --set dtype=float32, or train an adapter, whose weights are float32 anyway.",
+        )
+    if config.dtype == "float16":
+        raise ConfigError(
+            "An adapter was to be trained on a base in float16.",
+            "Its activations and gradients leave the range of float16, and what leaves it is no "
+            "number any more.",
+            "Use --dtype bfloat16 or float32; a float16 checkpoint is read as either.",
         )
     if config.full and config.adapter is not None:
         raise ConfigError(
@@ -230,7 +253,9 @@ async def _train(
     loop = Loop.open(config, run, policy, tracker, journal)
     try:
         if material.objective is None:
-            await loop.run_all(SupervisedStep(loop, material.pool), show)
+            step = SupervisedStep(loop, material.pool, Skips.of(run.metrics))
+            stop_ended(loop)
+            await loop.run_all(step, with_stops(loop, show))
             summary = supervised_summary(config, run, loop, material)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
@@ -277,14 +302,14 @@ async def _reinforce(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
         canaries=CanaryWatch.of(config, material.pool, material.tasks, run.metrics),
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
+        skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        if loop.step == config.steps:
-            stop_in_vain(loop, newest(run.metrics))
-        else:
+        stop_ended(loop)
+        if loop.step < config.steps:
             players.say = say
             await players.roll_call.hold()  # before the first drafts are sampled
-        await loop.run_all(step, with_vain_stop(loop, show))
+        await loop.run_all(step, with_stops(loop, show))
     finally:
         await sampler.close()
         await players.close()
@@ -310,22 +335,30 @@ def _provenance(
     return {"actor": measured_model(config.model_dump(), policy), **record, **suite}
 
 
-def with_vain_stop(loop: Loop, show: Show) -> Show:
-    """`show`, and the end of a run whose feedback is of no use; what it learned is kept."""
+def with_stops(loop: Loop, show: Show) -> Show:
+    """`show`, and the end of a run whose feedback is of no use or whose updates cannot be taken;
+    what it learned is kept."""
 
     def report(line: StepLine) -> None:
         show(line)
-        stop_in_vain(loop, line)
+        stop_after(loop, line)
 
     return report
 
 
-def stop_in_vain(loop: Loop, line: StepLine) -> None:
-    """Raise what `in_vain` says of the newest step's line, behind a checkpoint of that step."""
-    error = in_vain(loop.config.method, line)
+def stop_after(loop: Loop, line: StepLine) -> None:
+    """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
+    error = in_vain(loop.config.method, line) or too_many_skips(line)
     if error is not None:
         loop.checkpoint()
         raise error
+
+
+def stop_ended(loop: Loop) -> None:
+    """Raise again what ended a run in its last step: there is none left to take."""
+    if loop.step == loop.config.steps:
+        stop_after(loop, newest(loop.run.metrics))
+        stop_after(loop, newest_learned(loop.run.metrics))
 
 
 def rollout_summary(

@@ -11,24 +11,22 @@ sampled is in `rollouts/`, use in `objectives/`, arithmetic in `maths/`, the mod
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from soulkit.errors import ProviderError
 from soulkit.runs.records import without_tokens
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import prepare_step
-from soulkit.train.forward.teacher import Teacher, move_ema
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import kl_to_base, mini_batches, update
+from soulkit.train.forward.teacher import Teacher
+from soulkit.train.forward.update import kl_to_base, take_updates
 from soulkit.train.maths.advantage import group_advantages, singleton_of
-from soulkit.train.maths.measure import feedback_of, groups_of, member_of, rewards_of
+from soulkit.train.maths.measure import feedback_of, member_of, rewards_of, with_groups
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.checks import refuse_stale, silence
@@ -37,6 +35,7 @@ from soulkit.train.rollouts.play import Rollouts, feedback_slots
 from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.state.lines import CanaryScores, Learned, StepLine
 from soulkit.train.state.loop import Loop
+from soulkit.train.state.skips import Skips
 from soulkit.types import Record
 
 
@@ -54,6 +53,8 @@ class Step:
     canaries: CanaryWatch | None = None
     watch: FeedbackWatch | None = None
     """Of what became of feedback, in methods that learn from it."""
+    skips: Skips = field(default_factory=Skips)
+    """Updates that could not be taken."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
@@ -75,7 +76,7 @@ class Step:
             sequences_S = without_truncated(sequences_S, records_R)
 
         # Advantages and updates.
-        learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher)
+        learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher, self.skips)
         trained = time.monotonic()
 
         feedback = feedback_of(records_R)
@@ -89,15 +90,15 @@ class Step:
         )  # fmt: skip
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
-        """Write the step's rollouts down, all at once; ProviderError when they are nothing but
+        """Write the step's rollouts down, all at once; CallError when they are nothing but
         failures: the weights so far are kept, and the evidence behind the checkpoint's offset."""
         refuse_stale(records_R, version)
-        reason = silence(records_R)
-        if reason and self.loop.step:
+        error = silence(records_R)
+        if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
         self.loop.episodes.write(*records_R)
-        if reason:
-            raise ProviderError(reason)
+        if error is not None:
+            raise error
         self.recent.append([without_tokens(record) for record in records_R])
 
 
@@ -107,27 +108,20 @@ def learn(
     sequences_S: Sequence[TrainSequence],
     config: TrainConfig,
     teacher: Teacher | None = None,
+    skips: Skips | None = None,
 ) -> Learned:
     """Take the updates of one step on an objective's sequences; returns what they did.
 
-    Without a `teacher` it is the policy itself, in the state that the settings name. A moving
-    average follows every update.
+    Without a `teacher` it is the policy itself, in the state that the settings name. `skips` counts
+    the updates of a run that could not be taken, over its steps.
     """
     trained_S = with_advantages(sequences_S, config)
     # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
     fixed = prepare_step(policy, trained_S, config, sequences_S, teacher)
-    tally, updates_M = Tally(), []
-    for indices in mini_batches(trained_S, config.mini_batch_prompts):
-        updates_M.append(update(policy, optimizer, fixed, indices, config, tally))
-        if policy.ema is not None:
-            move_ema(policy, config.ema_tau)
+    updates = take_updates(policy, optimizer, fixed, config, skips or Skips())
     return replace(
-        groups_of(sequences_S, trained_S),
+        with_groups(updates, sequences_S, trained_S),
         teacher=fixed.metrics,
-        means=tally.means(),
-        loss=fmean(update.loss for update in updates_M) if updates_M else None,
-        grad_norm=fmean(update.grad_norm for update in updates_M) if updates_M else None,
-        updates=len(updates_M),
         kl_base=kl_to_base(policy, trained_S, config),
     )
 
@@ -137,13 +131,18 @@ def with_advantages(
 ) -> list[TrainSequence]:
     """Group statistics over all that is compared; then those of weight 0 leave (algorithms §3).
 
-    Sequences that are not compared keep the advantage that their objective gave them.
+    Sequences that are not compared keep the advantage that their objective gave them. A reward that
+    is not finite enters no statistic, and makes an advantage that no update takes.
     """
     compared = [member_of(s) for s in sequences_S if s.compared]
     rest = iter(group_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip
     advantages_S = [next(rest) if s.compared else s.advantage for s in sequences_S]
+    advantages_S = [
+        a if s.reward is None or math.isfinite(s.reward) else math.nan
+        for a, s in zip(advantages_S, sequences_S, strict=True)
+    ]
     return [
         replace(sequence, advantage=advantage)
         for sequence, advantage in zip(sequences_S, advantages_S, strict=True)

@@ -68,9 +68,11 @@ def test_a_task_is_asked_once_a_row_and_step() -> None:
     }  # fmt: skip
 
 
-def test_a_task_may_not_lose_a_rollout() -> None:
-    with pytest.raises(ValueError, match="give back the records"):
-        with_group_rewards(live(Lossy), [record("a", 1.0), record("a", 0.0, 1)])
+def test_a_task_that_loses_a_rollout_leaves_the_row_unscored() -> None:
+    rewarded = with_group_rewards(live(Lossy), [record("a", 1.0), record("a", 0.0, 1)])
+    assert [r.key for r in rewarded] == ["a/0", "a/1"]
+    assert {(r.score.reward, r.score.reason) for r in rewarded} == {(None, "task_error")}
+    assert all("did not give back the records" in r.score.words for r in rewarded)
 
 
 def test_by_default_a_reward_stands_alone() -> None:

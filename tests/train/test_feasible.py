@@ -304,3 +304,12 @@ def test_a_part_that_may_be_more(model: Path, method: str, settings: list[str]) 
         *(x for s in settings for x in ("--set", s)),
     ]
     assert soul("plan", "train", method, "--model", model, *SMALL, *options) == 0
+
+
+def test_a_gold_that_is_a_script_is_not_imitated(capfd: pytest.CaptureFixture[str]) -> None:
+    rows = ("--task", "sotopia", "--data", "sotopia=synth:4", "--model", "tiny", "--full")
+    for command in (("train", "sft", *rows), ("plan", "train", "sft", *rows)):
+        assert soul(*command) == 2
+        error, why, fix = capfd.readouterr().err.strip().splitlines()[-3:]
+        assert error == "error: The gold of sotopia is a script for self-checks, not an answer."
+        assert "recite" in why and "grpo" in fix

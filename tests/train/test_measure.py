@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from soulkit.report.training_facts import task_lines
-from soulkit.train.maths.measure import feedback_of, groups_of, reward_groups, rewards_of
+from soulkit.train.maths.measure import feedback_of, reward_groups, rewards_of, with_groups
 from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.state.lines import CoachCounts, FeedbackCounts, StepLine, steps_of
+from soulkit.train.state.lines import CoachCounts, FeedbackCounts, Learned, StepLine, steps_of
 from soulkit.train.state.summary import TrainSummary, feedback_totals
 from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
@@ -146,8 +146,8 @@ def test_groups_that_teach_nothing_are_counted() -> None:
     flat = [record("y", 0, "draft", 0.5), record("y", 1, "draft", 0.5)]
     alone = [record("z", 0, "draft", 0.5)]
     sequences = Ditto().sequences([*SMALL, *flat, *alone], Plain())
-    line = groups_of(sequences, with_advantages(sequences, config()))
+    line = with_groups(Learned(), sequences, with_advantages(sequences, config()))
     assert (line.groups, line.groups_single, line.groups_flat) == (4, 1, 1)
     assert line.silent_share == 0.5
     assert line.trained == {"draft": 5, "copy": 5, "refined": 5}
-    assert groups_of([], []).silent_share is None
+    assert with_groups(Learned(), [], []).silent_share is None

@@ -12,7 +12,7 @@ from soulkit.train.maths.measure import token_counts
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.objectives.grpo import GRPO
 from soulkit.train.objectives.registry import make_objective
-from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.step import with_advantages
 from soulkit.types import (
     Completion,
@@ -155,3 +155,21 @@ def test_only_copy_keeps_the_joint_baseline() -> None:
 def test_lambda_weighs_the_feedback_part_alone() -> None:
     sequences = Ditto(lambda_fb=0.25).sequences(SMALL, Plain())
     assert {s.part: s.weight for s in sequences} == {"draft": 1.0, "copy": 1.0, "refined": 0.25}
+
+
+def test_at_lambda_zero_refined_rollouts_count_and_cut_ones_do_not() -> None:
+    plain = [record("x", 0, "draft", 0.0), record("x", 0, "refined", 1.0)]
+    cut = record("x", 1, "refined", 0.5)
+    (trace,) = cut.episode.traces
+    ended = replace(trace.turns[0].completion, stop_reason="length")
+    turn = replace(trace.turns[0], completion=ended)
+    episode = replace(cut.episode, traces=(replace(trace, turns=(turn,)),))
+    records = [*plain, replace(cut, episode=episode)]
+    made = without_truncated(Ditto(lambda_fb=0.0).sequences(records, Plain()), records)
+    assert [(s.part, s.rollout, s.weight, s.counted) for s in made] == [
+        ("draft", "0/draft", 1.0, False),
+        ("copy", "0/refined", 1.0, False), ("refined", "0/refined", 0.0, True),
+        ("copy", "1/refined", 0.0, False), ("refined", "1/refined", 0.0, False),
+    ]  # fmt: skip
+    for other in (Ditto(lambda_fb=0.0, only_copy=True), Ditto(lambda_fb=0.5)):
+        assert not any(s.counted for s in other.sequences(records, Plain()))

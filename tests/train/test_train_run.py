@@ -38,7 +38,9 @@ STEP_KEYS = {
     "feedback/coaches", "groups/all", "groups/single", "groups/flat", "groups/silent_share",
     "trained/draft", "trained/copy", "trained/refined", "clip/share", "clip/share_dual",
     "ratio/mean", "kl/old", "policy/entropy", "loss/total", "grad/norm", "optimizer/updates",
-    "kl/base", "policy/version", "time/sample", "time/train",
+    "kl/base", "policy/version", "time/sample", "time/train", "update/skipped",
+    *(f"part/{part}/{name}" for part in ("draft", "copy", "refined")
+      for name in ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")),
 }  # fmt: skip
 
 

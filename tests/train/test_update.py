@@ -18,8 +18,7 @@ from soulkit.train.forward.prepare import lost_twins, prepare_step, sampler_weig
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
-from soulkit.train.state.lines import TokenMeans
-from soulkit.train.step import with_advantages
+from soulkit.train.step import learn, with_advantages
 from tests.support.training import (
     assert_close,
     config,
@@ -105,6 +104,7 @@ def naive(
         parameter.grad = None
     values = by_hand(sequences)
     active = [i for i, v in enumerate(values) if v is not None and sequences[i].weight > 0]
+    beside = [i for i, v in enumerate(values) if v is not None and sequences[i].counted]
     total = torch.zeros(())
     for i in active:
         one, advantage = sequences[i], values[i]
@@ -127,7 +127,7 @@ def naive(
         loss = loss - settings.entropy_coef * spread
         fellows = [
             sequences[k]
-            for k in active
+            for k in [*active, *beside]
             if settings.denominator == "joint" or sequences[k].component == one.component
         ]
         divisor: float = {
@@ -214,10 +214,32 @@ def test_joint_and_separate_denominators_differ_by_the_share_of_tokens(shared: P
     assert_close(joint_all, sums, rel=1e-4)
 
 
-def test_without_the_feedback_loss_the_base_step_is_that_of_the_base_alone(shared: Policy) -> None:
+def without_feedback(sequences: list[TrainSequence]) -> list[TrainSequence]:
+    """As Ditto gives them at λ = 0."""
+    return [replace(s, weight=0.0, counted=True) if s.part == "refined" else s for s in sequences]
+
+
+def test_without_the_feedback_loss_the_base_step_keeps_its_size(shared: Policy) -> None:
+    """λ = 1 less λ = 0 is the feedback part alone: what the base part is divided by stays."""
     sequences = step_of(6)
-    off = update_once(shared, weighted(sequences, refined=0.0), config(**LOOSE))
+    whole = update_once(shared, sequences, config(**LOOSE))
+    off = update_once(shared, without_feedback(sequences), config(**LOOSE))
+    half = update_once(shared, weighted(sequences, refined=0.5), config(**LOOSE))
+    assert_close(half[1], {n: (whole[1][n] + off[1][n]) / 2 for n in whole[1]}, rel=1e-4)
     gone = update_once(shared, [s for s in sequences if s.part != "refined"], config(**LOOSE))
+    tokens = {s.part == "refined": 0 for s in sequences}
+    for s in sequences:
+        tokens[s.part == "refined"] += s.span.n_trained
+    share = tokens[False] / sum(tokens.values())
+    assert share < 0.8
+    assert off[0].loss == pytest.approx(gone[0].loss * share, rel=1e-4)
+    assert_close(off[1], {n: g * share for n, g in gone[1].items()}, rel=1e-4)
+
+
+def test_with_separate_denominators_what_is_not_trained_is_not_counted(shared: Policy) -> None:
+    settings, sequences = config(**LOOSE, denominator="separate"), step_of(6)
+    off = update_once(shared, without_feedback(sequences), settings)
+    gone = update_once(shared, [s for s in sequences if s.part != "refined"], settings)
     assert off[0].loss == pytest.approx(gone[0].loss)
     assert_close(off[1], gone[1])
 
@@ -255,7 +277,10 @@ def test_lone_and_flat_groups_teach_nothing(shared: Policy) -> None:
         line, grads, tally = update_once(shared, sequences, config(**LOOSE))
         assert line == Update(loss=0.0, grad_norm=0.0)
         assert all(float(g.norm()) == 0 for g in grads.values())
-        assert tally.means() == TokenMeans()
+        surprises = [-log for s in sequences for log in s.span.sampler]
+        means = tally.means()
+        assert (means.clipped, means.ratio, means.kl_old) == (0.0, 1.0, 0.0)
+        assert means.entropy == pytest.approx(fmean(surprises))
     raw = with_advantages(lone, config(protocol="reference"))
     assert [s.advantage for s in raw] == pytest.approx([s.reward for s in lone], rel=1e-5)
 
@@ -378,3 +403,51 @@ def test_one_sequence_per_rollout_and_seat_counts_once() -> None:
     values = [s.advantage for s in with_advantages(twice, config())]
     assert values == pytest.approx([math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
     assert sequence(a.span, "draft", "x", 0, 1.0).component == "base"
+
+
+# --- what is told of tokens -----------------------------------------------------------------------
+
+
+def part_means(policy: Policy, sequences: list[TrainSequence], part: str) -> float:
+    """The entropy of a part's tokens, each alone."""
+    with torch.no_grad():
+        spreads = [alone(policy, s.span)[1] for s in sequences if s.part == part]
+    return float(torch.cat(spreads).mean())
+
+
+def test_entropy_is_that_of_all_tokens_of_a_part_those_without_an_advantage_too(
+    folder: Path,
+) -> None:
+    policy = policy_of(folder, **LOOSE)
+    settings = config(**LOOSE, mini_batch_prompts=1)
+    loud = step_of(19)
+    sequences = [replace(s, reward=0.5) if s.example_id != "x0" else s for s in loud]
+    expected = {part: part_means(policy, sequences, part) for part in ("draft", "copy", "refined")}
+    means = learn(policy, still(policy), sequences, settings).means
+    assert means.entropy == pytest.approx(expected["draft"], rel=1e-4)
+    measured = {part: means.parts[f"{part}/entropy"] for part in expected}
+    assert measured == pytest.approx(expected, rel=1e-4)
+    assert means.ratio == pytest.approx(1.0, abs=1e-5) and means.clipped == 0.0
+
+
+def test_tokens_without_an_advantage_are_tokens_that_were_not_clipped(folder: Path) -> None:
+    policy = policy_of(folder, **LOOSE)
+    settings = config(**LOOSE)
+    loud = [s for s in step_of(20, examples=1) if s.part == "draft"]
+    flat = [replace(s, example_id="y", group=("y", "reader"), reward=0.5) for s in loud]
+    prepared = prepare_step(policy, with_advantages([*loud, *flat], settings), settings)
+    with torch.no_grad():
+        far = {i: alone(policy, s.span)[0] + 1.0 for i, s in enumerate(loud)}
+    old = [far.get(i, torch.zeros(s.span.n_trained)) for i, s in enumerate([*loud, *flat])]
+    tally = Tally()
+    update(policy, still(policy), replace(prepared, old=old), range(len(old)), settings, tally)
+    means = tally.means()
+    negative = sum(s.span.n_trained for s in prepared.sequences[: len(loud)] if s.advantage < 0)
+    tokens = sum(s.span.n_trained for s in [*loud, *flat])
+    assert 0 < negative < tokens / 2
+    assert means.clipped == pytest.approx(negative / tokens)
+    assert means.ratio == pytest.approx((1 + math.exp(-1.0)) / 2, rel=1e-4)
+    later = Tally(moved=True)  # nobody computed the ratio of a token without an advantage
+    update(policy, still(policy), replace(prepared, old=old), range(len(old)), settings, later)
+    assert later.means().ratio == pytest.approx(math.exp(-1.0), rel=1e-4)
+    assert later.means().clipped == pytest.approx(negative / tokens)

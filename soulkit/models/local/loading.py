@@ -31,6 +31,7 @@ from soulkit.models.local.weights import (
     lost_experts,
     not_its_weights,
     put_adapter,
+    stored_types,
     weights_misfit,
 )
 
@@ -65,7 +66,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     dtype = getattr(torch, name, None)
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
         return dtype
     raise ModelLoadError(
         f"'{name}' is no number type for a model.",
@@ -156,8 +157,9 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
             "which needs no code of its own.",
         ) from error
     _check_alone(str(place), model)
-    check_base(name, model, report, hub["revision"])
     model.config._commit_hash = commit  # newer versions of transformers keep none
+    _check_scales(str(place), model)
+    check_base(name, model, report, hub["revision"])
     return model, tokenizer
 
 
@@ -167,6 +169,29 @@ def _commit(place: ModelPlace) -> str | None:
 
     config = cached_file(place.where, "config.json", revision=place.revision or "main")
     return commit_of(Path(str(config)).parent) or None
+
+
+def is_quantised(model: Any) -> str:
+    """How the weights of a loaded base are packed (`fp8`, `8-bit integers`); empty for plain
+    ones."""
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is not None:
+        read = settings if isinstance(settings, dict) else settings.to_dict()
+        return str(read.get("quant_method", "quantised"))
+    kinds = stored_types(model.config._name_or_path, model.config._commit_hash)
+    if kinds & {"I8", "U8"}:
+        return "8-bit integers"
+    return "float8" if any(kind.startswith("F8") for kind in kinds) else ""
+
+
+def _check_scales(where: str, model: Any) -> None:
+    """ModelLoadError for integers that nobody says how to scale."""
+    if is_quantised(model) == "8-bit integers":
+        raise ModelLoadError(
+            f"The checkpoint '{where}' holds 8-bit integers, and does not say what they stand for.",
+            "Without its quantization_config they would be read as the weights themselves.",
+            "Use a checkpoint whose config.json has it, or one in bfloat16.",
+        )
 
 
 def _check_alone(where: str, model: Any) -> None:

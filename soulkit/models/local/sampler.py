@@ -39,6 +39,7 @@ from soulkit.models.local.decode import (
     uniforms,
     windows_of,
 )
+from soulkit.models.local.head import widen_head
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, locate, pick_device
 from soulkit.models.local.names import adapter_folder
@@ -74,6 +75,7 @@ class LocalModel:
         journal: Journal | None = None,
     ) -> None:
         """Wraps a loaded model and its tokenizer. ModelLoadError without a chat template."""
+        widen_head(model)  # the log-probs of a trainer on the same weights are made alike
         self.model, self.tokenizer = model, tokenizer
         self.name, self.policy_version, self.batch_size = name, policy_version, batch_size
         self.context_limit = context_limit(model, max_context)

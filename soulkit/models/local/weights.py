@@ -23,12 +23,14 @@ _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
 def weights_misfit(
-    missing: Collection[str] = (), misshapen: Collection[str] = (), foreign: Collection[str] = ()
-) -> str:
+    missing: Collection[str] = (), misshapen: Collection[str] = (), foreign: Collection[str] = (),
+    broken: Collection[str] = (),
+) -> str:  # fmt: skip
     """What is wrong with a set of weights, by name; empty when nothing is.
 
     `missing` the model has and the file lacks; `misshapen` have another shape in the file;
-    `foreign` stand in the file, and the model has no place for them.
+    `foreign` stand in the file, and the model has no place for them; `broken` hold numbers that are
+    not finite.
     """
     parts = [
         f"{_count(names)} {what}: {_name_list(names)}"
@@ -36,6 +38,7 @@ def weights_misfit(
             (missing, "missing"),
             (misshapen, "of another shape"),
             (foreign, "foreign"),
+            (broken, "with NaN or infinities"),
         )
         if names
     ]
@@ -43,13 +46,31 @@ def weights_misfit(
 
 
 def misfit_of(held: Mapping[str, Any], places: Mapping[str, Any]) -> str:
-    """`weights_misfit` of tensors by name: names and shapes must be those of `places`."""
+    """`weights_misfit` of tensors by name: names and shapes must be those of `places`, and their
+    numbers finite."""
     both = held.keys() & places.keys()
     return weights_misfit(
         places.keys() - held.keys(),
         [n for n in both if held[n].shape != places[n].shape],
         held.keys() - places.keys(),
+        broken_weights(held),
     )
+
+
+def broken_weights(tensors: Mapping[str, Any]) -> list[str]:
+    """The names of those that hold a NaN or an infinity; each is read once, and not copied."""
+    return [name for name, tensor in tensors.items() if not _is_finite(tensor.detach())]
+
+
+def _is_finite(tensor: Any) -> bool:
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        return True
+    if tensor.itemsize == 1:  # float8 has no arithmetic of its own
+        tensor = tensor.to(torch.bfloat16)
+    # The least and the greatest of numbers with a NaN among them are NaN.
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
 
 
 def _count(names: Collection[str]) -> str:
@@ -81,17 +102,40 @@ def check_base(
     missing = {*report["missing_keys"], *lost_experts(where, revision)}
     misshapen = [entry[0] for entry in report["mismatched_keys"]]
     foreign = list(_unused(model, report["unexpected_keys"]))
-    if fault := weights_misfit(missing, misshapen, foreign):
+    broken = [] if missing or misshapen else broken_weights(dict(model.named_parameters()))
+    if fault := weights_misfit(missing, misshapen, foreign, broken):
         raise not_its_weights(where, fault)
 
 
 def not_its_weights(where: str, fault: str) -> ModelLoadError:
     return ModelLoadError(
         f"The checkpoint '{where}' does not hold the weights of its model ({fault}).",
-        "What it lacks would be random numbers, what has no place would be left out, and the "
-        "score would be another model's.",
+        "What it lacks would be random numbers, what has no place would be left out, what is not "
+        "finite makes every reply nonsense, and the score would be another model's.",
         "Download or save the whole checkpoint again, with the config.json that belongs to it.",
     )
+
+
+def stored_types(where: str, revision: str | None = None) -> set[str]:
+    """The kinds of numbers in the files of a checkpoint as safetensors calls them: BF16, F8_E4M3.
+
+    `where` is a folder or a hub id that was downloaded at `revision`; empty where nothing can be
+    read.
+    """
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import cached_file
+
+    config = cached_file(where, "config.json", local_files_only=True, revision=revision)
+    kinds: set[str] = set()
+    try:
+        for path in Path(str(config)).parent.glob("*.safetensors"):
+            if path.name == ADAPTER_FILE:
+                continue
+            with safe_open(path, framework="pt") as file:
+                kinds |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return set()  # whoever loads the file says so
+    return kinds
 
 
 def lost_experts(where: str, revision: str | None = None) -> list[str]:
@@ -170,9 +214,11 @@ def put_adapter(adapted: Any, folder: Path, name: str) -> str:
             raise
         return weights_misfit(misshapen=[_plain(n, name) for n in sizes])
     missing = [_plain(n, name) for n in report.missing_keys]
+    loaded = get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=True)
     return weights_misfit(
-        missing, foreign={*report.unexpected_keys, *(held & base)} - adapter_names
-    )
+        missing, foreign={*report.unexpected_keys, *(held & base)} - adapter_names,
+        broken=broken_weights(loaded),
+    )  # fmt: skip
 
 
 def _is_tuned(adapted: Any, weight: str) -> bool:

@@ -349,6 +349,8 @@ class Sotopia(Task):
 
     # -- scripts ----------------------------------------------------------------------------------
 
+    gold_is_script = True
+
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A competent scene: takes an interest, proposes, settles, leaves."""
         return self.scripted(example, scripts.COMPETENT, feedback, "gold")

@@ -1,10 +1,11 @@
 """The model that is trained: a frozen base with a LoRA adapter, and the log-probs it gives.
 
-Log-probs are of logits / T in float32, at trained positions only: the hidden states are gathered
-first, so the vocabulary is never spread over prompts, and read in chunks that the backward pass
-computes again. A probe at load compares that with the model's own forward pass and falls back to it
-where they differ (logit scaling, soft caps); another (`probe.py`) compares packed attention with
-plain forward passes, and a model that fails it is refused.
+Log-probs are of logits / T, from products in float32 whatever the weights are (`models/local/
+head.py`), at trained positions only: the hidden states are gathered first, so the vocabulary is
+never spread over prompts, and read in chunks that the backward pass computes again. A probe at load
+compares that with the model's own forward pass and falls back to it where they differ (logit
+scaling, soft caps); another (`probe.py`) compares packed attention with plain forward passes, and a
+model that fails it is refused.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.head import widen_head
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.loading import (
     ADAPTER,
     freeze_beside_language,
+    is_quantised,
     load_adapter,
     lora_targets,
 )
 from soulkit.models.local.render import Renderer
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.saving import is_peft, save_model
+from soulkit.models.local.weights import stored_types
+from soulkit.text import one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.forward.attention import FLEX_BLOCK, Packed
 from soulkit.train.forward.fuse import Setting, fuse, fused_parts
@@ -41,6 +47,9 @@ from soulkit.train.objectives.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits that are held at once, by device."""
+
+STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+"""What safetensors calls numbers, and torch."""
 
 BUDGET = TOKENS_PER_BATCH
 """Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
@@ -75,6 +84,7 @@ class Policy:
         thinking: bool | None = None,
     ) -> None:
         """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
+        widen_head(model)
         self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
         self.tokenizer = tokenizer
         self.temperature = temperature
@@ -84,6 +94,8 @@ class Policy:
         """The moving average of the trained weights, by name, where a run keeps one."""
         self.note: Mapping[str, Any] | None = None
         """What is written beside saved weights, but for the step (`state/note.py`)."""
+        self.stored = ""
+        """What the numbers of the checkpoint are called, where they are of one kind."""
         self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
         self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
         self.gathers = self._gather_agrees()
@@ -108,6 +120,12 @@ class Policy:
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Named parameters with a gradient."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    @property
+    def computed(self) -> str:
+        """The number type that the base is multiplied in."""
+        weight = next(self.decoder.parameters())
+        return str(weight.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> torch.device:
@@ -340,7 +358,7 @@ def _checkpointed_layers(causal: Any) -> list[Any]:
 
 def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     # In bfloat16 an update of a usual learning rate is less than half a step of most weights and is
     # rounded away. An adapter's own weights are float32 whatever the base is.
@@ -348,6 +366,16 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
     loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
     torch.manual_seed(config.seed)
     model: Any = loaded.model
+    packed = is_quantised(model)
+    stored = stored_types(model.config._name_or_path, model.config._commit_hash)
+    if packed and config.full:
+        raise ModelLoadError(
+            f"All weights of '{folder}' were to be trained, and they are quantised ({packed}).",
+            "A usual update is far less than a step of such numbers.",
+            "Train an adapter (leave out --full), or name the model in bfloat16 or float32.",
+        )
+    if not packed and next(model.parameters()).dtype == torch.float16:
+        model = model.to(torch.bfloat16)  # the same size, and the range of float32
     if config.adapter is not None:
         model = load_adapter(model, config.adapter)
         model.set_adapter(ADAPTER)  # loaded frozen
@@ -361,8 +389,8 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )
-        model = get_peft_model(model, lora, adapter_name=ADAPTER)
-    return Policy(
+        model = _adapted(model, lora, folder, packed)
+    policy = Policy(
         model,
         loaded.tokenizer,
         config.temperature,
@@ -372,3 +400,21 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
         fused=config.fused,
         thinking=config.thinking,
     )
+    policy.stored = packed or STORED.get("/".join(sorted(stored)), "")
+    return policy
+
+
+def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:
+    """`model` with a new adapter; ModelLoadError for layers that PEFT cannot put one on."""
+    from peft import get_peft_model
+
+    try:
+        return get_peft_model(model, lora, adapter_name=ADAPTER)
+    except (ValueError, TypeError, NotImplementedError, ImportError) as error:
+        if not packed:
+            raise
+        raise ModelLoadError(
+            f"PEFT cannot put an adapter on '{folder}', whose weights are quantised ({packed}).",
+            f"It says: {one_line(str(error), 200)}",
+            "Name the model in bfloat16 or float32, or one that is quantised as PEFT knows it.",
+        ) from error

@@ -5,6 +5,7 @@ Lists are by sequence; each tensor holds one value a trained token of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,10 @@ class Prepared:
     teacher: Teacher | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the teacher's token advantages look like."""
+    entropy: list[Tensor] | None = None
+    """In nats, of the policy sequences, where `old` is."""
+    beside: Sequence[TrainSequence] = ()
+    """Sequences of weight 0 whose tokens stay in the denominators."""
 
 
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
@@ -68,7 +73,7 @@ def prepare_step(
     weights = base = advantages = None
     metrics: dict[str, float] = {}
     need_old = several or taught or config.sampler_cap is not None
-    old = log_probs(policy, spans, budget) if need_old else None
+    old, entropy = Teacher(policy).scores(spans, budget) if need_old else (None, None)
     if old is not None and config.sampler_cap is not None:
         weights = sampler_corrections(policy, rewarded, old, config.sampler_cap, budget, before)
     if config.kl_coef > 0:
@@ -83,7 +88,9 @@ def prepare_step(
         base=_placed(base, places, size),
         advantages=_placed(advantages, places, size),
         teacher=teacher,
-        metrics=metrics,
+        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+        entropy=_placed(entropy, places, size),
+        beside=[s for s in before if s.counted and not s.weight and s.reward is not None],
     )
 
 

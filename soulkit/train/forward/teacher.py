@@ -41,13 +41,21 @@ class Teacher:
 
     def log_probs(self, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
         """Per span, log-probs [n_trained] of its trained tokens."""
+        return self.scores(spans, budget)[0]
+
+    def scores(
+        self, spans: Sequence[Span], budget: int | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Per span, log-probs and entropies, both [n_trained], of one pass."""
         logs: list[Tensor] = [torch.empty(0)] * len(spans)
+        spreads = list(logs)
         with self.reading():
             for pack in self.policy.packs(spans, budget):
                 scored = self.policy.score(pack)
                 for row, index in enumerate(pack.indices):
                     logs[index] = scored.log_prob[scored.owner == row]
-        return logs
+                    spreads[index] = scored.entropy[scored.owner == row]
+        return logs, spreads
 
     def hidden(self, spans: Sequence[Span], budget: int | None) -> Tensor:
         """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""

@@ -10,6 +10,7 @@ in the backward pass, so that only one chunk's vocabulary is ever in memory.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,27 +36,44 @@ from soulkit.train.maths.loss import (
 from soulkit.train.objectives.sequences import Loss, TrainSequence
 from soulkit.train.state.lines import TokenMeans
 
+PART_NUMBERS = ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")
+"""What is told of the policy's tokens, of the drafts and of every part."""
+
 
 @dataclass
 class Tally:
-    """Sums over the trained tokens of a step, for its log line; per kind of loss."""
+    """Sums over the tokens of a step, for its log line.
+
+    A number has its own tokens: every trained token of a part has an entropy and is clipped or not,
+    and those whose ratio nobody computed (without an advantage, after the weights had moved) have
+    none.
+    """
 
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    sums: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moved: bool = False
+    """Whether an update of the step has moved the weights: before, every ratio is 1."""
 
-    def add(self, kind: str, used: int, **values: float) -> None:
-        self.tokens[kind] += used
+    def add(self, used: int, prefix: str = "", **values: float) -> None:
+        """Sums over `used` tokens, by name."""
         for name, value in values.items():
-            self.sums[kind][name] = self.sums[kind].get(name, 0.0) + value
+            self.tokens[prefix + name] += used
+            self.sums[prefix + name] += value
+
+    def take(self, other: Tally) -> None:
+        """Add what another one counted."""
+        for name, value in other.sums.items():
+            self.tokens[name] += other.tokens[name]
+            self.sums[name] += value
 
     def means(self) -> TokenMeans:
-        """Per computed token of the kind that a number belongs to."""
-        means = {
-            name: value / self.tokens[kind]
-            for kind, sums in self.sums.items()
-            for name, value in sums.items()
-        }
-        return TokenMeans(**means)
+        """Per token that a number was computed for; what is not finite has no mean."""
+        every = {name: value / self.tokens[name] for name, value in self.sums.items()}
+        means = {name: value for name, value in every.items() if math.isfinite(value)}
+        parts = {name: value for name, value in means.items() if "/" in name}
+        drafts = {n: means.get(f"draft/{n}") for n in PART_NUMBERS}
+        whole = {name: value for name, value in means.items() if "/" not in name}
+        return TokenMeans(**drafts, **whole, parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +92,8 @@ class Denominators:
 
 
 def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
-    """Counted over a whole mini-batch, before it is split into packs."""
+    """Counted over a whole mini-batch, before it is split into packs; with the sequences that
+    count although their weight is 0 (`TrainSequence.counted`), where they are handed in."""
     tokens: dict[str, int] = defaultdict(int)
     counts: dict[str, int] = defaultdict(int)
     for sequence in sequences:
@@ -173,7 +192,7 @@ def _policy_term(share: Share) -> Tensor:
         loss = loss + config.kl_coef * kl_penalty(scored.log_prob, base, "k3")
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * scored.entropy
-    _note(share.tally, lost, scored)
+    _note(share, lost)
     return loss
 
 
@@ -201,14 +220,14 @@ def _regression_term(share: Share) -> Tensor:
     """−A log π: the gradient of a policy gradient without ratio, clip or old policy."""
     advantages = share.per_token([s.advantage for s in share.sequences])
     log_prob = share.scored.log_prob
-    share.tally.add("regression", len(log_prob), regression_nll=-float(log_prob.detach().sum()))
+    share.tally.add(len(log_prob), regression_nll=-float(log_prob.detach().sum()))
     return -advantages * log_prob
 
 
 def _imitation_term(share: Share) -> Tensor:
     """Cross-entropy of the tokens."""
     loss = nll_loss(share.scored.log_prob)
-    share.tally.add("imitation", len(loss), imitation_nll=float(loss.detach().sum()))
+    share.tally.add(len(loss), imitation_nll=float(loss.detach().sum()))
     return loss
 
 
@@ -233,7 +252,7 @@ def _divergence_term(share: Share) -> Tensor:
         for student, other in policy.chunks(hidden, teacher_hidden)
     ]
     values = torch.cat(parts)
-    share.tally.add("divergence", len(values), divergence=float(values.detach().sum()))
+    share.tally.add(len(values), divergence=float(values.detach().sum()))
     return values
 
 
@@ -260,14 +279,45 @@ class _Rows:
         return square[self.owner, self.place]
 
 
-def _note(tally: Tally, lost: TokenLoss, scored: Scored) -> None:
+def _note(share: Share, lost: TokenLoss) -> None:
+    """What became of the tokens of each part. Their entropy is that of the step's beginning, where
+    a pass from before the first update knows it."""
+    sequences, tally, scored = share.sequences, share.tally, share.scored
+    parts = sorted({s.part for s in sequences})
     ratio = clamp_log_ratio(lost.log_ratio).exp()
-    tally.add(
-        "policy",
-        len(ratio),
-        clipped=float(lost.clipped.float().sum()),
-        clipped_dual=float(lost.clipped_lower.float().sum()),
-        ratio=float(ratio.sum()),
-        kl_old=float(-lost.log_ratio.sum()),
-        entropy=float(scored.entropy.detach().sum()),
-    )
+    columns = (lost.clipped, lost.clipped_lower, ratio, -lost.log_ratio, scored.entropy.detach())
+    values = torch.stack([column.double() for column in columns])
+    place = share.per_token([float(parts.index(s.part)) for s in sequences]).long()
+    sums = values.new_zeros(len(columns), len(parts)).index_add_(1, place, values)
+    used = torch.bincount(place, minlength=len(parts)).tolist()
+    for part, n, column in zip(parts, used, sums.T.tolist(), strict=True):
+        numbers = dict(zip(PART_NUMBERS, column, strict=True))
+        if share.prepared.entropy is not None:
+            del numbers["entropy"]
+        tally.add(n, f"{part}/", **numbers)
+
+
+def note_silent(tally: Tally, sequences: Iterable[TrainSequence], measured: bool) -> None:
+    """Count the policy's tokens that no pass is made for, since they have no advantage.
+
+    Their loss is 0 on both sides of a bound: none is clipped. Their ratio is 1 as long as the
+    weights have not moved, and unknown from then on. Unless their entropy was `measured`, a draft's
+    surprise stands for it: −log π of what was sampled from this very policy is right on average.
+    """
+    for one in sequences:
+        if one.loss != "policy":
+            continue
+        numbers = {"clipped": 0.0, "clipped_dual": 0.0}
+        n = one.span.n_trained
+        if not tally.moved:
+            numbers |= {"ratio": float(n), "kl_old": 0.0}
+        if not measured and one.part == "draft" and len(one.span.sampler) == n:
+            numbers["entropy"] = -sum(one.span.sampler)
+        tally.add(n, f"{one.part}/", **numbers)
+
+
+def note_entropy(tally: Tally, prepared: Prepared) -> None:
+    """Count the entropies from before the step's first update, where a pass measured them."""
+    for one, spread in zip(prepared.sequences, prepared.entropy or (), strict=False):
+        if len(spread):
+            tally.add(len(spread), f"{one.part}/", entropy=float(spread.double().sum()))

@@ -2,9 +2,10 @@
 
 The loss is Σ_components λ Σ_sequences factor · ℓ_t with factors from explicit denominators, so
 micro-batches add up to the mini-batch exactly (algorithms §2, §3). What ℓ_t is depends on the kind
-of the sequence (`terms.py`). Sequences without a gradient (a policy or regression sequence whose
-advantage is zero) are counted in the denominators but not computed, unless a KL or entropy term
-needs them.
+of the sequence (`terms.py`). An update with a number in it that is not finite is not taken: nothing
+of it reaches weights, optimizer or moving average. Sequences without a gradient (a policy or
+regression sequence whose advantage is zero) are counted in the denominators but not computed,
+unless a KL or entropy term needs them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from soulkit.errors import SoulError
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import Prepared, log_probs
-from soulkit.train.forward.terms import Tally, denominators, pack_loss
+from soulkit.train.forward.teacher import move_ema
+from soulkit.train.forward.terms import Tally, denominators, note_entropy, note_silent, pack_loss
 from soulkit.train.maths.loss import kl_penalty
 from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.state.lines import Learned
+from soulkit.train.state.skips import Skips
 
 KL_PROBE = 64
 """Drafts on which the distance to the base is measured each step."""
@@ -37,7 +43,7 @@ class Update:
 
 
 class NotFinite(SoulError):
-    """A loss or gradient is not a finite number; the step is not taken."""
+    """A number of an update is not finite; the update is not taken. The words say which."""
 
 
 def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[int]]:
@@ -50,6 +56,43 @@ def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[l
         yield [i for group in whole[start : start + prompts] for i in group]
 
 
+def take_updates(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    prepared: Prepared,
+    config: TrainConfig,
+    skips: Skips,
+) -> Learned:
+    """The updates of one step, a mini-batch each; a moving average follows each that is taken.
+
+    One whose loss or gradient is not finite is left out, counted and told; after `MOST_SKIPS` in a
+    row the step takes no other.
+    """
+    tally, taken, reasons = Tally(), list[Update](), dict[str, str]()
+    note_entropy(tally, prepared)
+    batches = list(mini_batches(prepared.sequences, config.mini_batch_prompts))
+    for number, indices in enumerate(batches, 1):
+        try:
+            taken.append(update(policy, optimizer, prepared, indices, config, tally))
+        except NotFinite as error:
+            reasons[f"{number} of {len(batches)}"] = str(error)
+            if skips.another():
+                break
+        else:
+            skips.none()
+            if policy.ema is not None:
+                move_ema(policy, config.ema_tau)
+    return Learned(
+        means=tally.means(),
+        loss=fmean(one.loss for one in taken) if taken else None,
+        grad_norm=fmean(one.grad_norm for one in taken) if taken else None,
+        updates=len(taken),
+        skipped=len(reasons),
+        not_finite=reasons,
+        skipped_row=skips.row,
+    )
+
+
 def update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
@@ -60,23 +103,63 @@ def update(
 ) -> Update:
     """One optimizer step on the sequences at `indices`; returns loss and gradient norm.
 
-    Raises NotFinite before the weights are touched.
+    Raises NotFinite before weights, optimizer and `tally` are touched.
     """
-    counts = denominators(prepared.sequences[i] for i in indices)
+    sequences = [prepared.sequences[i] for i in indices]
+    examples = {s.example_id for s in sequences}
+    counts = denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
     computed = [i for i in indices if has_gradient(prepared, i, config)]
+    check_fixed(prepared, computed)
     spans = [prepared.sequences[i].span for i in computed]
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
+    total, counted = 0.0, Tally(moved=tally.moved)
     for pack in policy.packs(spans, config.tokens_per_batch):
         packed = [computed[i] for i in pack.indices]
-        loss = pack_loss(policy, pack, prepared, packed, counts, config, tally)
+        loss = pack_loss(policy, pack, prepared, packed, counts, config, counted)
         loss.backward()
         total += float(loss.detach())
-    norm = clip_gradients(policy, config.max_grad_norm)
-    if not (math.isfinite(total) and math.isfinite(norm)):
-        raise NotFinite(f"loss {total}, gradient norm {norm}")
-    optimizer.step()
+    norm = take_step(policy, optimizer, total, config)
+    silent = sorted(set(indices) - set(computed))
+    measured = prepared.entropy is not None
+    note_silent(counted, (prepared.sequences[i] for i in silent), measured)
+    tally.take(counted)
+    tally.moved = tally.moved or bool(computed)
     return Update(total, norm)
+
+
+def take_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, loss: float, config: TrainConfig
+) -> float:
+    """One step of the optimizer on the gradients that are there; returns their norm, unclipped.
+
+    NotFinite, and no gradient is left, where the loss or a gradient is not a finite number.
+    """
+    norm = clip_gradients(policy, config.max_grad_norm)
+    names = {"the loss": loss, "the gradient's norm": norm}
+    broken = [f"{name} is {value}" for name, value in names.items() if not math.isfinite(value)]
+    if broken:
+        optimizer.zero_grad(set_to_none=True)
+        raise NotFinite(" and ".join(broken))
+    optimizer.step()
+    return norm
+
+
+def check_fixed(prepared: Prepared, indices: Sequence[int]) -> None:
+    """NotFinite when what the step fixed beforehand is not finite for one of these sequences."""
+    advantages = torch.tensor([prepared.sequences[i].advantage for i in indices])
+    fixed = {
+        "an advantage": [advantages, *_of(prepared.advantages, indices)],
+        "an old log-prob": _of(prepared.old, indices),
+        "a sampler correction": _of(prepared.weights, indices),
+        "a log-prob of the base": _of(prepared.base, indices),
+    }
+    for name, tensors in fixed.items():
+        if tensors and not bool(torch.cat([t.cpu().double() for t in tensors]).isfinite().all()):
+            raise NotFinite(f"{name} is not finite")
+
+
+def _of(tensors: list[Tensor] | None, indices: Sequence[int]) -> list[Tensor]:
+    return [] if tensors is None else [tensors[i] for i in indices]
 
 
 def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
@@ -111,4 +194,5 @@ def kl_to_base(
     now = torch.cat(log_probs(policy, drafts, budget))
     with policy.base():
         base = torch.cat(log_probs(policy, drafts, budget))
-    return float(kl_penalty(now, base, "k3").mean())
+    distance = float(kl_penalty(now, base, "k3").mean())
+    return distance if math.isfinite(distance) else None

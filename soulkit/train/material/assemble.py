@@ -75,6 +75,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     """
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
     check_names(config)
+    refuse_scripts(config, tasks)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
         check_settings(config, objective)
@@ -217,6 +218,19 @@ def make_reader(config: TrainConfig, players: Players) -> Player | None:
     if config.blind_reader is None:
         return None
     return players.player("blind_reader", config.blind_reader, config.seed)
+
+
+def refuse_scripts(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
+    """ConfigError for supervised training on a gold that is the same script in every row."""
+    scripted = [name for name, task in tasks.items() if task.gold_is_script]
+    if config.method != "sft" or not scripted:
+        return
+    raise ConfigError(
+        f"The gold of {', '.join(scripted)} is a script for self-checks, not an answer.",
+        "Its lines fit every row, so that the actor would learn to recite them whatever is asked.",
+        "Train it with grpo or ditto, or imitate another task; a task of your own says with "
+        "gold_is_script what its gold is.",
+    )
 
 
 def check_names(config: TrainConfig) -> None:

@@ -13,6 +13,7 @@ from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.train.maths.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.state.lines import CoachCounts, FeedbackCounts, Learned, Rewards
+from soulkit.train.state.named import finite
 from soulkit.types import Feedback, Kind, Record
 
 
@@ -133,16 +134,20 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
 
 
 def member_of(sequence: TrainSequence) -> GroupMember:
-    """A sequence as the group statistics see it; all those of one rollout are one play."""
-    play = (sequence.example_id, sequence.rollout)
-    return GroupMember(sequence.group, sequence.rollout, sequence.reward, play)
+    """A sequence as the group statistics see it; all those of one rollout are one play, and a
+    reward that is not finite is none."""
+    play, reward = (sequence.example_id, sequence.rollout), finite(sequence.reward)
+    return GroupMember(sequence.group, sequence.rollout, reward, play)
 
 
-def groups_of(before: Sequence[TrainSequence], trained: Sequence[TrainSequence]) -> Learned:
-    """Groups that can teach nothing, the tokens that were really trained on, and, where rollouts
-    are imitated, the share of the refined ones that were accepted."""
+def with_groups(
+    learned: Learned, before: Sequence[TrainSequence], trained: Sequence[TrainSequence]
+) -> Learned:
+    """`learned` with the groups that can teach nothing, the tokens that were really trained on,
+    and, where rollouts are imitated, the share of the refined ones that were accepted."""
     stats = group_stats([member_of(s) for s in before if s.compared])
-    return Learned(
+    return replace(
+        learned,
         groups=stats.groups,
         groups_single=stats.singletons,
         groups_flat=stats.flat,

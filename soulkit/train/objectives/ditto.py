@@ -7,7 +7,7 @@ under the plain prompt teaches the actor to do unprompted what it could do when 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from soulkit.config import Settings, setting
@@ -59,4 +59,7 @@ class Ditto(Objective):
             if record.score.scored:
                 for part in parts:
                     sequences += sequences_of(record, part, renderer, weights[part])
+        if self.lambda_fb == 0 and not self.only_copy:
+            # λ alone changes in an ablation over it, not what the rest is divided by.
+            return [replace(s, counted=s.part == "refined") for s in sequences]
         return sequences

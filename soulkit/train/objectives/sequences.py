@@ -69,7 +69,9 @@ class TrainSequence:
     """Sequences of one rollout count once in their group."""
     reward: float | None
     weight: float = 1.0
-    """λ of its component. Sequences of weight 0 are neither counted nor computed."""
+    """λ of its component. Sequences of weight 0 are not computed, nor counted but for `counted`."""
+    counted: bool = False
+    """At weight 0 its tokens stay in the denominators: what they leave is not shared out."""
     advantage: float = 0.0
     compared: bool = True
     """Its rewards enter the group's statistics, which set its advantage; else it keeps its own."""
@@ -196,7 +198,10 @@ def without_truncated(
     They stay in the statistics of their group: their rewards were earned like any other.
     """
     cut = {(r.example_id, f"{r.rollout}/{r.kind}") for r in records if _ran_out(r)}
-    return [replace(s, weight=0.0) if (s.example_id, s.rollout) in cut else s for s in sequences]
+    return [
+        replace(s, weight=0.0, counted=False) if (s.example_id, s.rollout) in cut else s
+        for s in sequences
+    ]
 
 
 def _ran_out(record: Record) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soulkit.errors import SoulError
+from soulkit.errors import CallError, ProviderError, SoulError, TaskError
 from soulkit.types import Record
 
 
@@ -23,8 +23,8 @@ def refuse_stale(records: Sequence[Record], version: str) -> None:
                     )
 
 
-def silence(records: Sequence[Record]) -> str:
-    """Why a step has nothing to learn from, or has no feedback at all; empty when it has.
+def silence(records: Sequence[Record]) -> CallError | None:
+    """Why a step has nothing to learn from, or has no feedback at all; None when it has.
 
     A run that went on would spend hours on a dead server, or be another method than was asked for.
     """
@@ -32,8 +32,16 @@ def silence(records: Sequence[Record]) -> str:
     scored = [r for r in drafts if r.score.scored]
     if drafts and not scored:
         last = drafts[-1].score
-        return f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+        return _of_reason(last.reason)(
+            f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+        )
     failed = [r.episode.notes.get("coach_failure") for r in scored]
     if failed and all(failed):
-        return f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
-    return ""
+        return _of_reason(str(failed[-1]).partition(":")[0])(
+            f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
+        )
+    return None
+
+
+def _of_reason(reason: str) -> type[CallError]:
+    return TaskError if reason == TaskError.reason else ProviderError

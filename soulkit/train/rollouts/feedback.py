@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from soulkit.errors import UserError
+from soulkit.errors import TaskError, UserError
 from soulkit.models.base import Player
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.base import Task
@@ -129,7 +129,10 @@ def _missing(draft: Record, refined: Record | None, usable: bool, refines: bool)
 def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:
     reward = draft.score.reward
     full = reward is not None and reward >= task.spec.metric.high
-    return full or not policy.wants(task, draft.score, draft.step)
+    try:
+        return full or not policy.wants(task, draft.score, draft.step)
+    except TaskError:  # its critique met the same: `failed`
+        return False
 
 
 @dataclass

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from soulkit.train.state.lines import StepLine
+from soulkit.train.state.skips import skip_remarks
 
 WAYS = (
-    "try more drafts of a prompt (--group-size), a higher --temperature, or rows that are neither "
-    "always solved nor never"
+    "try more drafts of a prompt (--group-size), a higher --temperature, rows that are neither "
+    "always solved nor never (easier ones, or a model warmed up by sft, where rewards are low), or "
+    "a reward that also pays for half an answer"
 )
 
 
 def step_remarks(line: StepLine) -> list[str]:
-    """Feedback that nobody could use, and groups in which no rollout is better than another."""
-    return [*line.feedback.missing.values(), *filter(None, [flat_groups(line)])]
+    """Feedback that nobody could use, updates that were not taken, and groups in which no rollout
+    is better than another."""
+    feedback, flat = line.feedback.missing.values(), flat_groups(line)
+    return [*feedback, *skip_remarks(line), *filter(None, [flat])]
 
 
 def flat_groups(line: StepLine) -> str:

@@ -6,11 +6,10 @@ use it, without they teach it the task.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,12 +19,13 @@ from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.update import NotFinite, clip_gradients
+from soulkit.train.forward.update import NotFinite, take_step
 from soulkit.train.material.feasible import rehearsed
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.sequences import Span, gold_spans
 from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
+from soulkit.train.state.skips import Skips
 from soulkit.types import Example, Feedback
 
 
@@ -35,6 +35,8 @@ class SupervisedStep:
 
     loop: Loop
     pool: TaskRows
+    skips: Skips = field(default_factory=Skips)
+    """Updates that could not be taken."""
 
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
@@ -47,7 +49,7 @@ class SupervisedStep:
                 task, example, feedback_for(task, example, config, rng), policy
             )
         ]
-        learned = imitate(policy, self.loop.optimizer, spans, config)
+        learned = imitate(policy, self.loop.optimizer, spans, config, self.skips)
         seconds = round(time.monotonic() - started, 3)
         return StepLine(step=step, learned=learned, train_seconds=seconds)
 
@@ -94,12 +96,15 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
 
 
 def imitate(
-    policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig
-) -> Learned:
+    policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig,
+    skips: Skips | None = None,
+) -> Learned:  # fmt: skip
     """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
 
     With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
+    A step whose loss or gradient is not finite is not taken; `skips` counts those of a run.
     """
+    skips = skips or Skips()
     replies = sum(span.n_trained for span in spans)
     prompts = sum(len(span.ids) - 1 for span in spans) - replies
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
@@ -113,11 +118,15 @@ def imitate(
         loss = -(scored.log_prob * weight).sum()
         loss.backward()
         total += float(-scored.log_prob.detach()[is_reply].sum()) / replies
-    norm = clip_gradients(policy, config.max_grad_norm)
-    if not (math.isfinite(total) and math.isfinite(norm)):
-        raise NotFinite(f"loss {total}, gradient norm {norm}")
-    optimizer.step()
-    return Learned(loss=total, grad_norm=norm, tokens=replies, sequences=len(spans))
+    seen = Learned(tokens=replies, sequences=len(spans), skipped=0)
+    try:
+        norm = take_step(policy, optimizer, total, config)
+    except NotFinite as error:
+        skips.another()
+        reasons = {"1 of 1": str(error)}
+        return replace(seen, updates=0, skipped=1, not_finite=reasons, skipped_row=skips.row)
+    skips.none()
+    return replace(seen, loss=total, grad_norm=norm)
 
 
 def _whole(span: Span) -> Span:

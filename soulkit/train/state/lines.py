@@ -179,13 +179,16 @@ class FeedbackCounts(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMeans(Named):
-    """Means over the tokens that a step computed, each of its own kind of loss."""
+    """Means over tokens: of the drafts, of every part, and of each kind of loss."""
 
     clipped: float | None = named_field("clip/share")
+    """Of all draft tokens, as the next four: those without an advantage count."""
     clipped_dual: float | None = named_field("clip/share_dual")
     ratio: float | None = named_field("ratio/mean")
     kl_old: float | None = named_field("kl/old")
     entropy: float | None = named_field("policy/entropy")
+    parts: Mapping[str, float] = spread_fields("part/")
+    """`PART/NAME` → the same five of the tokens of each part."""
     regression_nll: float | None = named_field("nll/regression")
     imitation_nll: float | None = named_field("nll/imitation")
     divergence: float | None = named_field("divergence/teacher")
@@ -208,6 +211,12 @@ class Learned(Named):
     loss: float | None = named_field("loss/total")
     grad_norm: float | None = named_field("grad/norm")
     updates: int | None = named_field("optimizer/updates")
+    skipped: int | None = named_field("update/skipped")
+    """Updates that were not taken: something in them was not a finite number."""
+    not_finite: Mapping[str, str] = named_field("update/not_finite", read=text_members, sparse=True)
+    """Which mini-batch was skipped → what was not finite."""
+    skipped_row: int = named_field("update/skipped_row", read=whole, sparse=True)
+    """Updates in a row, so far, that were skipped."""
     kl_base: float | None = named_field("kl/base")
     tokens: int | None = named_field("tokens/trained")
     sequences: int | None = named_field("sequences/trained")

@@ -1,0 +1,98 @@
+"""A task of a user that breaks, or leaves, on some rows: evaluation and training go on without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from soulkit.runs.records import load_records
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.shades import TASKS, steps_of, write_rows
+from tests.support.training import random_model, soul
+
+BREAKS = """
+
+class Breaking(Kind):
+    async def score(self, example, episode, cast):
+        said = example.fields["said"]
+        if said.startswith(LEAVES):
+            sys.exit("enough")
+        if said.startswith(DIVIDES):
+            return 1 / 0
+        score = await super().score(example, episode, cast)
+        return replace(score, value=float("nan")) if said.startswith("Speaker 2 ") else score
+"""
+
+
+def home(folder: Path, leaves: str, divides: str = "Speaker 1 ") -> Path:
+    """The shade task with a class that breaks, in a folder of its own."""
+    place = Path(shutil.copytree(TASKS.parent, folder / "task"))
+    code = (place / "shade.py").read_text(encoding="utf-8")
+    ends = (
+        f"import sys\nfrom dataclasses import replace\nLEAVES, DIVIDES = {leaves!r}, {divides!r}\n"
+    )
+    (place / "shade.py").write_text(code + ends + BREAKS, encoding="utf-8")
+    tasks = (place / "tasks.yaml").read_text(encoding="utf-8")
+    entry = '  breaking: {<<: *shade, module: "shade:Breaking"}\n'
+    (place / "tasks.yaml").write_text(tasks + entry, encoding="utf-8")
+    return place / "tasks.yaml"
+
+
+def task_options(folder: Path, leaves: str = "Speaker 0 ") -> tuple[object, ...]:
+    rows = write_rows(folder / "rows.jsonl", 12)
+    return ("--tasks", home(folder, leaves), "--task", "breaking", "--data", f"breaking={rows}")
+
+
+def test_an_evaluation_goes_on_and_names_the_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options, out = task_options(tmp_path), tmp_path / "run"
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        command = ("eval", "api", "--model", "m", "--base-url", server.base_url, *options,
+                   "--out", out)  # fmt: skip
+        assert soul(*command, "--json") == 1  # three of twelve are more than --max-unscored
+        output = capfd.readouterr()
+        summary = json.loads(output.out)
+        cell = summary["tasks"]["breaking"]["value"]
+        assert cell["n_scored"] == 9 and cell["unscored"] == {"task_error": 3}
+        for words in ("SystemExit: enough", "ZeroDivisionError", "gave a value of nan"):
+            assert f"task error in breaking.score: {words}" in output.err.replace("score() ", "")
+        assert "Traceback" not in output.err
+        words = [r.score.words for r in load_records(out / "episodes.jsonl") if not r.score.scored]
+        assert len(words) == 3 and all("shade.py:" in one for one in words)
+        task = tmp_path / "task" / "shade.py"
+        code = task.read_text(encoding="utf-8")
+        task.write_text(code[: code.index("class Breaking")] + "class Breaking(Kind): ...\n",
+                        encoding="utf-8")  # fmt: skip
+    capfd.readouterr()
+    for name in [name for name in sys.modules if name.startswith("soulkit_user_")]:
+        del sys.modules[name]  # another process would read the file anew
+    assert soul("rescore", out, "--out", tmp_path / "again", "--json") == 0
+    records = load_records(tmp_path / "again" / "episodes.jsonl")
+    assert len(records) == 12 and all(record.score.scored for record in records)
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_the_rows_that_break_and_stops_where_all_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model(tmp_path / "model")
+    small = ("--prompts", 12, "--group-size", 2, "--max-tokens", 4, "--lora-r", 2)
+    options, out = task_options(tmp_path), tmp_path / "run"
+    command = ("train", "grpo", "--model", model, *options, *small, "--steps", 2, "--out", out)
+    assert soul(*command) == 0
+    lines = steps_of(out)
+    assert [line["unscored/task_error"] for line in lines] == [6, 6]
+    assert [line["rollouts/draft"] for line in lines] == [24, 24]
+    capfd.readouterr()
+    (tmp_path / "all").mkdir()
+    every = task_options(tmp_path / "all", leaves="Speaker ")
+    assert soul("train", "grpo", "--model", model, *every, *small, "--steps", 2,
+                "--out", tmp_path / "dead") == 1  # fmt: skip
+    error, why, fix = capfd.readouterr().err.strip().splitlines()[-3:]
+    assert "None of 24 drafts was scored, the last for task_error: SystemExit: enough" in error
+    assert "code of the task" in why and "that line" in fix
