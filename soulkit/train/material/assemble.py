@@ -91,8 +91,9 @@ def _mixed(
     train: dict[str, Sequence[Example]] = {}
     dev: TaskRows = []
     for name, rows in rows_by_task.items():
-        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
-        train[name] = training
+        train[name], held = rows, ()
+        if config.eval_every:
+            train[name], held = dev_split(rows, config.dev_share, config.dev_by)
         dev += [(tasks[name], example) for example in held[: config.dev_limit]]
     present = {name: task for name, task in tasks.items() if name in train}
     ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
