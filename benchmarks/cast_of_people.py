@@ -54,11 +54,11 @@ WARMUP: dict[str, Any] = {
 HARD_WARMUP: dict[str, Any] = {**WARMUP, "steps": 480}
 REINFORCED: dict[str, Any] = {
     "prompts_per_step": 64, "mini_batch_prompts": 8, "lr": 1e-3, "lr_schedule": "cosine",
-    "beta2": 0.95, "max_tokens": 6, "batch_size": 256, "checkpoint_every": 12, "keep_last": 1,
-    "coach": "terse", "dev_by": CUES, "dev_share": SHARE, "dev_limit": MEASURED,
+    "advantage_std": "none", "max_tokens": 6, "batch_size": 256, "checkpoint_every": 12,
+    "keep_last": 1, "coach": "terse", "dev_by": CUES, "dev_share": SHARE, "dev_limit": MEASURED,
 }  # fmt: skip
 IMITATED: dict[str, Any] = {
-    "method": "sft", "sft_batch": 8, "lr": 1e-3, "lr_schedule": "cosine", "beta2": 0.95,
+    "method": "sft", "sft_batch": 8, "lr": 1e-3, "lr_schedule": "cosine",
     "checkpoint_every": 1000,
 }  # fmt: skip
 DENSE = {"option": {"dense": "true"}}
