@@ -169,7 +169,7 @@ class Result:
     unseen: float
     seen: float
     words: float
-    """Share of the three words, combinations that training never showed."""
+    """Share of the words that are right, of both kinds of people."""
     curve: tuple[tuple[int, float], ...]
     """(steps, exact on unseen combinations), the point before training first; empty for SFT."""
     samples: int
@@ -200,7 +200,7 @@ def read_result(world: World, name: str) -> Result | None:
         refined = line.get("reward/refined") if line["step"] == 0 else refined
     return Result(
         unseen=means["value/kind=unseen"], seen=means["value/kind=seen"],
-        words=means["share/kind=unseen"], curve=tuple(curve) if len(curve) > 1 else (),
+        words=means["share"], curve=tuple(curve) if len(curve) > 1 else (),
         samples=samples, seconds=seconds, refined=refined,
     )  # fmt: skip
 
@@ -249,7 +249,7 @@ def table(results: Results) -> list[str]:
     """Markdown: one line an arm, differences to the arm of the other method with its reward."""
     lines = [
         "| arm | seeds | unseen combinations | seen combinations, other names "
-        "| words right, unseen | area under the curve | samples a run | s a run |",
+        "| words right, both | area under the curve | samples a run | s a run |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name in ("before", *ARMS):

@@ -211,7 +211,7 @@ def groups_aside(keys: Iterable[str], share: float, salt: str) -> frozenset[str]
     """The groups that are set aside, by hash of each one's key: about `share` of them.
 
     Whatever else is in the list, a group falls on the same side; only when a side would stay empty
-    is the group nearest to it moved. A single group is not set aside. ConfigError unless
+    is the group nearest to it moved. A single group has no other side. ConfigError unless
     0 < share < 1.
     """
     if not 0 < share < 1:
