@@ -47,15 +47,14 @@ LESSONS, PEOPLE, MEASURED = 12_000, 4096, 256
 EASY, HARD = 8, 24
 """Values of a cue."""
 WARMUP: dict[str, Any] = {
-    "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
+    "method": "sft", "model": "tiny", "full": True, "sft_batch": 48, "lr": 2e-3,
     "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
     "sft_feedback": 0.6, "checkpoint_every": 1000, "coach": "terse",
 }  # fmt: skip
-HARD_WARMUP: dict[str, Any] = {**WARMUP, "steps": 480}
 REINFORCED: dict[str, Any] = {
     "prompts_per_step": 64, "mini_batch_prompts": 8, "lr": 1e-3, "lr_schedule": "cosine",
-    "advantage_std": "none", "max_tokens": 6, "batch_size": 256, "checkpoint_every": 12,
-    "keep_last": 1, "coach": "terse", "dev_by": CUES, "dev_share": SHARE, "dev_limit": MEASURED,
+    "max_tokens": 6, "batch_size": 256, "checkpoint_every": 12, "keep_last": 1, "coach": "terse",
+    "dev_by": CUES, "dev_share": SHARE, "dev_limit": MEASURED,
 }  # fmt: skip
 IMITATED: dict[str, Any] = {
     "method": "sft", "sft_batch": 8, "lr": 1e-3, "lr_schedule": "cosine",
@@ -90,8 +89,9 @@ class World:
     out: Path
     values: int
     seed: int
-    steps: int
-    every: int
+    steps: int = 0
+    every: int = 0
+    warmup: int = 0
 
     @cached_property
     def folder(self) -> Path:
@@ -109,7 +109,7 @@ class World:
     def prepare(self) -> None:
         """Rows, and the model that follows advice; what is there stays."""
         self.write_rows()
-        warmup = WARMUP if self.values == EASY else HARD_WARMUP
+        warmup = {**WARMUP, "steps": self.warmup}
         train(self.config(warmup, "lessons"), self.folder / "warmup", lambda line: None)
         self.measure("before", None)
 
@@ -218,7 +218,7 @@ def read_results(out: Path, values: int) -> Results:
     results: Results = {}
     folders = sorted((out / f"values{values}").glob("seed*"))
     for seed in sorted(int(folder.name.removeprefix("seed")) for folder in folders):
-        world = World(out, values, seed, 0, 0)
+        world = World(out, values, seed)
         for name in ("before", *ARMS):
             result = read_result(world, name)
             if result is not None:
@@ -342,7 +342,7 @@ def _draw_arm(ax: Any, name: str, runs: Sequence[Result], color: str) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def order(seeds: int, hard_seeds: int) -> Iterator[tuple[int, int, Sequence[str]]]:
+def worlds(seeds: int, hard_seeds: int) -> Iterator[tuple[int, int, Sequence[str]]]:
     """(values, seed, arms): a table of few seeds exists early, the harder size in the middle."""
     first = min(seeds, 2)
     yield from ((EASY, seed, tuple(ARMS)) for seed in range(first))
@@ -354,7 +354,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hard-seeds", type=int, default=2, help="seeds of the harder size")
-    parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--warmup", type=int, default=240, help="steps; twice at the harder size")
     parser.add_argument("--every", type=int, default=4, help="steps between measurements")
     parser.add_argument("--only", default="", help="arms: NAME,NAME")
     parser.add_argument("--out", type=Path, default=Path("runs/cast_of_people"))
@@ -371,8 +372,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(chosen.threads)
-    for values, seed, arms in order(chosen.seeds, chosen.hard_seeds):
-        world = World(chosen.out, values, seed, chosen.steps, chosen.every)
+    for values, seed, arms in worlds(chosen.seeds, chosen.hard_seeds):
+        warmup = chosen.warmup * (1 if values == EASY else 2)
+        world = World(chosen.out, values, seed, chosen.steps, chosen.every, warmup)
         world.prepare()
         for name in (name for name in arms if name in only):
             world.train_arm(name)

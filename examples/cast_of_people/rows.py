@@ -16,6 +16,8 @@ import random
 from functools import cache
 from typing import Any, Literal
 
+from soulkit.errors import ConfigError
+
 Words = tuple[str, ...]
 
 NAMES = (
@@ -55,10 +57,14 @@ def rows(
     """`n` rows; row i depends on (seed, i) alone, so fewer rows are the beginning of more.
 
     Of `people`, every `values`³ rows in turn hold each combination of cues once, in an order that
-    depends on the seed alone, whatever the names. ValueError unless 2 <= values <= 32.
+    depends on the seed alone, whatever the names. ConfigError unless 2 <= values <= 32.
     """
     if not 2 <= values <= MOST:
-        raise ValueError(f"a cue has 2 to {MOST} values, not {values}")
+        raise ConfigError(
+            f"A cue cannot have {values} values.",
+            f"There are words for 2 to {MOST}.",
+            f"Give --values a number from 2 to {MOST}.",
+        )
     if kind == "lessons":
         return [_lesson(random.Random(f"lessons/{seed}/{i}"), i, values) for i in range(n)]
     rule, pool = rule_of(world, values), NAMES[:USUAL] if names == "usual" else NAMES[USUAL:]
