@@ -21,7 +21,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -354,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hard-seeds", type=int, default=2, help="seeds of the harder size")
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=48, help="half as many again when harder")
     parser.add_argument("--warmup", type=int, default=240, help="steps; twice at the harder size")
     parser.add_argument("--every", type=int, default=4, help="steps between measurements")
     parser.add_argument("--only", default="", help="arms: NAME,NAME")
@@ -373,8 +373,10 @@ def main() -> None:
 
     torch.set_num_threads(chosen.threads)
     for values, seed, arms in worlds(chosen.seeds, chosen.hard_seeds):
-        warmup = chosen.warmup * (1 if values == EASY else 2)
-        world = World(chosen.out, values, seed, chosen.steps, chosen.every, warmup)
+        world = World(chosen.out, values, seed, chosen.steps, chosen.every, chosen.warmup)
+        if values == HARD:
+            longer = {"steps": chosen.steps * 3 // 2, "warmup": chosen.warmup * 2}
+            world = replace(world, **longer)
         world.prepare()
         for name in (name for name in arms if name in only):
             world.train_arm(name)
