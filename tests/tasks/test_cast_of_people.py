@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,8 @@ def graded(task: Task, example: Example, text: str) -> Score:
     episode = task.gold(example)
     assert episode is not None
     turn = episode.traces[0].turns[0]
-    said_so = Completion(text=text)
-    from dataclasses import replace
-
-    trace = replace(episode.traces[0], turns=(replace(turn, completion=said_so),))
+    reply = replace(turn, completion=Completion(text=text))
+    trace = replace(episode.traces[0], turns=(reply,))
     cast = Cast(actor=Player(None))  # type: ignore[arg-type]
     return asyncio.run(task.score(example, replace(episode, traces=(trace,)), cast))
 
@@ -137,3 +136,26 @@ def test_advice_speaks_in_other_words_than_the_reply(people: Task) -> None:
 def test_a_reply_of_other_length_is_a_bad_row(people: Task) -> None:
     with pytest.raises(DataError, match="does not have 3 words"):
         people.example({**made(people, 1)[0], "reply": "ahoy there"})
+
+
+@pytest.mark.torch
+def test_dev_rows_of_a_training_are_combinations_that_it_never_shows() -> None:
+    from soulkit.train.material.assemble import gather_material
+    from tests.support.training import config
+
+    settings: dict[str, Any] = {
+        "tasks": {NAME: 1.0}, "tasks_file": str(FILE), "data": {NAME: "synth:1024"},
+        "eval_every": 2, "coach": "terse",
+    }  # fmt: skip
+    material = gather_material(config(**settings, dev_by="job,town,pet"))
+    trained, held_out = (
+        {cues(dict(example.fields)) for _, example in pool}
+        for pool in (material.pool, material.dev)
+    )
+    assert not trained & held_out and len(held_out) > 20
+    usual = gather_material(config(**settings))
+    usual_dev = {cues(dict(example.fields)) for _, example in usual.dev}
+    assert usual_dev & {cues(dict(example.fields)) for _, example in usual.pool}
+    with pytest.raises(ConfigError) as refusal:
+        gather_material(config(**settings, dev_by="job,twon"))
+    assert "no field 'twon'" in refusal.value.what and "'town'" in refusal.value.way_out

@@ -91,7 +91,8 @@ def _mixed(
     train: dict[str, Sequence[Example]] = {}
     dev: TaskRows = []
     for name, rows in rows_by_task.items():
-        train[name], held = rows, ()
+        train[name] = rows
+        held: Sequence[Example] = ()
         if config.eval_every:
             train[name], held = dev_split(rows, config.dev_share, config.dev_by)
         dev += [(tasks[name], example) for example in held[: config.dev_limit]]
