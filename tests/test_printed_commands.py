@@ -28,6 +28,7 @@ from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
 
 ROOT = Path(__file__).parents[1]
+CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
 RUN_IN_ORDER = {"authoring.md"}
 """Its commands build on each other; tests/test_authoring.py runs them from top to bottom."""
 PAGES = [
@@ -193,6 +194,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, server: ScriptedServer) -> Pa
         *(f"data synth tomi -n 12 --seed {seed} -o {name}" for seed, name in enumerate(tomi)),
         *(f"data synth sotopia -n 4 --seed {seed} -o {name}.jsonl" for seed, name in
           enumerate(("train", "eval"))),
+        f"data synth cast_of_people --tasks {CAST} -n 60 -o people.jsonl",
         "tasks new night_bus",
         "data synth hitom -n 4 -o hitom.jsonl", "data synth hitom -n 4 -o hitom_val.parquet",
         f"eval api --model m --task sotopia --data synth:3 {judged} --out RUN",

@@ -20,8 +20,8 @@ INERT = """
     attention assistant aux_weight backoff_s batch batch_judges batch_poll_s
     by_batch batch_size beta2 canary_every canary_margin
     checkpoint_every
-    clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_limit dev_share device
-    distill_centred distill_clip distill_weight divergence divergence_tail
+    clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_by dev_limit dev_share
+    device distill_centred distill_clip distill_weight divergence divergence_tail
     divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef
     eps_high eps_low estimator estimator_discount estimator_window eval_every example
     feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples

@@ -15,6 +15,7 @@ from soulkit.cli.console import console, err, one_line, out, print_json, progres
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
+from soulkit.cli.data_split import split
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
@@ -237,6 +238,7 @@ def show(
 
 app.command()(audit)
 app.command()(contamination)
+app.command()(split)
 
 
 # -- help for the commands -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.data.files import present
@@ -207,24 +207,66 @@ _EXPECTED = {
 # -- splits ----------------------------------------------------------------------------------------
 
 
-def dev_split(
-    examples: Sequence[Example], share: float = 0.1
-) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """(train, dev), both in the given order; whole clusters, chosen by hash of the cluster.
+def groups_aside(keys: Iterable[str], share: float, salt: str) -> frozenset[str]:
+    """The groups that are set aside, by hash of each one's key: about `share` of them.
 
-    Whatever else is in the list, a cluster falls on the same side; only when a side would stay
-    empty is the cluster nearest to it moved. ConfigError unless 0 < share < 1.
+    Whatever else is in the list, a group falls on the same side; only when a side would stay empty
+    is the group nearest to it moved. A single group has no other side. ConfigError unless
+    0 < share < 1.
     """
     if not 0 < share < 1:
         raise ConfigError(
-            f"A dev share of {share} is no share.",
-            "The dev split is a part of the training rows, neither none nor all of them.",
+            f"A share of {share} is no share.",
+            "The rows that are set aside are a part of the rows, neither none nor all of them.",
             "Give a number between 0 and 1, such as 0.1.",
         )
-    places = {e.cluster or e.id: share_of("dev", e.cluster or e.id) for e in examples}
+    places = {key: share_of(salt, key) for key in keys}
     ranked = sorted(places, key=lambda key: places[key])
-    dev = {key for key in ranked if places[key] < share}
+    aside = {key for key in ranked if places[key] < share}
     if len(ranked) > 1:
-        dev = (dev or {ranked[0]}) - ({ranked[-1]} if len(dev) == len(ranked) else set())
-    chosen = tuple(e for e in examples if (e.cluster or e.id) in dev)
-    return tuple(e for e in examples if (e.cluster or e.id) not in dev), chosen
+        aside = (aside or {ranked[0]}) - ({ranked[-1]} if len(aside) == len(ranked) else set())
+    return frozenset(aside)
+
+
+def group_key(values: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """The key of the group in which a row's `columns` have these values; absent ones count."""
+    return content_hash("", {name: values.get(name) for name in columns})
+
+
+def dev_split(
+    examples: Sequence[Example], share: float = 0.1, by: Sequence[str] = ()
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """(train, dev), both in the given order; whole clusters, chosen by hash of the cluster.
+
+    With `by` whole groups of equal values in these fields instead: dev rows then hold combinations
+    that training never shows. ConfigError unless 0 < share < 1; for a field that a row does not
+    have; where a cluster would stand on both sides.
+    """
+    keys = [_group_of(example, by) for example in examples]
+    aside = groups_aside(keys, share, "dev")
+    train = tuple(e for e, key in zip(examples, keys, strict=True) if key not in aside)
+    dev = tuple(e for e, key in zip(examples, keys, strict=True) if key in aside)
+    torn = {e.cluster for e in train} & {e.cluster for e in dev} - {""}
+    if torn:
+        first = next(e for e in dev if e.cluster in torn)
+        raise ConfigError(
+            f"A dev split by {', '.join(by)} tears {len(torn)} stories apart, the first at "
+            f"{first.source or first.id}.",
+            f"Rows of '{first.task}' that belong together would be trained on and measured on.",
+            "Name columns that rows of one story share, or leave out --dev-by.",
+        )
+    return train, dev
+
+
+def _group_of(example: Example, by: Sequence[str]) -> str:
+    if not by:
+        return example.cluster or example.id
+    for name in by:
+        if name not in example.fields:
+            raise ConfigError(
+                f"Rows of '{example.task}' have no field '{name}' to split by.",
+                "A dev split goes by the columns that the task declares; what else a file holds "
+                "is dropped when its rows are read.",
+                did_you_mean(name, example.fields),
+            )
+    return group_key(example.fields, by)

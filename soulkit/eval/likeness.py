@@ -200,6 +200,8 @@ def _deciding(settings: Print, task: str) -> Print:
     rows: Print = {name: settings[name] for name in names if name in settings}
     if settings.get("example"):  # older runs say nothing of it, and mean all rows
         rows["example"] = settings["example"]
+    if split and settings.get("dev_by"):  # older runs say nothing of it, and mean stories
+        rows["dev_by"] = settings["dev_by"]
     if "eval_every" in settings:
         rows["dev split"] = "there" if split else "none"
     for name, word in (("data", "rows of"), ("tasks", "mixing ratio")):

@@ -232,9 +232,22 @@ class KeepingSettings(Settings):
     dev_limit: int = setting(
         200, gt=0, flag=None, only=RL, help="Rows of a task in the dev split at most."
     )
+    dev_by: tuple[str, ...] = setting(
+        (), only=RL, metavar="COLUMN", unset="stories",
+        help="Dev split by combinations of these columns instead: NAME,NAME. What is measured was "
+        "never trained on in this combination.",
+    )  # fmt: skip
     track: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
         "none", help="Where metrics go beside metrics.jsonl."
     )
+
+    @field_validator("dev_by", mode="before")
+    @classmethod
+    def _columns(cls, names: Any) -> Any:
+        texts = [names] if isinstance(names, str) else names
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            return names
+        return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 class TrainConfig(

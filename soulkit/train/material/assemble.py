@@ -75,7 +75,6 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     """
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
     check_names(config)
-    refuse_scripts(config, tasks)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
         check_settings(config, objective)
@@ -85,6 +84,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     registry.refuse_rows_only(config.tasks, config.suite)
     registry.refuse_evaluation_only(config.tasks)
     tasks = configured_tasks(registry, config.tasks, config, training=True)
+    refuse_scripts(config, tasks)
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
@@ -124,6 +124,8 @@ def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
         raise not_for_training(f"the task {task.name}")
     rows = chosen_rows(training_rows(task, config), config, task.name)
     refuse_marked_rows(task.name, rows)
+    if objective is None and task.gold_is_script:
+        raise NoRows(*_script_words(task.name))
     if objective is None and all(task.gold(row) is None for row in rows[:1]):
         raise NoRows(
             f"The task '{task.name}' has no gold episodes to imitate.",
@@ -141,8 +143,10 @@ def _mixed(
     train: dict[str, Sequence[Example]] = {}
     dev: TaskRows = []
     for name, rows in rows_by_task.items():
-        training, held = dev_split(rows, config.dev_share) if config.eval_every else (rows, ())
-        train[name] = training
+        train[name] = rows
+        held: Sequence[Example] = ()
+        if config.eval_every:
+            train[name], held = dev_split(rows, config.dev_share, config.dev_by)
         dev += [(tasks[name], example) for example in held[: config.dev_limit]]
     present = {name: task for name, task in tasks.items() if name in train}
     ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
@@ -223,10 +227,13 @@ def make_reader(config: TrainConfig, players: Players) -> Player | None:
 def refuse_scripts(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
     """ConfigError for supervised training on a gold that is the same script in every row."""
     scripted = [name for name, task in tasks.items() if task.gold_is_script]
-    if config.method != "sft" or not scripted:
-        return
-    raise ConfigError(
-        f"The gold of {', '.join(scripted)} is a script for self-checks, not an answer.",
+    if config.method == "sft" and scripted:
+        raise ConfigError(*_script_words(", ".join(scripted)))
+
+
+def _script_words(names: str) -> tuple[str, str, str]:
+    return (
+        f"The gold of {names} is a script for self-checks, not an answer.",
         "Its lines fit every row, so that the actor would learn to recite them whatever is asked.",
         "Train it with grpo or ditto, or imitate another task; a task of your own says with "
         "gold_is_script what its gold is.",

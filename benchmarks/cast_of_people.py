@@ -1,0 +1,391 @@
+"""Does it matter what feedback says? Ditto against its shuffled control and against scalars.
+
+The task is `examples/cast_of_people`: job, town and pet of a person fix the three words they say,
+by a rule that no prompt holds; feedback describes the behaviour in other words. Every seed draws a
+rule and rows, warms up a tiny model that can follow such advice and knows nothing of the rule, and
+trains it in six arms from the same weights. All arms of reinforcement sample 1,024 replies a step.
+Measured greedily: people whose *combination* of cues training never showed (the rule), and people
+of other names with combinations that it did show (memory). Beside it a harder size, where rewards
+are dense.
+
+    .venv/bin/python benchmarks/cast_of_people.py --out runs/cast_of_people
+    .venv/bin/python benchmarks/cast_of_people.py --report runs/cast_of_people --figure FILE.svg
+
+Every arm is an ordinary run folder: the first command takes up what was stopped, and the second
+reports whatever is finished. `--only` and `--seeds` choose arms and seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import write_rows
+from soulkit.data.rows import group_key, groups_aside
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.runner import run_eval
+from soulkit.metrics.comparisons import auc
+from soulkit.metrics.intervals import Interval, estimate
+from soulkit.runs.folder import read_jsonl
+from soulkit.tasks.made import make_rows
+from soulkit.tasks.registry import load_registry
+from soulkit.train.config import TrainConfig
+from soulkit.train.run import train
+
+TASK = "cast_of_people"
+TASKS_FILE = Path(__file__).parents[1] / "examples" / TASK / "tasks.yaml"
+CUES = ("job", "town", "pet")
+SHARE = 0.125
+"""Of the combinations of cues, held out from training."""
+LESSONS, PEOPLE, MEASURED = 12_000, 4096, 256
+EASY, HARD = 8, 24
+"""Values of a cue."""
+WARMUP: dict[str, Any] = {
+    "method": "sft", "model": "tiny", "full": True, "sft_batch": 48, "lr": 2e-3,
+    "lr_schedule": "cosine", "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01,
+    "sft_feedback": 0.6, "checkpoint_every": 1000, "coach": "terse",
+}  # fmt: skip
+REINFORCED: dict[str, Any] = {
+    "prompts_per_step": 64, "mini_batch_prompts": 8, "lr": 1e-3, "lr_schedule": "cosine",
+    "max_tokens": 6, "batch_size": 256, "checkpoint_every": 12, "keep_last": 1, "coach": "terse",
+    "dev_by": CUES, "dev_share": SHARE, "dev_limit": MEASURED,
+}  # fmt: skip
+IMITATED: dict[str, Any] = {
+    "method": "sft", "sft_batch": 8, "lr": 1e-3, "lr_schedule": "cosine",
+    "checkpoint_every": 1000,
+}  # fmt: skip
+DENSE = {"option": {"dense": "true"}}
+ARMS: dict[str, dict[str, Any]] = {
+    "ditto": {"method": "ditto", "group_size": 8},
+    "shuffled": {"method": "ditto", "group_size": 8, "shuffle_feedback": True},
+    "grpo": {"method": "grpo", "group_size": 16},
+    "ditto-dense": {"method": "ditto", "group_size": 8, **DENSE},
+    "grpo-dense": {"method": "grpo", "group_size": 16, **DENSE},
+    "sft": IMITATED,
+}
+HARD_ARMS = ("ditto-dense", "grpo-dense", "ditto", "sft")
+LABELS = {
+    "ditto": "Ditto, G = 8, exact reward",
+    "shuffled": "Ditto, shuffled feedback, exact reward",
+    "grpo": "GRPO, G = 16, exact reward",
+    "ditto-dense": "Ditto, G = 8, dense reward",
+    "grpo-dense": "GRPO, G = 16, dense reward",
+    "sft": "SFT on gold (upper line)",
+    "before": "before training",
+}
+SCALE = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class World:
+    """One seed at one size: its rows, its warmed-up model and its arms, in a folder."""
+
+    out: Path
+    values: int
+    seed: int
+    steps: int = 0
+    every: int = 0
+    warmup: int = 0
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.out / f"values{self.values}" / f"seed{self.seed}"
+
+    def rows(self, name: str) -> Path:
+        return self.folder / "rows" / f"{name}.jsonl"
+
+    def config(self, settings: Mapping[str, Any], rows: str) -> TrainConfig:
+        return TrainConfig.model_validate({
+            **settings, "tasks": {TASK: 1.0}, "tasks_file": str(TASKS_FILE),
+            "data": {TASK: str(self.rows(rows))}, "seed": self.seed,
+        })  # fmt: skip
+
+    def prepare(self) -> None:
+        """Rows, and the model that follows advice; what is there stays."""
+        self.write_rows()
+        warmup = {**WARMUP, "steps": self.warmup}
+        train(self.config(warmup, "lessons"), self.folder / "warmup", lambda line: None)
+        self.measure("before", None)
+
+    def write_rows(self) -> None:
+        """Lessons; people to train on; and to measure: combinations held out, and known ones under
+        other names."""
+        if self.rows("measured").exists():
+            return
+        lessons = self._make(LESSONS, 2 * self.seed, kind="lessons")
+        people, others = (self._make(PEOPLE, 2 * self.seed, names=n) for n in ("usual", "others"))
+        keys = [group_key(row, CUES) for row in people]
+        aside = groups_aside(keys, SHARE, "dev")
+        unseen = [row for row, key in zip(people, keys, strict=True) if key in aside]
+        training = [row for row, key in zip(people, keys, strict=True) if key not in aside]
+        seen = [row for row in others if group_key(row, CUES) not in aside]
+        # The tag tells the two kinds apart in one evaluation.
+        measured = [{**row, "kind": kind} for kind, rows in (("unseen", unseen), ("seen", seen))
+                    for row in rows[:MEASURED]]  # fmt: skip
+        self.rows("lessons").parent.mkdir(parents=True, exist_ok=True)
+        files = {"lessons": lessons, "people": people, "train": training, "measured": measured}
+        for name, rows in files.items():
+            write_rows(self.rows(name), rows, data_source=TASK)
+
+    def _make(self, count: int, seed: int, **options: str) -> list[dict[str, Any]]:
+        task = load_registry(TASKS_FILE).task(TASK)
+        own = {"values": str(self.values), "world": str(self.seed), **options}
+        return make_rows(task, count, seed, own)
+
+    def train_arm(self, name: str) -> None:
+        """One arm, from the warmed-up weights, and its measurement; finished ones stay."""
+        warm = {"model": str(self.folder / "warmup" / "model")}
+        if ARMS[name]["method"] == "sft":
+            updates = self.steps * REINFORCED["prompts_per_step"] // IMITATED["sft_batch"]
+            config = self.config({**ARMS[name], **warm, "steps": updates}, "train")
+        else:
+            times = {"steps": self.steps, "eval_every": self.every}
+            config = self.config({**REINFORCED, **ARMS[name], **warm, **times}, "people")
+        train(config, self.folder / name, lambda line: None)
+        self.measure(name, self.folder / name / "model")
+
+    def measure(self, name: str, adapter: Path | None) -> None:
+        config = EvalConfig(
+            kind="local", model=str(self.folder / "warmup" / "model"),
+            adapter=str(adapter) if adapter else None, tasks=(TASK,), tasks_file=str(TASKS_FILE),
+            data={TASK: str(self.rows("measured"))}, temperature=0.0, max_tokens=6, batch_size=256,
+        )  # fmt: skip
+        run_eval(config, self.folder / "measured" / name)
+
+
+# -- what came of it -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """One arm of one world, read from its folders."""
+
+    unseen: float
+    seen: float
+    words: float
+    """Share of the words that are right, of both kinds of people."""
+    curve: tuple[tuple[int, float], ...]
+    """(steps, exact on unseen combinations), the point before training first; empty for SFT."""
+    samples: int
+    seconds: float
+    refined: float | None
+    """Reward of replies with feedback in the first step."""
+
+    @property
+    def area(self) -> float | None:
+        return auc([x for x, _ in self.curve], [y for _, y in self.curve]) if self.curve else None
+
+
+def read_result(world: World, name: str) -> Result | None:
+    """None where the arm is not finished."""
+    summary = world.folder / "measured" / name / "summary.json"
+    before = world.folder / "measured" / "before" / "summary.json"
+    if not summary.exists() or not before.exists():
+        return None
+    means = _means(summary)
+    curve, samples, seconds, refined = [(0, _means(before)["value/kind=unseen"])], 0, 0.0, None
+    metrics = world.folder / name / "metrics.jsonl"
+    for line in read_jsonl(metrics) if metrics.exists() else ():
+        if f"eval/{TASK}" in line:
+            curve.append((line["step"] + 1, line[f"eval/{TASK}"]))
+            continue
+        samples += line.get("rollouts/draft", 0) + line.get("rollouts/refined", 0)
+        seconds += line.get("time/sample", 0.0) + line.get("time/train", 0.0)
+        refined = line.get("reward/refined") if line["step"] == 0 else refined
+    return Result(
+        unseen=means["value/kind=unseen"], seen=means["value/kind=seen"],
+        words=means["share"], curve=tuple(curve) if len(curve) > 1 else (),
+        samples=samples, seconds=seconds, refined=refined,
+    )  # fmt: skip
+
+
+def _means(summary: Path) -> dict[str, float]:
+    cells = json.loads(summary.read_text(encoding="utf-8"))["tasks"][TASK]
+    return {name: cell["mean"] for name, cell in cells.items()}
+
+
+Results = dict[str, dict[int, Result]]
+"""Arm → seed → what came of it."""
+
+
+def read_results(out: Path, values: int) -> Results:
+    results: Results = {}
+    folders = sorted((out / f"values{values}").glob("seed*"))
+    for seed in sorted(int(folder.name.removeprefix("seed")) for folder in folders):
+        world = World(out, values, seed)
+        for name in ("before", *ARMS):
+            result = read_result(world, name)
+            if result is not None:
+                results.setdefault(name, {})[seed] = result
+    return results
+
+
+def over_seeds(values: Sequence[float], scale: Interval | None = SCALE) -> list[float | None]:
+    """Mean over seeds with the ends of its 95 % interval."""
+    mean = estimate(values, range(len(values)), scale=scale)
+    return [mean.mean, mean.ci_low, mean.ci_high]
+
+
+def with_interval(values: Sequence[float], scale: Interval | None = SCALE, sign: str = "") -> str:
+    ends = over_seeds(values, scale)
+    shown = ["–" if end is None else f"{end:{sign}.3f}" for end in ends]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]".replace("-", "−")
+
+
+def difference(results: Results, a: str, b: str) -> str:
+    """Arm a minus arm b on unseen combinations, paired by seed; empty without shared seeds."""
+    shared = results.get(a, {}).keys() & results.get(b, {}).keys()
+    pairs = [results[a][s].unseen - results[b][s].unseen for s in sorted(shared)]
+    return with_interval(pairs, None, "+") if pairs else ""
+
+
+def table(results: Results) -> list[str]:
+    """Markdown: one line an arm, means over its seeds with 95 % intervals."""
+    lines = [
+        "| arm | seeds | unseen combinations | seen combinations, other names "
+        "| words right, both | area under the curve | samples a run | s a run |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name in ("before", *ARMS):
+        runs = list(results.get(name, {}).values())
+        if not runs:
+            continue
+        areas = [run.area for run in runs if run.area is not None]
+        cells = [LABELS[name], str(len(runs))]
+        for of in ("unseen", "seen", "words"):
+            cells.append(with_interval([getattr(run, of) for run in runs]))
+        cells.append(with_interval(areas) if areas else "")
+        samples, seconds = (statistics.fmean(getattr(r, of) for r in runs)
+                            for of in ("samples", "seconds"))  # fmt: skip
+        cells.append(f"{samples:,.0f}" if samples else "")
+        cells.append(f"{seconds:.0f}" if seconds else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+PAIRS = (
+    ("ditto", "shuffled"), ("ditto", "grpo"), ("ditto-dense", "grpo-dense"),
+    ("ditto", "grpo-dense"), ("ditto-dense", "ditto"), ("sft", "ditto"),
+)  # fmt: skip
+
+
+def differences(results: Results) -> list[str]:
+    rows = [(a, b, difference(results, a, b)) for a, b in PAIRS]
+    body = [f"| {LABELS[a]} − {LABELS[b]} | {shown} |" for a, b, shown in rows if shown]
+    return ["| unseen combinations, paired by seed | difference |", "|---|--:|", *body]
+
+
+def report(out: Path, figure: Path | None) -> str:
+    """Markdown of everything that is finished in `out`; draws the figure where one is wanted."""
+    by_size = {values: read_results(out, values) for values in (EASY, HARD)}
+    lines = []
+    for values, results in by_size.items():
+        if results:
+            lines += [f"{values} values a cue ({values**3:,} combinations):", "", *table(results)]
+            lines += ["", *differences(results), ""]
+    followed = [r.refined for r in by_size[EASY].get("ditto", {}).values() if r.refined is not None]
+    if followed:
+        lines.append(f"First step, replies with feedback: {with_interval(followed)} exactly right.")
+    if figure is not None:
+        draw(by_size, figure)
+    return "\n".join(lines)
+
+
+def draw(by_size: Mapping[int, Results], path: Path) -> None:
+    """Mean on unseen combinations against samples with a 95 % band, one panel a size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = {values: results for values, results in by_size.items() if results}
+    drawn, axes = pyplot.subplots(
+        1, len(sizes), figsize=(5.5 * len(sizes), 4.4), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for (values, results), ax in zip(sizes.items(), axes[0], strict=True):
+        for place, name in enumerate(ARMS):
+            runs = list(results.get(name, {}).values())
+            if runs:
+                _draw_arm(ax, name, runs, f"C{place}")
+        count = max(len(runs) for runs in results.values())
+        ax.set_title(f"{values} values a cue, {count} seed{'s' * (count != 1)}")
+        ax.set_xlabel("thousand sampled replies")
+    axes[0][0].set_ylabel("exactly right, unseen combinations (greedy)")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    drawn.legend(handles, names, loc="outside upper center", ncols=2, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path)
+
+
+def _draw_arm(ax: Any, name: str, runs: Sequence[Result], color: str) -> None:
+    if not runs[0].curve:
+        mean = statistics.fmean(r.unseen for r in runs)
+        ax.axhline(mean, color=color, linestyle=":", label=LABELS[name])
+        return
+    last = runs[0].curve[-1][0]
+    each = runs[0].samples / last / 1000
+    points = [(each * at, *over_seeds([dict(r.curve)[at] for r in runs if at in dict(r.curve)]))
+              for at, _ in runs[0].curve]  # fmt: skip
+    xs, means = [p[0] for p in points], [p[1] for p in points]
+    ax.plot(xs, means, color=color, label=LABELS[name], marker="o", markersize=3)
+    lows, highs = ([p[1] if p[i] is None else p[i] for p in points] for i in (2, 3))
+    ax.fill_between(xs, lows, highs, color=color, alpha=0.12, linewidth=0)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def worlds(seeds: int, hard_seeds: int) -> Iterator[tuple[int, int, Sequence[str]]]:
+    """(values, seed, arms): a table of few seeds exists early, the harder size in the middle."""
+    first = min(seeds, 2)
+    yield from ((EASY, seed, tuple(ARMS)) for seed in range(first))
+    yield from ((HARD, seed, HARD_ARMS) for seed in range(hard_seeds))
+    yield from ((EASY, seed, tuple(ARMS)) for seed in range(first, seeds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--hard-seeds", type=int, default=2, help="seeds of the harder size")
+    parser.add_argument("--steps", type=int, default=48, help="half as many again when harder")
+    parser.add_argument("--warmup", type=int, default=240, help="steps; twice at the harder size")
+    parser.add_argument("--every", type=int, default=4, help="steps between measurements")
+    parser.add_argument("--only", default="", help="arms: NAME,NAME")
+    parser.add_argument("--out", type=Path, default=Path("runs/cast_of_people"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--report", type=Path, metavar="OUT", help="only print what is finished")
+    parser.add_argument("--figure", type=Path, help="with --report: draw the curves there")
+    chosen = parser.parse_args()
+    if chosen.report is not None:
+        print(report(chosen.report, chosen.figure))
+        return
+    only = [name for name in chosen.only.split(",") if name] or list(ARMS)
+    if strays := set(only) - set(ARMS):
+        parser.error(f"no arm is called {', '.join(strays)}; there are {', '.join(ARMS)}")
+    import torch
+
+    torch.set_num_threads(chosen.threads)
+    for values, seed, arms in worlds(chosen.seeds, chosen.hard_seeds):
+        world = World(chosen.out, values, seed, chosen.steps, chosen.every, chosen.warmup)
+        if values == HARD:
+            longer = {"steps": chosen.steps * 3 // 2, "warmup": chosen.warmup * 2}
+            world = replace(world, **longer)
+        world.prepare()
+        for name in (name for name in arms if name in only):
+            world.train_arm(name)
+            result = read_result(world, name)
+            assert result is not None
+            print(f"{values} values, seed {seed}, {name}: unseen {result.unseen:.3f}, seen "
+                  f"{result.seen:.3f}, {result.seconds:.0f} s", flush=True)  # fmt: skip
+    print(report(chosen.out, chosen.out / "curves.svg"))
+
+
+if __name__ == "__main__":
+    main()
