@@ -18,6 +18,7 @@ from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
 INERT = """
     accept_from activation_checkpointing advantage_std aggregation allow_overflow attention
     assistant aux_weight backoff_s batch_size beta2 canary_every canary_margin checkpoint_every
+    checkpoint_minutes
     clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_limit dev_share device
     distill_centred distill_clip distill_weight divergence divergence_tail
     divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef

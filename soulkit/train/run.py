@@ -224,6 +224,7 @@ async def _train(
     if best is not None:
         summary = with_best(summary, run, *best)
     run.write_summary(with_origin(run.path, summary.to_json()))
+    await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
 
 
@@ -256,9 +257,9 @@ async def _reinforce(
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
     )  # fmt: skip
     try:
-        if loop.step == config.steps:
+        if loop.step == config.steps and not loop.unmeasured:
             stop_in_vain(loop, newest(run.metrics))
-        await loop.run_all(step, with_vain_stop(loop, show))
+        await loop.run_all(step, with_vain_stop(loop, show), step.measure)
     finally:
         await sampler.close()
         await players.close()

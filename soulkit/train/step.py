@@ -83,9 +83,13 @@ class Step:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
             step=step, rewards=rewards_of(records_R), feedback=feedback, learned=learned,
-            canaries=canaries, version=version, dev=await self.rollouts.evaluate(step, policy),
+            canaries=canaries, version=version,
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip
+
+    async def measure(self, step: int) -> dict[str, float | None]:
+        """Dev scores of the weights that `step` has moved; empty between turns."""
+        return await self.rollouts.evaluate(step, self.loop.policy)
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
         """Write the step's rollouts down, all at once; ProviderError when they are nothing but
