@@ -49,7 +49,7 @@ from soulkit.train.state.checkpoint import export_best, read_position, replace_f
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.loop import LOADING, Begin, Loop, Show, nobody_hears
 from soulkit.train.state.summary import TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
@@ -65,7 +65,7 @@ SUMMARY_STEPS = 10
 
 def train(
     config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
-    ready: Material | None = None,
+    ready: Material | None = None, begin: Begin = nobody_hears,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
@@ -74,7 +74,8 @@ def train(
     names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
     deterministic, the arithmetic it was started with: RunError names what differs. `say` is told
     which servers are asked, once nothing stands in the way. `ready` is what `prepare_training`
-    gave; without it that is done here, where nobody can be asked whether the cost is right.
+    gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
+    hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     refuse_untrainable(config)
     check_tracker(config.track)
@@ -82,7 +83,9 @@ def train(
         material = ready or prepare_training(config, out, say)
         config = material.config
         run = _open(config, out) if is_run(out) or config.model == TINY else None
+        begin(LOADING)
         policy = load_policy(config, base_model(config, material, out))
+        begin("checking model and rows")
         teacher = make_ready(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
@@ -91,7 +94,7 @@ def train(
             if say is not None:
                 for server in config.servers():
                     say(server)
-            return asyncio.run(_train(config, run, policy, teacher, material, show))
+            return asyncio.run(_train(config, run, policy, teacher, material, show, begin))
 
 
 def prepare_training(
@@ -207,10 +210,11 @@ async def _train(
     teacher: Policy | None,
     material: Material,
     show: Show,
+    begin: Begin,
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
-    loop = Loop.open(config, run, policy, tracker, journal)
+    loop = Loop.open(config, run, policy, tracker, journal, begin)
     try:
         if material.objective is None:
             await loop.run_all(SupervisedStep(loop, material.pool), show)

@@ -58,6 +58,7 @@ class Step:
     async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
         started = time.monotonic()
+        self.loop.begin("rollouts")
 
         # Rollout: the weights that are about to move play every prompt G times.
         jobs = self.rollouts.jobs(step)
@@ -75,6 +76,7 @@ class Step:
             sequences_S = without_truncated(sequences_S, records_R)
 
         # Advantages and updates.
+        self.loop.begin("update")
         learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher)
         trained = time.monotonic()
 
@@ -89,6 +91,8 @@ class Step:
 
     async def measure(self, step: int) -> dict[str, float | None]:
         """Dev scores of the weights that `step` has moved; empty between turns."""
+        if self.rollouts.evaluates(step):
+            self.loop.begin("held-out rows")
         return await self.rollouts.evaluate(step, self.loop.policy)
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:

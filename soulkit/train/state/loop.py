@@ -41,8 +41,17 @@ from soulkit.train.state.lines import StepLine, dev_lines, lines_of_step, read_s
 from soulkit.train.state.tracking import MetricsTracker
 
 Show = Callable[[StepLine], None]
+Begin = Callable[[str], None]
+"""Hears what is under way from now on: whoever shows progress has something to show before the
+first step is done."""
+LOADING = "loading the model"
+"""What may download: those who load have progress bars of their own."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
 """Dev scores of the weights that a step has moved, per task; empty where none are due."""
+
+
+def nobody_hears(what: str) -> None:
+    """Nobody shows progress."""
 
 
 async def nothing_held_out(step: int) -> dict[str, float | None]:
@@ -63,6 +72,7 @@ class Loop:
     tracker: MetricsTracker
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
+    begin: Begin = nobody_hears
     step: int = 0
     seconds: float = 0.0
     unmeasured: bool = False
@@ -80,6 +90,7 @@ class Loop:
         policy: Policy,
         tracker: MetricsTracker,
         journal: Journal | None = None,
+        begin: Begin = nobody_hears,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.
 
@@ -93,7 +104,7 @@ class Loop:
             weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
-                   JsonlWriter(run.metrics), tracker, journal)  # fmt: skip
+                   JsonlWriter(run.metrics), tracker, journal, begin)  # fmt: skip
         loop._resume()
         return loop
 
@@ -152,6 +163,7 @@ class Loop:
         self.unmeasured = False
         self.tracker.log(line)
         if self._due(score := dev_score(line.dev)):
+            self.begin("checkpoint")
             self.checkpoint(score)
         show(line)
 
