@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
@@ -25,6 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from soulkit.text import one_line, sanitise
+
+if TYPE_CHECKING:
+    from soulkit.play.costs import AskUser
 
 __all__ = [
     "Bar",
@@ -38,8 +41,6 @@ __all__ = [
     "progress",
 ]
 __all__ += ["safe", "sanitise", "say_unsealed", "size", "table", "working"]
-
-AskUser = Callable[[str], bool]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""

@@ -188,7 +188,7 @@ def test_a_question_is_put_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_bars_of_others_are_downloads_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)

@@ -155,12 +155,16 @@ def figures(out: Path) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("seconds", "costs")}
 
 
-def stopped_ten_times(command: Callable[[Path], list[str]], folder: Path, most: int) -> list[Path]:
-    """Runs of one command that were stopped by SIGTERM ten times in all, each finished then."""
-    context, rng, stops, finished = fork_context(), random.Random("evaluation"), 0, []
-    while stops < 10:
+def stopped_runs(
+    command: Callable[[Path], list[str]], folder: Path, wanted: int, most: int
+) -> list[Path]:
+    """Runs of one command that were stopped by SIGTERM `wanted` times in all, then finished; at
+    most `most` changes of a run's files are between a start and its stop."""
+    context, rng, stops = fork_context(), random.Random("evaluation"), 0
+    finished: list[Path] = []
+    while stops < wanted:
         out = folder / f"run_{len(finished)}"
-        while stops < 10:
+        while stops < wanted:
             files = [out / "episodes.jsonl", out / "ledger.sqlite-wal", out / "ledger.sqlite"]
             code = stop_after(context, command(out), files, rng.randint(1, most))
             assert code in (0, 143)
@@ -173,7 +177,7 @@ def stopped_ten_times(command: Callable[[Path], list[str]], folder: Path, most: 
 
 
 @pytest.mark.slow
-def test_ten_stops_of_an_evaluation_over_http_lose_nothing(tmp_path: Path) -> None:
+def test_stops_of_an_evaluation_over_http_lose_nothing(tmp_path: Path) -> None:
     n, whole = 60, tmp_path / "whole"
     with ScriptedServer(answer=oracle("tomi", n), delay_s=0.01) as server:
 
@@ -184,17 +188,17 @@ def test_ten_stops_of_an_evaluation_over_http_lose_nothing(tmp_path: Path) -> No
             return [str(word) for word in words]
 
         assert soul(*command(whole)) == 0
-        runs = stopped_ten_times(command, tmp_path, most=20)
+        runs = stopped_runs(command, tmp_path, 6, most=20)
         calls = len(server.requests)
     for out in runs:
         assert played(out) == played(whole) and figures(out) == figures(whole)
         assert len(paid(out)) == n
     # Nothing that was answered is asked again: only what was under way at a stop.
-    assert calls <= n * (1 + len(runs)) + 10 * 2
+    assert calls <= n * (1 + len(runs)) + 6 * 2
 
 
 @pytest.mark.slow
-def test_ten_stops_of_a_local_evaluation_lose_nothing(tmp_path: Path, tiny: Path) -> None:
+def test_stops_of_a_local_evaluation_lose_nothing(tmp_path: Path, tiny: Path) -> None:
     def command(out: Path) -> list[str]:
         words = ("eval", "local", "--model", tiny, "--out", out, "--task", "tomi", "--data",
                  "synth:60", "--max-tokens", 6, "--batch-size", 2, "--temperature", 0,
@@ -203,7 +207,7 @@ def test_ten_stops_of_a_local_evaluation_lose_nothing(tmp_path: Path, tiny: Path
 
     whole = tmp_path / "whole"
     assert soul(*command(whole)) == 0
-    for out in stopped_ten_times(command, tmp_path, most=12):
+    for out in stopped_runs(command, tmp_path, 4, most=12):
         assert [r["score"] for r in played(out)] == [r["score"] for r in played(whole)]
         assert figures(out) == figures(whole)
         assert len(list(read_jsonl(out / "episodes.jsonl"))) == 60

@@ -120,7 +120,7 @@ def quieten() -> None:
     import warnings
 
     from huggingface_hub import constants
-    from huggingface_hub.utils import enable_progress_bars
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
     logging.set_verbosity_error()
