@@ -46,7 +46,7 @@ print one JSON document on stdout and say everything else on stderr.
 | 0 | done |
 | 1 | an internal error, a silent model, too many unscored, a failing check, a damaged ledger |
 | 2 | something you can mend: three lines say what, why and how |
-| 130 | interrupted; what was finished is kept, and the same command resumes it |
+| 130, 143, 129 | Ctrl-C, SIGTERM, SIGHUP: what was finished is kept; the same command resumes |
 """
 
 

@@ -19,7 +19,7 @@ INERT = """
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
     attention assistant aux_weight backoff_s batch batch_judges batch_poll_s
     by_batch batch_size beta2 canary_every canary_margin
-    checkpoint_every
+    checkpoint_every checkpoint_minutes
     clip_ratio_c coach_sees_gold concurrency denominator deterministic dev_by dev_limit dev_share
     device distill_centred distill_clip distill_weight divergence divergence_tail
     divergence_temperature divergence_top_k down_after_s dtype ema_tau engine entropy_coef

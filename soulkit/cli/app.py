@@ -3,7 +3,7 @@
 The commands are registered as names and sentences; a module is imported when its command is called.
 So `soul --help` answers at once, and a broken or missing optional package hurts only the command
 that needs it. Exit codes: 0 done, 1 internal error or a model that stayed silent, 2 something the
-user can mend (always three lines: error, why, fix), 130 interrupted.
+user can mend (always three lines: error, why, fix), 130, 143 and 129 interrupted (stopping.py).
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
 group) or `command` (a function).
@@ -25,6 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soulkit.cli.mistakes import USAGE, help_instead, mistyped
+from soulkit.cli.stopping import StopSignals
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError
 from soulkit.extras import EXTRAS
 from soulkit.keys import printable
@@ -128,15 +129,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = take_debug(arguments)
     _open_streams()
     _log_to_stderr(debug)
-    try:
-        return _dispatch(arguments)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
-        if debug:
-            for part in traceback.format_exception(error):
-                print(printable(part), end="", file=sys.stderr)
-        return _explain(error)
+    with StopSignals() as stop:
+        try:
+            code = _dispatch(arguments)
+        except KeyboardInterrupt:
+            code = 130
+        except Exception as error:  # noqa: BLE001 - the last stop: told in one line, never swallowed
+            if debug:
+                for part in traceback.format_exception(error):
+                    print(printable(part), end="", file=sys.stderr)
+            return _explain(error)
+        return _interrupted(stop.exit_code) if code == 130 else code
 
 
 def _log_to_stderr(debug: bool) -> None:
@@ -185,8 +188,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as end:
         code = end.code
     _flush()
-    if code == 130:  # Typer turns Ctrl-C into a silent 130
-        return _interrupted()
+    # Typer turns Ctrl-C into a silent 130.
     return code if isinstance(code, int) else int(code is not None)
 
 
@@ -213,9 +215,9 @@ def _flush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _interrupted() -> int:
+def _interrupted(code: int) -> int:
     _say("interrupted: what was finished is kept; run the same command again to resume")
-    return 130
+    return code
 
 
 def _explain(error: Exception) -> int:

@@ -3,7 +3,8 @@
 `out` is for results, `err` for everything said on the way. With --json stdout carries one JSON
 document and nothing else: print it with `print_json`, and everything else to `console(json=True)`,
 which is stderr. Progress always goes to stderr: a live bar in a terminal, else a plain line every
-few seconds, so that a log file stays readable. Text from models goes through `sanitise`.
+few seconds while something is done and every half minute while nothing is, so that a log file stays
+readable. Text from models goes through `sanitise`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
@@ -23,6 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from soulkit.text import one_line, sanitise
+
+if TYPE_CHECKING:
+    from soulkit.play.costs import AskUser
 
 __all__ = [
     "Bar",
@@ -35,10 +40,14 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "say_unsealed", "size", "table"]
+__all__ += ["safe", "sanitise", "say_unsealed", "size", "table", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
+QUIET = 30.0
+"""Seconds after which a plain line says what is under way, though nothing was done."""
+BAR = 24
+"""Columns of a live bar."""
 
 
 class _Console(Console):
@@ -66,7 +75,7 @@ def console(json: bool = False) -> Console:
     return err if json else out
 
 
-def ask_user() -> Callable[[str], bool] | None:
+def ask_user() -> AskUser | None:
     """What puts a question with yes or no to the user; None where nobody sits at a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
@@ -126,17 +135,23 @@ class Bar(Protocol):
     def advance(self, steps: int = 1, note: str = "") -> None:
         """`steps` more are done; `note` (a cost, a mean) is shown beside the numbers."""
 
+    def begin(self, what: str, *, alone: bool = False) -> None:
+        """`what` is under way now, until the next. `alone`: others may draw bars of their own until
+        then (a download's), so that a live one makes room for them."""
+
 
 class _State:
     """Counts, and says rate and remaining time in words."""
 
     def __init__(self, total: int | None, unit: Callable[[float], str] | None = None) -> None:
         self.total, self.done, self.note, self.unit = total, 0, "", unit
+        self.under_way = ""
         self.start = time.monotonic()
 
     def add(self, steps: int, note: str) -> None:
         self.done += steps
         self.note = one_line(note, 120) if note else self.note
+        self.under_way = ""
 
     def amount(self, unknown: str = "") -> str:
         shown = self.unit or str
@@ -144,6 +159,10 @@ class _State:
         return f"{shown(self.done)}{of}"
 
     def words(self) -> str:
+        parts = [*(self._pace() if self.done else ()), self.under_way, self.note]
+        return ", ".join(part for part in parts if part)
+
+    def _pace(self) -> list[str]:
         seconds = time.monotonic() - self.start
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = [f"{rate:.1f}/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s each"]
@@ -151,38 +170,93 @@ class _State:
             parts = [f"{self.unit(rate)}/s"]
         if self.total is not None and 0 < self.done < self.total:
             parts.append(f"{duration((self.total - self.done) / rate)} left")
-        return ", ".join([*parts, self.note] if self.note else parts)
+        return parts
 
 
 class _LiveBar:
     def __init__(self, bars: Progress, state: _State, description: str) -> None:
-        self.bars, self.state = bars, state
+        self.bars, self.state, self.description = bars, state, description
         name, amount = escape(description), state.amount("/?")
         self.task = bars.add_task(name, total=state.total, words="", amount=amount)
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.state.add(steps, note)
-        words = escape(self.state.words())
+        self._show()
+
+    def begin(self, what: str, *, alone: bool = False) -> None:
+        self.state.under_way = what
+        if alone:
+            self._make_room()
+            err.print(f"{self.description}: {what}", markup=False)
+        else:
+            self._show()
+
+    def _make_room(self) -> None:
+        """Wipe the bar away; it comes back when there is something to show."""
+        self.bars.live.transient = True
+        self.bars.stop()
+        self.bars.live.transient = False
+
+    def _show(self) -> None:
         amount = self.state.amount("/?")
+        # Rich would narrow the bar and the clock for the sake of long words.
+        room = err.width - len(self.description) - BAR - len(amount) - len("0:00:00") - 5
+        words = escape(one_line(self.state.words(), max(room, 20)))
         self.bars.update(self.task, completed=self.state.done, words=words, amount=amount)
+        self.bars.start()
 
 
 class _PlainBar:
+    """Lines; a thread says what is under way while nothing is done."""
+
     def __init__(self, state: _State, description: str) -> None:
         self.state, self.description = state, description
-        self.printed_at, self.printed = state.start, 0
+        self.printed_at, self.printed, self.printed_what = state.start, 0, ""
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._thread.start()
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        self.state.add(steps, note)
-        if time.monotonic() - self.printed_at >= PLAIN_EVERY:
-            self.say()
+        with self._lock:
+            self.state.add(steps, note)
+            if self._since() >= PLAIN_EVERY:
+                self._say()
 
-    def say(self) -> None:
-        if self.printed == self.state.done:
-            return
+    def begin(self, what: str, *, alone: bool = False) -> None:
+        with self._lock:
+            self.state.under_way = what
+
+    def close(self) -> None:
+        """What was done since the last line is said, and nothing after it."""
+        self._over.set()
+        self._thread.join()
+        self._say()
+
+    def _since(self) -> float:
+        return time.monotonic() - self.printed_at
+
+    def _watch(self) -> None:
+        while not self._over.wait(PLAIN_EVERY / 5):
+            with self._lock:
+                # What takes seconds before anything is done has a name; later the steps speak.
+                fresh = not self.state.done and self.state.under_way != self.printed_what
+                if self._since() >= (PLAIN_EVERY if fresh else QUIET):
+                    self._say_under_way()
+
+    def _say(self) -> None:
+        if self.printed != self.state.done:
+            self._print(self.state.words())
+
+    def _say_under_way(self) -> None:
+        elapsed = duration(time.monotonic() - self.state.start)
+        self._print(", ".join(part for part in (self.state.words(), f"after {elapsed}") if part))
+
+    def _print(self, words: str) -> None:
         self.printed_at, self.printed = time.monotonic(), self.state.done
-        line = f"{self.description}: {self.state.amount()} ({self.state.words()})"
-        print(line, file=sys.stderr, flush=True)
+        self.printed_what = self.state.under_way
+        counted = self.state.total is not None or self.state.done
+        what = f"{self.state.amount()} ({words})" if counted else words
+        print(f"{self.description}: {what}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -199,12 +273,53 @@ def progress(
         try:
             yield plain
         finally:
-            plain.say()
+            plain.close()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(BAR),
+        TextColumn("{task.fields[amount]}"),
+    )
     tail = (TimeElapsedColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, *tail, console=err) as bars:
         yield _LiveBar(bars, state, name)
+
+
+@contextmanager
+def working(
+    description: str, what: str, *, alone: bool = False
+) -> Iterator[Callable[[AskUser | None], AskUser | None]]:
+    """Show on stderr that `what` is under way, where nothing can be counted.
+
+    A question that is put to the user meanwhile must be put through what this hands out. `alone`:
+    others may draw bars of their own meanwhile, so that nothing moves here.
+    """
+    if not err.is_terminal:
+        plain = _PlainBar(_State(None), one_line(description, 60))
+        plain.begin(what)
+        try:
+            yield lambda ask: ask
+        finally:
+            plain.close()
+        return
+    if alone:
+        err.print(f"{description}: {what}", markup=False)
+        yield lambda ask: ask
+        return
+    with err.status(escape(f"{description}: {what}")) as shown:
+
+        def interrupting(ask: AskUser | None) -> AskUser | None:
+            def asked_alone(question: str) -> bool:
+                assert ask is not None
+                shown.stop()
+                try:
+                    return ask(question)
+                finally:
+                    shown.start()
+
+            return asked_alone if ask else None
+
+        yield interrupting
 
 
 def say_unsealed() -> None:

@@ -17,6 +17,7 @@ from soulkit.cli.console import (
     progress,
     safe,
     say_unsealed,
+    working,
 )
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
 from soulkit.cli.options import row_sources
@@ -84,8 +85,9 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.runner import run_eval
 
     run, summary = run_eval(
-        config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user()
-    )
+        config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user(),
+        waiting=lambda what: working("eval", what, alone=True),
+    )  # fmt: skip
     say_unsealed()
     if as_json:
         print_json(run.read_summary())

@@ -25,6 +25,7 @@ from soulkit.cli.console import (
     print_json,
     progress,
     say_unsealed,
+    working,
 )
 from soulkit.cli.derive import (
     Derived,
@@ -142,13 +143,14 @@ def group() -> None:
 
 
 def _train(method: str, values: Mapping[str, Any]) -> None:
-    from soulkit.cli.plan import show_plan
-    from soulkit.train.config import TrainConfig
-    from soulkit.train.material.assemble import gather_material
-    from soulkit.train.material.feasible import weightless
-    from soulkit.train.objectives.registry import overruled
-    from soulkit.train.planning import training_plan
-    from soulkit.train.run import prepare_training, refuse_untrainable, train
+    with working(f"train {method}", "starting"):
+        from soulkit.cli.plan import show_plan
+        from soulkit.train.config import TrainConfig
+        from soulkit.train.material.assemble import gather_material
+        from soulkit.train.material.feasible import weightless
+        from soulkit.train.objectives.registry import overruled
+        from soulkit.train.planning import training_plan
+        from soulkit.train.run import prepare_training, refuse_untrainable, train
 
     if remark := overruled(method):
         _say(remark)
@@ -168,9 +170,10 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         err.print(remark, markup=False, soft_wrap=True)
     finished = (out / "summary.json").is_file()
     refuse_untrainable(config)
-    material = prepare_training(config, out, _say, ask_user())
+    with working(f"train {config.method}", "reading the rows") as interrupting:
+        material = prepare_training(config, out, _say, interrupting(ask_user()))
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say, material)
+        summary = train(config, out, step_shower(bar), _say, material, partial(_begin, bar))
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -182,6 +185,13 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 
 def _say(remark: str) -> None:
     err.print(remark, markup=False, soft_wrap=True)
+
+
+def _begin(bar: Bar, what: str, who: str = "") -> None:
+    from soulkit.train.state.loop import LOADING
+
+    loading = what == LOADING
+    bar.begin(f"{who}{what}" if loading else what, alone=loading)
 
 
 def step_shower(bar: Bar) -> Callable[[StepLine], None]:
@@ -293,12 +303,13 @@ def _ablate(values: Mapping[str, Any]) -> None:
     tasks = [suite] if suite else list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
     judge = _eval_judge(values)
-    runs = plan_arms(
-        arms, out, values["config"], lambda method: settings_of(method, values),
-        seeds=SEEDS if values["seeds"] is None else values["seeds"],
-        match=values["match"] or "rollouts",
-        trust=values["trust"], force_mixed=values["force_mixed"], judged_alike=judge is not None,
-    )  # fmt: skip
+    with working("ablate", "reading the rows"):
+        runs = plan_arms(
+            arms, out, values["config"], lambda method: settings_of(method, values),
+            seeds=SEEDS if values["seeds"] is None else values["seeds"],
+            match=values["match"] or "rollouts", trust=values["trust"],
+            force_mixed=values["force_mixed"], judged_alike=judge is not None,
+        )  # fmt: skip
     if values["dry_run"]:
         show_plan(comparison_plan(runs), values["json"])
         return
@@ -311,8 +322,11 @@ def _ablate(values: Mapping[str, Any]) -> None:
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(runs, out, *_watch(bar), force_mixed=values["force_mixed"],
-                        eval_judge=judge.written() if judge else "")  # fmt: skip
+        ended = run_all(
+            runs, out, *_watch(bar), force_mixed=values["force_mixed"],
+            eval_judge=judge.written() if judge else "",
+            begin=lambda run, what: _begin(bar, what, f"{_name(run)}: "),
+        )  # fmt: skip
     if judge is not None:
         judge_ends(runs, judge, _say, trust=values["trust"])
     say_unsealed()
@@ -332,6 +346,10 @@ def _ablate(values: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+def _name(run: Planned) -> str:
+    return f"{run.arm.spelling} seed {run.config.seed}"
+
+
 def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
     from soulkit.eval.asking import judges_named
 
@@ -346,15 +364,14 @@ def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[End
     done: dict[Path, int] = {}
 
     def show(run: Planned, line: StepLine) -> None:
-        note = f"{run.arm.spelling} seed {run.config.seed}: {one_line_summary(line)}"
+        note = f"{_name(run)}: {one_line_summary(line)}"
         bar.advance(line.step + 1 - done.get(run.path, 0), note)
         done[run.path] = line.step + 1
-        warn(line, f"{run.arm.spelling} seed {run.config.seed}: ")
+        warn(line, f"{_name(run)}: ")
 
     def ended(run: Ended) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")
         if run.status == "failed":
-            name = f"{run.planned.arm.spelling} seed {run.planned.config.seed}"
-            err.print(f"{name} failed: {run.reason}", markup=False, soft_wrap=True)
+            err.print(f"{_name(run.planned)} failed: {run.reason}", markup=False, soft_wrap=True)
 
     return show, ended

@@ -86,6 +86,8 @@ class EvalBar(Protocol):
 
 EvalBars = Callable[[int], AbstractContextManager[EvalBar]]
 """Makes a bar for so many episodes."""
+Waiting = Callable[[str], AbstractContextManager[object]]
+"""Shows what is waited for, where nothing can be counted."""
 
 
 # -- from a configuration to a finished run ------------------------------------------------------
@@ -98,12 +100,13 @@ def run_eval(
     bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None,
     ask: AskUser | None = None,
+    waiting: Waiting | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
     is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
-    `ask` confirms what a run costs where settings do not.
+    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
@@ -120,8 +123,10 @@ def run_eval(
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
     _confirm(config, work, run, say, ask)
-    threads = take_threads(config.threads, folder) if config.kind == "local" else None
-    model = local_model(config) if config.kind == "local" else None
+    local = config.kind == "local"
+    threads = take_threads(config.threads, folder) if local else None
+    with waiting("loading the model") if waiting and local else nullcontext():
+        model = local_model(config) if local else None
     if model is not None:
         check_prompt_lengths(model, work, config)
         if run is not None:

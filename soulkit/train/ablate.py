@@ -108,6 +108,12 @@ class ListedRun:
 
 
 ShowRun = Callable[["Planned", "StepLine"], None]
+BeginRun = Callable[["Planned", str], None]
+"""Hears what is under way in which run."""
+
+
+def nobody_hears_of(run: Planned, what: str) -> None:
+    """Nobody shows progress."""
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -282,7 +288,7 @@ def _conditions(run: Planned) -> Conditions:
 
 def run_all(
     runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
-    *, force_mixed: bool = False, eval_judge: str = "",
+    *, force_mixed: bool = False, eval_judge: str = "", begin: BeginRun = nobody_hears_of,
 ) -> list[Ended]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
@@ -290,7 +296,7 @@ def run_all(
     note(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
         if before.status == "waiting":
-            states[index] = run_one(before.planned, show)
+            states[index] = run_one(before.planned, show, begin)
             note(out, states, force_mixed, eval_judge)
         ended(states[index])
     return states
@@ -343,12 +349,14 @@ def is_finished(run: Planned) -> bool:
     return is_run(run.path) and (run.path / "summary.json").is_file()
 
 
-def run_one(run: Planned, show: ShowRun) -> Ended:
+def run_one(run: Planned, show: ShowRun, begin: BeginRun = nobody_hears_of) -> Ended:
     """Train; whatever goes wrong is this run's own, and told."""
     from soulkit.train.run import train
 
     try:
-        train(run.config, run.path, lambda line: show(run, line))
+        train(
+            run.config, run.path, lambda line: show(run, line), begin=lambda what: begin(run, what)
+        )
     except UserError as error:
         return Ended(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:

@@ -206,6 +206,9 @@ class KeepingSettings(Settings):
     """What is kept, measured and checked on the way."""
 
     checkpoint_every: int = setting(50, gt=0, help="Steps between checkpoints.")
+    checkpoint_minutes: float = setting(
+        15.0, gt=0, help="A checkpoint also at the first step that ends so long after the last."
+    )
     keep_last: int = setting(3, gt=0, help="Newest checkpoints that stay.")
     keep_best: int = setting(
         1, ge=0, only=RL, help="Checkpoints with the best dev score that stay beside them."

@@ -58,7 +58,7 @@ from soulkit.train.state.checkpoint import export_best, read_position, replace_f
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.loop import LOADING, Begin, Loop, Show, nobody_hears
 from soulkit.train.state.note import model_note
 from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
@@ -74,7 +74,7 @@ SAMPLED = "sampled.jsonl"
 
 def train(
     config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
-    ready: Material | None = None,
+    ready: Material | None = None, begin: Begin = nobody_hears,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
@@ -83,7 +83,8 @@ def train(
     names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
     deterministic, the arithmetic it was started with: RunError names what differs. `say` is told
     which servers are asked, once nothing stands in the way. `ready` is what `prepare_training`
-    gave; without it that is done here, where nobody can be asked whether the cost is right.
+    gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
+    hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     refuse_untrainable(config)
     check_tracker(config.track)
@@ -92,8 +93,10 @@ def train(
         material = ready or prepare_training(config, out, say)
         config = material.config
         run = _open(config, out) if is_run(out) or config.model == TINY else None
+        begin(LOADING)
         policy = load_policy(config, base_model(config, material, out))
         policy.note = model_note(config, policy)
+        begin("checking model and rows")
         teacher = make_ready(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
@@ -108,7 +111,9 @@ def train(
                     say(remark)
                 for server in config.servers():
                     say(server)
-            return asyncio.run(_train(config, run, policy, teacher, material, show, say or _quiet))
+            return asyncio.run(
+                _train(config, run, policy, teacher, material, show, say or _quiet, begin)
+            )
 
 
 def prepare_training(
@@ -247,10 +252,11 @@ async def _train(
     material: Material,
     show: Show,
     say: Callable[[str], None],
+    begin: Begin,
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
-    loop = Loop.open(config, run, policy, tracker, journal)
+    loop = Loop.open(config, run, policy, tracker, journal, begin)
     try:
         if material.objective is None:
             step = SupervisedStep(loop, material.pool, Skips.of(run.metrics))
@@ -270,6 +276,7 @@ async def _train(
     if best is not None:
         write_card(run.path / "best", config, material, policy, whole, read_position(best[0]).step)
     run.write_summary(whole)
+    await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
 
 
@@ -305,11 +312,12 @@ async def _reinforce(
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        stop_ended(loop)
+        if not loop.unmeasured:
+            stop_ended(loop)
         if loop.step < config.steps:
             players.say = say
             await players.roll_call.hold()  # before the first drafts are sampled
-        await loop.run_all(step, with_stops(loop, show))
+        await loop.run_all(step, with_stops(loop, show), step.measure)
     finally:
         await sampler.close()
         await players.close()

@@ -59,6 +59,7 @@ class Step:
     async def __call__(self, step: int) -> StepLine:
         config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
         started = time.monotonic()
+        self.loop.begin("rollouts")
 
         # Rollout: the weights that are about to move play every prompt G times.
         jobs = self.rollouts.jobs(step)
@@ -76,6 +77,7 @@ class Step:
             sequences_S = without_truncated(sequences_S, records_R)
 
         # Advantages and updates.
+        self.loop.begin("update")
         learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher, self.skips)
         trained = time.monotonic()
 
@@ -84,10 +86,15 @@ class Step:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
             step=step, rewards=rewards_of(records_R, mixture=len(config.tasks) > 1),
-            feedback=feedback, learned=learned,
-            canaries=canaries, version=version, dev=await self.rollouts.evaluate(step, policy),
+            feedback=feedback, learned=learned, canaries=canaries, version=version,
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip
+
+    async def measure(self, step: int) -> dict[str, float | None]:
+        """Dev scores of the weights that `step` has moved; empty between turns."""
+        if self.rollouts.evaluates(step):
+            self.loop.begin("held-out rows")
+        return await self.rollouts.evaluate(step, self.loop.policy)
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
         """Write the step's rollouts down, all at once; CallError when they are nothing but

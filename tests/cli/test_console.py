@@ -6,6 +6,7 @@ import errno
 import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from soulkit.cli import console
 from soulkit.cli.app import main
 from soulkit.errors import ModelLoadError
 from soulkit.eval.summary import Cell, Summary
-from soulkit.models.local.loading import locate
+from soulkit.models.local.loading import locate, quieten
 from soulkit.report.load import RunData
 from soulkit.report.table import terminal_text
 from soulkit.runs.folder import Run
@@ -114,3 +115,88 @@ def test_no_name_turns_into_a_picture() -> None:
     with console.out.capture() as shown:
         console.out.print("synth:100:3 and :smile:")
     assert shown.get() == "synth:100:3 and :smile:\n"
+
+
+# --- what takes time before anything is done ------------------------------------------------------
+
+
+def shown_on(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """What stderr shows until `text` is there."""
+    shown, end = "", time.monotonic() + 600
+    while text not in shown:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+        shown += capsys.readouterr().err
+    return shown
+
+
+def test_a_log_says_what_is_under_way(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PLAIN_EVERY", 0.01)
+    with console.progress(3, "train") as bar:
+        bar.begin("loading the model", alone=True)
+        shown_on(capsys, "train: 0/3 (loading the model, after 0 s)\n")
+        bar.begin("rollouts")
+        shown_on(capsys, "train: 0/3 (rollouts, after 0 s)\n")
+        monkeypatch.setattr(console, "QUIET", 0.01)
+        shown_on(capsys, "train: 0/3 (rollouts, after 0 s)\n")  # once more: nothing else happens
+        bar.advance(1, "loss 0.5")
+        bar.begin("update")
+        assert "update, loss 0.5, after" in shown_on(capsys, "update")
+    with console.working("train", "starting") as interrupting:
+        assert interrupting(None) is None
+        shown_on(capsys, "train: starting, after 0 s\n")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_makes_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=130))
+    with console.progress(3, "train") as bar:
+        assert sys.stderr is not screen  # what others print is put above the bar
+        bar.begin("loading the model", alone=True)
+        assert sys.stderr is screen and screen.getvalue().endswith("train: loading the model\n")
+        place = len(screen.getvalue())
+        time.sleep(0.15)  # a bar would draw itself anew
+        assert len(screen.getvalue()) == place
+        bar.begin("rollouts")
+        assert "0/3" in screen.getvalue()[place:] and "rollouts" in screen.getvalue()[place:]
+        bar.advance(1, "loss 0.5 " + "x" * 200)
+    last = screen.getvalue().splitlines()[-2]  # the very last is about the cursor
+    assert "1/3" in last and "0:00:0" in last and "loss 0.5" in last and "rollouts" not in last
+
+
+def test_a_question_is_put_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=130))
+    streams = []
+
+    def ask(question: str) -> bool:
+        streams.append(sys.stderr)
+        return True
+
+    with console.working("train", "reading") as interrupting:
+        alone = interrupting(ask)
+        assert sys.stderr is not screen and alone is not None and alone("Pay?")
+        assert sys.stderr is not screen
+    assert streams == [screen]
+
+
+def test_bars_of_others_are_downloads_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    try:
+        for screen, quiet in ((_Terminal(), False), (io.StringIO(), True)):
+            monkeypatch.setattr(sys, "stderr", screen)
+            quieten()
+            assert not logging.is_progress_bar_enabled()
+            assert are_progress_bars_disabled() is quiet
+    finally:
+        enable_progress_bars()

@@ -2,15 +2,11 @@
 
 Kills come at drawn moments, between a run's first file and its last. Five of them for the run with
 everything on, unless the environment variable SOULKIT_KILLS asks for more (20 take minutes).
-Compared are the metrics, episodes, weights, checkpoints and summary, without what a clock says:
-`time/sample` and `time/train` of a step, `seconds` of positions and of the summary, and the
-`usage` of completions, which holds latencies.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -25,80 +21,25 @@ from typing import Any
 import pytest
 import torch
 
-from soulkit.cli.app import main
 from soulkit.runs.folder import read_jsonl
-from soulkit.tasks.secret_keeper.visitor import visitor_line
-from soulkit.train.state.checkpoint import checkpoints, damage
-from tests.support.servers.openai_server import Fault, ScriptedServer
+from soulkit.train.state.checkpoint import checkpoints
+from tests.support.resuming import (
+    RUNS,
+    STEPS,
+    assert_same,
+    count,
+    ditto,
+    everything,
+    fork_context,
+    jitter,
+    reply,
+    sft,
+    silent,
+)
+from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import lines_of, soul
 
 KILLS = int(os.environ.get("SOULKIT_KILLS", "5"))
-STEPS, EVERY = 5, 2
-
-
-# --- the runs -------------------------------------------------------------------------------------
-
-
-def ditto(model: Path, out: Path) -> list[str]:
-    """Several updates a step, two kinds of prompt length, a dev split, a warm-up."""
-    words = (
-        "train", "ditto", "--model", model, "--task", "tomi", "--data", "tomi=synth:40",
-        "--prompts", 4, "--group-size", 4, "--max-tokens", 12, "--lr", 3e-3, "--lora-r", 4,
-        "--steps", STEPS, "--checkpoint-every", EVERY, "--eval-every", 3, "--out", out,
-        "--set", "mini_batch_prompts=2", "--set", "batch_size=8", "--set", "warmup_steps=3",
-        "--set", "dev_limit=6",
-    )  # fmt: skip
-    return [str(w) for w in words]
-
-
-def everything(model: Path, out: Path, url: str) -> list[str]:
-    """Dialogues and questions, partner and coach over HTTP, a checkpoint a step, the best kept."""
-    words = (
-        "train", "ditto", "--model", model, "--task", "tomi,secret_keeper:0.5",
-        "--data", "tomi=synth:24", "--data", "secret_keeper=synth:12",
-        "--partner", f"endpoint:visitor@{url}", "--coach", f"endpoint:wise@{url}",
-        "--prompts", 3, "--group-size", 2, "--max-tokens", 8, "--lr", 3e-3, "--lora-r", 4,
-        "--steps", 3, "--checkpoint-every", 1, "--eval-every", 1, "--out", out,
-        "--set", "deterministic=true", "--set", "keep_last=1", "--set", "keep_best=1",
-        "--set", "mini_batch_prompts=2", "--set", "batch_size=8", "--set", "dev_limit=3",
-        "--set", "sampler_cap=2.0", "--set", "kl_coef=0.01", "--set", "warmup_steps=2",
-    )  # fmt: skip
-    return [str(w) for w in words]
-
-
-def taught(model: Path, out: Path, url: str) -> list[str]:
-    """A moving average as teacher; rarer checkpoints, so that several steps are taken again."""
-    words = (
-        "train", "sdpo-token", "--model", model, "--task", "tomi", "--data", "tomi=synth:30",
-        "--prompts", 4, "--group-size", 3, "--max-tokens", 10, "--lr", 3e-3, "--lora-r", 4,
-        "--steps", 5, "--checkpoint-every", 2, "--out", out, "--set", "teacher=ema",
-        "--set", "ema_tau=0.2", "--set", "deterministic=true", "--set", "mini_batch_prompts=2",
-        "--set", "batch_size=8",
-    )  # fmt: skip
-    return [str(w) for w in words]
-
-
-RUNS: dict[str, Callable[[Path, Path, str], list[str]]] = {"ditto": everything, "sdpo": taught}
-
-
-def sft(model: Path, out: Path) -> list[str]:
-    words = ("train", "sft", "--model", "tiny", "--full", "--task", "tomi", "--data",
-             "tomi=synth:30", "--steps", STEPS, "--batch", 6, "--lr", 1e-3, "--out", out,
-             "--checkpoint-every", EVERY, "--set", "lr_schedule=cosine")  # fmt: skip
-    return [str(w) for w in words]
-
-
-def reply(body: dict[str, Any]) -> str:
-    """The partner's next line, or a coach's remark that depends on the draft."""
-    if body["model"] == "visitor":
-        return visitor_line(body["messages"])
-    hints = ("Look again at who was in the room.", "Think of what was last seen.", "Keep it short.")
-    return hints[len(str(body["messages"])) % len(hints)]
-
-
-def jitter(index: int, body: dict[str, Any]) -> Fault:
-    """Replies in an order that no two runs share."""
-    return Fault.slow(0.004 * random.random())
 
 
 @pytest.fixture(scope="module")
@@ -107,73 +48,12 @@ def url() -> Iterator[str]:
         yield server.base_url
 
 
-# --- what is compared -----------------------------------------------------------------------------
-
-
-def episodes(run: Path) -> list[dict[str, Any]]:
-    """The run's records, without how long and how expensive they were."""
-    records = read_jsonl(run / "episodes.jsonl")
-    for record in records:
-        record["episode"]["usage"] = None
-        for trace in record["episode"]["traces"]:
-            for turn in trace["turns"]:
-                turn["completion"]["usage"] = None
-    return records
-
-
-def summary(run: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    values["provenance"].pop("dates")
-    return {k: v for k, v in values.items() if k not in ("seconds", "model")}
-
-
-def states(run: Path) -> dict[str, Any]:
-    """Every file of every checkpoint; of its position what no clock says."""
-    contents: dict[str, Any] = {}
-    for path in checkpoints(run / "checkpoints"):
-        assert not damage(path)
-        contents |= {f"{path.name}/{name}": held for name, held in files(path).items()}
-        position = json.loads(contents.pop(f"{path.name}/position.json"))
-        # Offsets depend on how many digits the clock's numbers have.
-        contents[path.name] = {name: position[name] for name in ("step", "policy", "dev")}
-    return contents
-
-
-def models(run: Path) -> dict[str, Any]:
-    """The files of the final and of the best model."""
-    there = [run / name for name in ("model", "best") if (run / name).exists()]
-    return {f"{p.name}/{name}": held for p in there for name, held in files(p).items()}
-
-
-def files(folder: Path) -> dict[str, Any]:
-    """Name → content. PEFT writes its settings with sets in them, in any order."""
-    contents: dict[str, Any] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-    if "adapter_config.json" in contents:
-        settings = json.loads(contents["adapter_config.json"])
-        contents["adapter_config.json"] = {**settings, "target_modules": None}
-    return contents
-
-
-def assert_same(run: Path, untouched: Path) -> None:
-    assert lines_of(run) == lines_of(untouched)
-    assert episodes(run) == episodes(untouched)
-    assert models(run).keys() == models(untouched).keys() and models(run) == models(untouched)
-    assert states(run).keys() == states(untouched).keys() and states(run) == states(untouched)
-    assert summary(run) == summary(untouched)
-    sampled = run / "sampled.jsonl"
-    assert not sampled.exists() or not sampled.read_bytes()  # the last checkpoint needs none of it
-
-
 # --- killing --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def forked() -> Any:
-    """Processes that begin with everything imported; one thread each, like this one."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["soulkit.train.run", "soulkit.cli.app", "peft"])
-    return context
+    return fork_context()
 
 
 def kill_at(context: Any, arguments: list[str], out: Path, lines: int, delay: float) -> bool:
@@ -197,14 +77,6 @@ def kill_at(context: Any, arguments: list[str], out: Path, lines: int, delay: fl
     return alive and not (out / "summary.json").exists()
 
 
-def silent(arguments: list[str]) -> None:
-    """The command in a process of its own, without its progress."""
-    torch.set_num_threads(1)
-    with Path(os.devnull).open("w") as nothing:
-        sys.stdout = sys.stderr = nothing
-        sys.exit(main(arguments))
-
-
 def kill_when(arguments: list[str], due: Callable[[], bool]) -> None:
     """Start the installed command as a user does and end it with −9 once `due` says so."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -221,10 +93,6 @@ def kill_when(arguments: list[str], due: Callable[[], bool]) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-
-
-def count(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.fixture(scope="module")

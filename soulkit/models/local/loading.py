@@ -108,14 +108,18 @@ def quieten() -> None:
     """Keep transformers' progress bars, its remarks on lengths, and one warning out of our output.
 
     The lengths are checked here; the warning is about a name that PEFT uses inside transformers.
+    Bars of downloads stay in a terminal, unless HF_HUB_DISABLE_PROGRESS_BARS says no.
     """
     import warnings
 
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()  # the hub's bars as well
+    if sys.stderr.isatty() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        enable_progress_bars()
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
 
 

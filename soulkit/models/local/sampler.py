@@ -182,7 +182,8 @@ class LocalModel:
         return self._queues[loop]
 
     async def close(self) -> None:
-        """Refuses further calls and lets the running batch end; waiting requests are refused."""
+        """Refuses further calls and lets the running batch end, unless nobody waits for it any
+        more; waiting requests are refused."""
         self._closed = True
         for queue in list(self._queues.values()):
             for request in [*queue.waiting, *queue.wave]:
@@ -301,11 +302,18 @@ class LocalModel:
 
     def _end_rule(self, batch: list[GenerationRequest]) -> Finished:
         def ended(row: int, ids: list[int]) -> bool:
+            self._give_up(batch)
             request = batch[row]
             over = len(ids) >= request.room or ids[-1] in self.end_ids
             return over or self._hits_stop(ids, request.sampling.stop)
 
         return ended
+
+    def _give_up(self, batch: list[GenerationRequest]) -> None:
+        """End a batch that nobody waits for in a model that was closed: a process that was stopped
+        would otherwise live until its last token."""
+        if self._closed and all(request.future.done() for request in batch):
+            raise RuntimeError("the model was closed")
 
     def _hits_stop(self, ids: list[int], stops: tuple[str, ...]) -> bool:
         """Whether a stop string is out; a look at the last tokens settles most steps."""
@@ -321,11 +329,16 @@ class LocalModel:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Ids and log-probs of every row by transformers' own loop."""
         ids, mask = left_pad([r.ids for r in batch], self._pad, device)
+
+        def unless_closed(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self._give_up(batch)
+            return scores
+
         out = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
             generation_config=self._config(max(r.room for r in batch)),
-            logits_processor=[draw],
+            logits_processor=[unless_closed, draw],
         )
         return out[:, ids.shape[1] :].tolist(), draw.logprobs().tolist()
 

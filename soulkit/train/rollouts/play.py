@@ -75,9 +75,14 @@ class Rollouts:
             return with_swapped(records, self.shuffle_key(step))
         return records
 
+    def evaluates(self, step: int) -> bool:
+        """Whether the dev split is scored after `step`."""
+        every = self.config.eval_every
+        return every is not None and (step + 1) % every == 0
+
     async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
         """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
-        if not self.config.eval_every or (step + 1) % self.config.eval_every:
+        if not self.evaluates(step):
             return {}
         self.sampler.policy_version = policy.version()
         values: dict[str, float | None] = {}

@@ -41,6 +41,7 @@ class SupervisedStep:
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
+        self.loop.begin("update")
         rng = random.Random(f"{config.seed}/{step}/lessons")
         spans = [
             span

@@ -55,6 +55,16 @@ class Position:
     seconds: float = 0.0
     dev: float | None = None
     """Mean dev score of these very weights, where the step before evaluated them."""
+    unmeasured: bool = False
+    """The step before was to evaluate these weights, and was stopped before it had."""
+    stopgap: bool = False
+    """Written because the run was stopped: the next one takes its place."""
+
+    def serves(self, other: Position) -> bool:
+        """Whether a run would go on from here as from `other`, and this lasts as long."""
+        names = ("step", "metrics", "episodes", "policy", "unmeasured")
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return same and (other.stopgap or not self.stopgap)
 
 
 class DamagedCheckpoint(RunError):
@@ -75,9 +85,9 @@ class DamagedCheckpoint(RunError):
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, position: Position
 ) -> Path:
-    """Write `folder/step_000050`, aside first; a whole one with these weights is left alone."""
+    """Write `folder/step_000050`, aside first; a whole one of the same state is left alone."""
     final = folder / f"step_{position.step:06d}"
-    if final.exists() and not damage(final) and read_position(final).policy == position.policy:
+    if final.exists() and not damage(final) and read_position(final).serves(position):
         return final
 
     def fill(aside: Path) -> None:
@@ -155,7 +165,8 @@ def _digest(noted: Mapping[str, Any]) -> str:
 def read_position(path: Path) -> Position:
     """The position of checkpoint `path`; DamagedCheckpoint when it cannot be read."""
     noted = _noted(path)
-    return Position(**{name: noted[name] for name in Position.__slots__})
+    # Earlier checkpoints have no word of what can be missing or temporary.
+    return Position(**{name: noted[name] for name in Position.__slots__ if name in noted})
 
 
 def damage(path: Path) -> str:
@@ -298,14 +309,26 @@ def ranks(folder: Path, dev: float | None, keep_best: int) -> bool:
 
 
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
-    """Delete all checkpoints but the newest `keep_last` and the best `keep_best`."""
+    """Delete all checkpoints but the newest `keep_last` and the best `keep_best`.
+
+    One that a stop left lasts while it is the newest, and counts as none of them.
+    """
     every = checkpoints(folder)
-    lasting = {*every[-keep_last:], *(path for path, _ in ranking(folder)[:keep_best])}
+    planned = [path for path in every if not _is_stopgap(path)]
+    best = (path for path, _ in ranking(folder)[:keep_best])
+    lasting = {*every[-1:], *planned[-keep_last:], *best}
     for path in every:
         if path not in lasting:
             remove_folder(path)
     for leftover in (*folder.glob(".step_*.old"), *folder.glob(".step_*.part")):
         shutil.rmtree(leftover)
+
+
+def _is_stopgap(path: Path) -> bool:
+    try:
+        return read_position(path).stopgap
+    except DamagedCheckpoint:
+        return False
 
 
 def export_best(run: Path, folder: Path) -> tuple[Path, float] | None:

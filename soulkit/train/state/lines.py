@@ -303,5 +303,9 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """What is appended for a step: its line, and one with its dev scores."""
-    dev = StepLine(step=line.step, dev=line.dev).to_json()
-    return [replace(line, dev={}).to_json(), *([dev] if line.dev else [])]
+    return [replace(line, dev={}).to_json(), *dev_lines(line)]
+
+
+def dev_lines(line: StepLine) -> list[dict[str, Any]]:
+    """The line with a step's dev scores, where there are any."""
+    return [StepLine(step=line.step, dev=line.dev).to_json()] if line.dev else []

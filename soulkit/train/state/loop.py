@@ -6,15 +6,21 @@ A run resumes from its newest whole checkpoint: weights, moving average, optimiz
 put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the
 sampler produced since then is answered from its journal. A step that evaluates and ranks among the
 best gets a checkpoint, whether one is due or not.
+
+Whoever stops the run cancels it. That shows where something is waited for, and there the weights
+are those of a whole number of steps: an update is never cut short. A checkpoint is written, so that
+no step that was taken is lost. Rollouts that were under way are played again, from the journal as
+far as it goes; a dev split that was being scored is scored when the run goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
@@ -31,10 +37,26 @@ from soulkit.train.state.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.state.lines import StepLine, lines_of_step
+from soulkit.train.state.lines import StepLine, dev_lines, lines_of_step, read_step_lines
 from soulkit.train.state.tracking import MetricsTracker
 
 Show = Callable[[StepLine], None]
+Begin = Callable[[str], None]
+"""Hears what is under way from now on: whoever shows progress has something to show before the
+first step is done."""
+LOADING = "loading the model"
+"""What may download: those who load have progress bars of their own."""
+Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
+"""Dev scores of the weights that a step has moved, per task; empty where none are due."""
+
+
+def nobody_hears(what: str) -> None:
+    """Nobody shows progress."""
+
+
+async def nothing_held_out(step: int) -> dict[str, float | None]:
+    """The dev scores of a run without a dev split."""
+    return {}
 
 
 @dataclass
@@ -50,8 +72,15 @@ class Loop:
     tracker: MetricsTracker
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
+    begin: Begin = nobody_hears
     step: int = 0
     seconds: float = 0.0
+    unmeasured: bool = False
+    """The newest step has moved the weights, and its dev scores are still to come."""
+    _episodes_at: int = 0
+    """Bytes of the episodes when the newest whole step ended: its checkpoint has no later ones."""
+    _saved_at: float = field(default_factory=time.monotonic)
+    """When the newest checkpoint was written, or the run begun."""
 
     @classmethod
     def open(
@@ -61,6 +90,7 @@ class Loop:
         policy: Policy,
         tracker: MetricsTracker,
         journal: Journal | None = None,
+        begin: Begin = nobody_hears,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.
 
@@ -74,7 +104,7 @@ class Loop:
             weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
-                   JsonlWriter(run.metrics), tracker, journal)  # fmt: skip
+                   JsonlWriter(run.metrics), tracker, journal, begin)  # fmt: skip
         loop._resume()
         return loop
 
@@ -86,28 +116,61 @@ class Loop:
             prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
         position = position or Position(0, 0, 0, "")
         self.step, self.seconds = position.step, position.seconds
+        self.unmeasured = position.unmeasured
         self.metrics.cut_to(position.metrics)
         self.episodes.cut_to(position.episodes)
+        self._episodes_at = self.episodes.offset
 
-    async def run_all(self, take_step: Callable[[int], Awaitable[StepLine]], show: Show) -> None:
-        """Take every remaining step; a checkpoint every so often and at the end."""
-        while self.step < self.config.steps:
-            start, rate = time.monotonic(), learning_rate(self.config, self.step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            line = replace(await take_step(self.step), lr=rate)
-            self.seconds += time.monotonic() - start
-            self.metrics.write_all(lines_of_step(line))
-            self.tracker.log(line)
-            self.step += 1
-            if self._due(score := dev_score(line.dev)):
-                self.checkpoint(score)
-            show(line)
+    async def run_all(
+        self,
+        take_step: Callable[[int], Awaitable[StepLine]],
+        show: Show,
+        measure: Measure = nothing_held_out,
+    ) -> None:
+        """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
+        try:
+            if self.unmeasured:
+                await self._complete(read_step_lines(self.run.metrics)[-1], measure, show)
+            while self.step < self.config.steps:
+                await asyncio.sleep(0)  # a step that waits for nothing cannot be stopped elsewhere
+                line = await self._take(take_step)
+                await self._complete(line, measure, show)
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self.step:
+                self.checkpoint(within_step=True)
+            raise
         self._forget_sampled()
+
+    async def _take(self, take_step: Callable[[int], Awaitable[StepLine]]) -> StepLine:
+        """One step; from its line on it counts as taken."""
+        start, rate = time.monotonic(), learning_rate(self.config, self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        line = replace(await take_step(self.step), lr=rate)
+        self.seconds += time.monotonic() - start
+        self.metrics.write_all(lines_of_step(line))
+        self.step += 1
+        self._episodes_at = self.episodes.offset
+        return line
+
+    async def _complete(self, line: StepLine, measure: Measure, show: Show) -> None:
+        """What follows a step: dev scores, and a checkpoint where one is due."""
+        start, self.unmeasured = time.monotonic(), True
+        line = replace(line, dev=await measure(line.step))
+        self.seconds += time.monotonic() - start
+        self.metrics.write_all(dev_lines(line))
+        self.unmeasured = False
+        self.tracker.log(line)
+        if self._due(score := dev_score(line.dev)):
+            self.begin("checkpoint")
+            self.checkpoint(score)
+        show(line)
 
     def _due(self, dev: float | None) -> bool:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
-        return turn or ranks(self.run.checkpoints, dev, self.config.keep_best)
+        late = time.monotonic() - self._saved_at >= 60 * self.config.checkpoint_minutes
+        return turn or late or ranks(self.run.checkpoints, dev, self.config.keep_best)
 
     def checkpoint(self, dev: float | None = None, *, within_step: bool = False) -> None:
         """Write where the run stands; `dev` is the dev score of these weights, where there is one.
@@ -118,13 +181,16 @@ class Loop:
         position = Position(
             step=self.step,
             metrics=self.metrics.offset,
-            episodes=self.episodes.offset,
+            episodes=self._episodes_at,
             policy=self.policy.version(),
             seconds=self.seconds,
             dev=dev,
+            unmeasured=self.unmeasured,
+            stopgap=within_step,
         )
         save_checkpoint(self.run.checkpoints, self.policy, self.optimizer, position)
         prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
+        self._saved_at = time.monotonic()
         if not within_step:
             self._forget_sampled()
 
