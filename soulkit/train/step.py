@@ -92,9 +92,7 @@ class Step:
 
     async def measure(self, step: int) -> dict[str, float | None]:
         """Dev scores of the weights that `step` has moved; empty between turns."""
-        if self.rollouts.evaluates(step):
-            self.loop.begin("held-out rows")
-        return await self.rollouts.evaluate(step, self.loop.policy)
+        return await self.rollouts.evaluate(step, self.loop.policy, self.loop.begin)
 
     def keep(self, records_R: Sequence[Record], version: str) -> None:
         """Write the step's rollouts down, all at once; CallError when they are nothing but
@@ -119,8 +117,7 @@ def learn(
 ) -> Learned:
     """Take the updates of one step on an objective's sequences; returns what they did.
 
-    Without a `teacher` it is the policy itself, in the state that the settings name. `skips` counts
-    the updates of a run that could not be taken, over its steps.
+    Without a `teacher` it is the policy itself, in the state that the settings name.
     """
     trained_S = with_advantages(sequences_S, config)
     # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
@@ -146,12 +143,8 @@ def with_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip
     advantages_S = [next(rest) if s.compared else s.advantage for s in sequences_S]
-    advantages_S = [
-        a if s.reward is None or math.isfinite(s.reward) else math.nan
-        for a, s in zip(advantages_S, sequences_S, strict=True)
-    ]
     return [
-        replace(sequence, advantage=advantage)
-        for sequence, advantage in zip(sequences_S, advantages_S, strict=True)
-        if advantage is not None and sequence.weight > 0
+        replace(s, advantage=advantage if math.isfinite(s.reward or 0.0) else math.nan)
+        for s, advantage in zip(sequences_S, advantages_S, strict=True)
+        if advantage is not None and s.weight > 0
     ]

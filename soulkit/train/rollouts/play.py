@@ -7,7 +7,7 @@ one task's alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,15 +75,17 @@ class Rollouts:
             return with_swapped(records, self.shuffle_key(step))
         return records
 
-    def evaluates(self, step: int) -> bool:
-        """Whether the dev split is scored after `step`."""
-        every = self.config.eval_every
-        return every is not None and (step + 1) % every == 0
+    async def evaluate(
+        self, step: int, policy: Policy, begin: Callable[[str], None]
+    ) -> dict[str, float | None]:
+        """Greedy headline of the moved weights on the dev split, per task; empty between turns.
 
-    async def evaluate(self, step: int, policy: Policy) -> dict[str, float | None]:
-        """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
-        if not self.evaluates(step):
+        `begin` is told where that takes its time.
+        """
+        every = self.config.eval_every
+        if every is None or (step + 1) % every:
             return {}
+        begin("held-out rows")
         self.sampler.policy_version = policy.version()
         values: dict[str, float | None] = {}
         jobs = [Job(task, example, 0, step) for task, example in self.dev]
