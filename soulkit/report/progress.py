@@ -28,7 +28,7 @@ from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
 
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
-_KEY = re.compile(rb'\{"key": "((?:[^"\\]|\\.)*)"')
+_KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
