@@ -238,7 +238,7 @@ def test_other_schemas_are_refused_by_name(
     path.write_text(json.dumps({**line_of(scene()), "schema": schema}) + "\n")
     with pytest.raises(DataError, match=schema) as error:
         load_records(path, light=light)
-    assert words in str(error.value)
+    assert words in error.value.why
 
 
 def test_earlier_versions_are_no_others() -> None:

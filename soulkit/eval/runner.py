@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,16 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import ConfigError, RunError
+from soulkit.errors import ConfigError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.controls import (
     calibration_remarks,
     control_counts,
-    controls_left,
     controls_words,
+    ordered_controls,
     play_controls,
-    recorded_controls,
 )
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
@@ -43,6 +41,14 @@ from soulkit.eval.provenance import (
     measured_model,
     provenance,
     with_rows,
+)
+from soulkit.eval.standing import (
+    Standing,
+    check_weights,
+    draft_keys,
+    finished_summary,
+    resuming_words,
+    standing_of,
 )
 from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
@@ -57,8 +63,8 @@ from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import load_records
-from soulkit.types import ControlRecord, Record, record_key
+from soulkit.runs.records import stream_records, without_tokens
+from soulkit.types import ControlRecord, Record
 
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
@@ -169,9 +175,11 @@ def _confirm(
     """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
-    controls = None if run is None else controls_left(run.path, work, config.repeats)
+    controls = None
     if run is not None:
-        waiting = {job.example.id for job in jobs_left(run, work, config.repeats)}
+        standing = standing_of(run, work, config.repeats)
+        controls = standing.controls_left(work, config.repeats)
+        waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
     confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
@@ -203,24 +211,22 @@ async def _play_and_close(
 ) -> Summary:  # fmt: skip
     cast = eval_cast(config, players)
     try:
-        left = len(jobs_left(run, work, config.repeats))
-        controls = len(controls_left(run.path, work, config.repeats))
+        standing = standing_of(run, work, config.repeats)
+        left = len(standing.jobs_left(work, config.repeats))
+        controls = len(standing.controls_left(work, config.repeats))
         if run.resumed:
-            say(resuming_words(run, left, len(_keys(work, config.repeats)), controls))
+            say(resuming_words(run, left, len(draft_keys(work, config.repeats)), controls))
+        if run.resumed and not (left or controls):
+            suite = config.suite or ""
+            if (summary := finished_summary(run, work, standing, suite)) is not None:
+                return summary
         with bars(left + controls) if bars else nullcontext() as bar:
-            return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
+            return await run_evaluation(
+                run, work, cast, config, bar, ledger=ledger, standing=standing
+            )
     finally:
         await cast.actor.model.close()
         await players.close()
-
-
-def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
-    """What a run that was begun before still has to do; a finished one says so."""
-    if left or controls:
-        also = f", controls left to ask about: {controls}" if controls else ""
-        return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
-    again = f"soul report {shlex.quote(str(run.path))}"
-    return f"{run.path} is finished already: nothing is left to play; see: {again}"
 
 
 # -- the models ----------------------------------------------------------------------------------
@@ -307,18 +313,6 @@ def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalCo
             raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
 
 
-def check_weights(run: Run, model: LocalModel) -> None:
-    """RunError when the episodes of `run` came from another adapter than `model` has now."""
-    played = load_records(run.episodes) if run.episodes.is_file() else []
-    turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
-    if any(turn.completion.policy != model.policy_version for turn in turns):
-        raise RunError(
-            f"{run.path} holds episodes of other adapter weights than those given now.",
-            "The adapter was trained further or replaced since, and a mean would mix two models.",
-            "Give another folder with --out.",
-        )
-
-
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
     longest, spare, least = max(lengths), limit - max(lengths), least_room(reply)
     shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
@@ -341,23 +335,31 @@ async def run_evaluation(
     bar: EvalBar | None = None,
     *,
     ledger: Ledger | None = None,
+    standing: Standing | None = None,
 ) -> Summary:
     """Play what `run` has no score for yet, write `summary.json` and return it.
 
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
+    `standing` is what the run has, where the caller knows.
     """
     for part in work:
         check_work_roles([part], players.in_task(part.task.name).filled())
-    jobs = jobs_left(run, work, config.repeats)
-    scored = {r.key: r for r in _recorded(run, work, config.repeats)}
+    standing = standing or standing_of(run, work, config.repeats)
+    jobs = standing.jobs_left(work, config.repeats)
+    asks = standing.controls_left(work, config.repeats)
+    # Only controls ask about an episode again, and want all of it.
+    scored = (
+        {r.key: r for r in stream_records(run.episodes, light=not asks)} if standing.scored else {}
+    )
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
     mean = MeanSoFar(scored.values())
     writer = GroupWriter(run.episodes)
+    controls = {control.key: control for control in standing.controls}
 
     def sink(record: Record) -> None:
         writer.add(record)
-        scored[record.key] = record
+        scored[record.key] = record if asks else without_tokens(record)
         mean.add(record)
         clock.tick()
         if bar is not None:
@@ -365,6 +367,7 @@ async def run_evaluation(
         streak.add(record.score)
 
     def notice(control: ControlRecord) -> None:
+        controls[control.key] = control
         clock.tick()
         if bar is not None:
             bar.advance(1, mean.words())
@@ -377,15 +380,15 @@ async def run_evaluation(
             await writer.close()
         # All drafts are on disk: no control can be about words that a kill would take back.
         engine = partial(_engine, players=players, config=config)
-        await play_controls(run.path, work, config.repeats, scored, engine, notice)
+        await play_controls(run.path, work, asks, scored, engine, notice)
 
     try:
         await play()
     finally:
         seconds = clock.save()
-    records = [scored[key] for key in _keys(work, config.repeats)]
-    controls = recorded_controls(run.path, work, config.repeats)
-    summary = summary_of(work, records, config, seconds, _cost(records, ledger), controls)
+    records = [scored[key] for key in draft_keys(work, config.repeats)]
+    beside = ordered_controls(controls, work, config.repeats)
+    summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
     if ledger is not None and ledger.mode == "record":
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
@@ -409,38 +412,6 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     # A local model fills its batches only when enough rollouts wait at once.
     room = config.concurrency if config.kind == "api" else max(256, 4 * config.batch_size)
     return Engine(table, config.seed, room)
-
-
-def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
-    """The plays that have no scored record yet, in order."""
-    done = {r.key for r in _recorded(run, work, repeats) if r.score.scored}
-    return [
-        Job(part.task, example, index)
-        for part in work
-        for example in part.examples
-        for index in range(repeats)
-        if _key(example.id, index) not in done
-    ]
-
-
-def _keys(work: Sequence[Work], repeats: int) -> list[str]:
-    return [_key(e.id, i) for part in work for e in part.examples for i in range(repeats)]
-
-
-def _key(example_id: str, index: int) -> str:
-    return record_key(0, example_id, index, "draft")
-
-
-def _recorded(run: Run, work: Sequence[Work], repeats: int) -> list[Record]:
-    records = load_records(run.episodes) if run.episodes.is_file() else []
-    strange = {r.key for r in records} - set(_keys(work, repeats))
-    if strange:
-        raise RunError(
-            f"{run.path} holds {len(strange)} episodes of rows that are not evaluated now.",
-            "The data files have changed since the run began, and means over both would mix them.",
-            "Restore the files, or give another folder with --out.",
-        )
-    return records
 
 
 def summary_of(

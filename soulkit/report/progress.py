@@ -8,7 +8,6 @@ run was to play stands in `provenance.json` (rows) and `config.yaml` (repeats, s
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,13 +21,12 @@ from soulkit.eval.provenance import read_provenance
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.records import load_controls, stream_records, without_tokens
+from soulkit.runs.records import KEY, load_controls, stream_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
 
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
-_KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ def _keys(path: Path) -> int:
 def _distinct(stream: BinaryIO, path: Path) -> set[bytes]:
     keys: set[bytes] = set()
     for number, line in enumerate(stream, 1):
-        start = _KEY.match(line)
+        start = KEY.match(line)
         if start and line.endswith(b"\n"):
             keys.add(start[1])
         elif key := _parsed_key(line):
@@ -137,7 +135,7 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     """
     if not (path / EPISODES).is_file():
         return None
-    newest = {record.key: without_tokens(record) for record in stream_records(path / EPISODES)}
+    newest = {record.key: record for record in stream_records(path / EPISODES, light=True)}
     if not newest:
         return None
     records, settings = list(newest.values()), read_config(path) if is_run(path) else {}

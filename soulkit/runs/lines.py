@@ -168,6 +168,19 @@ class RecordLine(RecordHead):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreFacts:
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFacts:
+    """What a resumed run wants of a line."""
+
+    key: str
+    score: ScoreFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlLine:
     """One line of `controls.jsonl`."""
 

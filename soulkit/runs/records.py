@@ -10,7 +10,9 @@ and most of the time and memory that reading takes. A light record is `without_t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from soulkit.runs.lines import (
     ControlLine,
     EpisodeHead,
     EpisodeLine,
+    KeyFacts,
     RecordFacts,
     RecordHead,
     RecordLine,
@@ -51,6 +54,8 @@ CONTROLS = "controls.jsonl"
 """Where an evaluation keeps what its judges made of controls."""
 F = TypeVar("F")
 _MARK = f'"{SCHEMA}":"{EPISODES_SCHEMA}"'.encode()
+KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
+"""A line begins with its key, so that it need not be parsed to be counted or passed over."""
 _REPEATED = ("example_id", "task", "kind", "rollout", "step")
 """What an episode repeats of its record."""
 _RECORD = tuple(one.name for one in fields(RecordHead) if one.name not in (SCHEMA, "prompt"))
@@ -158,15 +163,19 @@ def _control_of(line: Mapping[str, Any], path: Path, number: int) -> ControlReco
     return _of_line(_form(ControlRecord), "a control", line, path, number)
 
 
-def stream_records(path: Path, *, light: bool = False) -> Iterator[Record]:
+def stream_records(
+    path: Path, *, light: bool = False, keys: Container[str] | None = None
+) -> Iterator[Record]:
     """Every line of an `episodes.jsonl`, one at a time, replaced ones as well; `light` ones are
-    `without_tokens`.
+    `without_tokens`. With `keys`, only lines with one of them.
 
     DataError for a line that cannot be read.
     """
     form: TypeAdapter[Any] = _form(RecordFacts) if light else _form(RecordLine)
 
     def parse(line: bytes) -> RecordHead | dict[str, Any] | None:
+        if keys is not None and _begins_with_other(line, keys):
+            return {}
         if _MARK in line[:400]:
             try:
                 head: RecordHead = form.validate_json(line)
@@ -176,12 +185,41 @@ def stream_records(path: Path, *, light: bool = False) -> Iterator[Record]:
                 return head
         return parsed_object(line)
 
-    for number, (_, value) in enumerate(placed_values(path, parse), 1):
-        if isinstance(value, dict):
+    lines: Iterator[tuple[int, RecordHead | dict[str, Any]]] = placed_values(path, parse)
+    for number, (_, value) in enumerate(lines, 1):
+        if isinstance(value, RecordHead):
+            yield _record_of(value, path, number)
+        elif keys is None or value.get("key") in keys:
             record = record_of_line(value, path, number)
             yield without_tokens(record) if light else record
+
+
+def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
+    """Whether a whole line begins with a key that is none of `keys`."""
+    start = KEY.match(line)
+    return start is not None and line.endswith(b"\n") and json.loads(b'"%s"' % start[1]) not in keys
+
+
+def scored_keys(path: Path) -> dict[str, bool]:
+    """Key → whether its newest line has a score, in the order of their first lines; nothing more
+    of a line becomes an object. DataError for a line that cannot be read, or another schema."""
+    form = _form(KeyFacts)
+
+    def parse(line: bytes) -> KeyFacts | dict[str, Any] | None:
+        try:
+            return form.validate_json(line) if _MARK in line[:400] else parsed_object(line)
+        except ValidationError:
+            return parsed_object(line)
+
+    scored: dict[str, bool] = {}
+    lines: Iterator[tuple[int, KeyFacts | dict[str, Any]]] = placed_values(path, parse)
+    for number, (_, value) in enumerate(lines, 1):
+        if isinstance(value, KeyFacts):
+            scored[value.key] = value.score.value is not None
         else:
-            yield _record_of(value, path, number)
+            record = record_of_line(value, path, number)
+            scored[record.key] = record.score.scored
+    return scored
 
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
@@ -239,10 +277,10 @@ def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
     )
 
 
-def newest_dev(folder: Path) -> list[Record]:
+def newest_dev(folder: Path, *, light: bool = False) -> list[Record]:
     """The episodes of the newest dev evaluation in a training run's folder; empty without any."""
     path = folder / DEV_EPISODES
-    records = load_records(path) if path.is_file() else []
+    records = load_records(path, light=light) if path.is_file() else []
     last = max((record.step for record in records), default=0)
     return [record for record in records if record.step == last]
 
