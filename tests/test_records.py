@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from soulkit.errors import DataError
+from soulkit.report.lookup import episode_places, records_at
+from soulkit.runs.packing import has_lines, pack_lines, packed_file
 from soulkit.runs.records import (
     CONTROLS,
     RecordWriter,
@@ -22,6 +24,8 @@ from soulkit.runs.records import (
     load_controls,
     load_records,
     record_of_line,
+    scored_keys,
+    stream_records,
     without_tokens,
 )
 from soulkit.runs.schemas import refuse_other_schema
@@ -289,3 +293,61 @@ def test_controls_have_a_schema_and_old_ones_are_read(tmp_path: Path) -> None:
     (tmp_path / CONTROLS).write_text(json.dumps({**line, "schema": "soulkit/controls@7"}) + "\n")
     with pytest.raises(DataError, match="controls@7"):
         load_controls(tmp_path)
+
+
+# -- packed files ----------------------------------------------------------------------------------
+
+
+def _write(path: Path, *records: Record) -> None:
+    writer = RecordWriter(path)
+    writer.write(*records)
+    writer.close()
+
+
+def test_packed_lines_are_the_same_lines(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    several = [replace(scene(), key=f"0/{number}/0/draft") for number in range(5)]
+    _write(path, *several)
+    assert not pack_lines(path), "a small file stays plain"
+    places = [place.offset for place in episode_places(path)]
+    assert pack_lines(path, least=1) and not path.exists()
+    assert has_lines(path) and packed_file(path).is_file()
+    assert load_records(path) == several
+    assert load_records(path, light=True) == [without_tokens(one) for one in several]
+    assert scored_keys(path) == {one.key: True for one in several}
+    assert [place.offset for place in episode_places(path)] == places
+    chosen = [episode_places(path)[number] for number in (3, 1)]
+    assert records_at(path, chosen) == [several[3], several[1]]
+
+
+def test_what_is_played_again_comes_after_what_is_packed(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    lost = replace(scene(), score=Score(value=None, reward=None, status="unscored", reason="judge"))
+    _write(path, lost)
+    pack_lines(path, least=1)
+    _write(path, scene())
+    assert load_records(path) == [scene()] and scored_keys(path) == {scene().key: True}
+    assert pack_lines(path, least=10**9), "packed lines and plain ones become one file"
+    assert not path.exists() and load_records(path) == [scene()]
+    assert len(list(stream_records(path))) == 2, "the line that was replaced is kept"
+
+
+def test_a_packing_that_was_killed_before_its_end_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    _write(path, scene())
+    plain = path.read_bytes()
+    pack_lines(path, least=1)
+    path.write_bytes(plain)  # as if it died before the plain file was removed
+    assert load_records(path) == [scene()]
+    pack_lines(path)
+    assert len(list(stream_records(path))) == 1
+
+
+def test_only_the_lines_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    _write(path, *(replace(scene(), key=f"0/é{number}/0/draft") for number in range(3)))
+    damaged = path.read_text().replace('"turns":[', '"turns":[7,', 1)
+    path.write_text(damaged)
+    assert [one.key for one in stream_records(path, keys={"0/é2/0/draft"})] == ["0/é2/0/draft"]
+    with pytest.raises(DataError, match="Object 1"):
+        load_records(path)

@@ -62,6 +62,7 @@ from soulkit.play.gaps import key_gaps, model_gaps, refuse_gaps, role_gaps, serv
 from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.packing import pack_lines
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import stream_records, without_tokens
 from soulkit.types import ControlRecord, Record
@@ -393,6 +394,8 @@ async def run_evaluation(
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
         summary = replace(summary, unpriced_calls=unpriced, costs=costs)
+    if summary.n == summary.n_scored:
+        pack_lines(run.episodes)
     run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 

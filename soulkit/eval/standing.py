@@ -20,6 +20,7 @@ from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
+from soulkit.runs.packing import has_lines, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
 from soulkit.types import ControlRecord, record_key
 from soulkit.version import __version__
@@ -52,7 +53,7 @@ class Standing:
 
 def standing_of(run: Run, work: Sequence[Work], repeats: int) -> Standing:
     """What `run` has of `work`; RunError when it holds episodes of other rows."""
-    scored = scored_keys(run.episodes) if run.episodes.is_file() else {}
+    scored = scored_keys(run.episodes) if has_lines(run.episodes) else {}
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
         raise RunError(
@@ -79,10 +80,9 @@ def finished_summary(
     it is older than the episodes, of another version, or a user's own code has a say in it."""
     if not all(part.task.spec.home.builtin_task for part in work):
         return None
-    files = (run.episodes, run.path / CONTROLS)
     try:
         written = run.summary_path.stat().st_mtime_ns
-        late = any(file.is_file() and file.stat().st_mtime_ns > written for file in files)
+        late = max(newest_change(run.episodes), newest_change(run.path / CONTROLS)) > written
         line = summary_line(run.path)
     except (OSError, DataError):  # there is none, or none that can be read: it is made anew
         return None
@@ -110,7 +110,7 @@ def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
 
 def check_weights(run: Run, model: LocalModel) -> None:
     """RunError when the episodes of `run` came from another adapter than `model` has now."""
-    played = stream_records(run.episodes, light=True) if run.episodes.is_file() else ()
+    played = stream_records(run.episodes, light=True) if has_lines(run.episodes) else ()
     turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
     if any(turn.completion.policy != model.policy_version for turn in turns):
         raise RunError(

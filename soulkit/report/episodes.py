@@ -16,6 +16,7 @@ from typing import Literal, Protocol, TypeVar
 from soulkit.report.load import RunData
 from soulkit.report.progress import EPISODES
 from soulkit.report.table import number
+from soulkit.runs.packing import has_lines
 from soulkit.runs.records import stream_records
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record
@@ -112,7 +113,7 @@ def _read_again(
     return {
         (index, record.key): record
         for index, names in keys.items()
-        if (file := runs[index].path / EPISODES).is_file()
+        if has_lines(file := runs[index].path / EPISODES)
         for record in stream_records(file, keys=names)
     }
 

@@ -23,6 +23,7 @@ from soulkit.report.progress import (
     summary_so_far,
 )
 from soulkit.runs.folder import is_run
+from soulkit.runs.packing import has_lines
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records
 from soulkit.train.state.lines import StepLine, read_step_lines
@@ -146,7 +147,7 @@ def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
         progress=run_progress(path, command) if line is None else None,
         steps=_steps(lines),
         evals=_evals(lines),
-        records=tuple(load_records(log, light=light)) if episodes and log.is_file() else (),
+        records=tuple(load_records(log, light=light)) if episodes and has_lines(log) else (),
         provenance=origin_of(path, line or {}),
     )
 

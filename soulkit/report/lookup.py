@@ -19,6 +19,7 @@ from typing import Any, get_args
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.report.episodes import with_twins
 from soulkit.runs.jsonl import placed_objects
+from soulkit.runs.packing import has_lines, packed_file
 from soulkit.runs.records import record_of_line
 from soulkit.types import Kind, Record
 
@@ -88,7 +89,7 @@ def episode_places(path: Path) -> list[EpisodePlace]:
     DataError when there is none, or a line holds no record.
     """
     places: dict[str, EpisodePlace] = {}
-    for number, (offset, line) in enumerate(placed_objects(path) if path.is_file() else (), 1):
+    for number, (offset, line) in enumerate(placed_objects(path) if has_lines(path) else (), 1):
         place = _place(line, offset, number, path)
         places.pop(place.key, None)  # played again: it is a new one
         places[place.key] = place
@@ -279,6 +280,11 @@ def gain(pair: Places) -> float | None:
 
 def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]:
     """The lines of these episodes as they stand in the file, parsed."""
+    if packed_file(path).is_file():
+        places = list(places)
+        offsets = {place.offset for place in places}
+        lines = {offset: line for offset, line in placed_objects(path) if offset in offsets}
+        return [lines[place.offset] for place in places]
     with path.open("rb") as stream:
         return [_line_at(stream, place) for place in places]
 

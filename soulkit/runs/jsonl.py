@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
 from soulkit.errors import DataError
+from soulkit.runs.packing import lines_in
 
 T = TypeVar("T")
 
@@ -111,21 +112,23 @@ def placed_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tuple[int, T]]:
-    """As `placed_objects`, with what `parse` makes of a line: None for what is no JSON object."""
+    """As `placed_objects`, with what `parse` makes of a line: None for what is no JSON object.
+
+    Of a file that is packed, offsets count the bytes of its lines.
+    """
     offset = 0
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            value, start = parse(line), offset
-            offset += len(line)
-            if value is not None:
-                yield start, value
-            elif line.endswith(b"\n") and line.strip():
-                raise DataError(
-                    f"{path}:{number} is not a JSON object.",
-                    "The file was changed by hand or by another program; lines after it may be "
-                    "wrong as well.",
-                    "Mend or delete that line, or start a new run.",
-                )
+    for number, line in enumerate(lines_in(path), start=1):
+        value, start = parse(line), offset
+        offset += len(line)
+        if value is not None:
+            yield start, value
+        elif line.endswith(b"\n") and line.strip():
+            raise DataError(
+                f"{path}:{number} is not a JSON object.",
+                "The file was changed by hand or by another program; lines after it may be "
+                "wrong as well.",
+                "Mend or delete that line, or start a new run.",
+            )
 
 
 def parsed_object(line: bytes) -> dict[str, Any] | None:

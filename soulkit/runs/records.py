@@ -40,6 +40,7 @@ from soulkit.runs.messages import (
     whole_lines,
     whole_traces,
 )
+from soulkit.runs.packing import has_lines
 from soulkit.runs.schemas import (
     CONTROLS_SCHEMA,
     EPISODES_SCHEMA,
@@ -137,7 +138,7 @@ def load_records(path: Path, *, light: bool = False) -> list[Record]:
     of writing is left out: resuming the run writes it again. Raises DataError when the file is
     missing or another line cannot be read.
     """
-    if not path.is_file():
+    if not has_lines(path):
         raise DataError(
             f"There are no episodes at '{path}'.",
             "Every number of a run comes from this file.",
