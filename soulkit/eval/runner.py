@@ -115,7 +115,8 @@ def run_eval(
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
-    _confirm(config, work, run, say, ask)
+    standing = None if run is None else standing_of(run, work, config.repeats)
+    _confirm(config, work, standing, say, ask)
     model = local_model(config) if config.kind == "local" else None
     if model is not None:
         check_prompt_lengths(model, work, config)
@@ -129,7 +130,9 @@ def run_eval(
     with alone(run), open_ledger(run, config) as ledger:
         players = eval_players(config, ledger, model)
         keep_provenance(run, _provenance(config, players, work))
-        summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
+        summary = asyncio.run(
+            _play_and_close(run, work, players, config, bars, ledger, say, standing)
+        )
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
@@ -170,15 +173,14 @@ def prepare(
 
 
 def _confirm(
-    config: EvalConfig, work: Sequence[Work], run: Run | None, say: Callable[[str], None],
-    ask: AskUser | None,
+    config: EvalConfig, work: Sequence[Work], standing: Standing | None,
+    say: Callable[[str], None], ask: AskUser | None,
 ) -> None:  # fmt: skip
     """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
     controls = None
-    if run is not None:
-        standing = standing_of(run, work, config.repeats)
+    if standing is not None:
         controls = standing.controls_left(work, config.repeats)
         waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
@@ -208,11 +210,12 @@ def _silent(remark: str) -> None:
 
 async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
-    ledger: Ledger, say: Callable[[str], None],
+    ledger: Ledger, say: Callable[[str], None], before: Standing | None,
 ) -> Summary:  # fmt: skip
+    """`before` is what the run had before anybody could be kept out of its folder."""
     cast = eval_cast(config, players)
     try:
-        standing = standing_of(run, work, config.repeats)
+        standing = standing_of(run, work, config.repeats, before)
         left = len(standing.jobs_left(work, config.repeats))
         controls = len(standing.controls_left(work, config.repeats))
         if run.resumed:

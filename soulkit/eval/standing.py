@@ -36,6 +36,8 @@ class Standing:
     scored: Mapping[str, bool]
     """Key of an episode → whether it has a score."""
     controls: Sequence[ControlRecord]
+    changed: tuple[int, int]
+    """When the files of episodes and controls last changed before they were read."""
 
     def jobs_left(self, work: Sequence[Work], repeats: int) -> list[Job]:
         """The plays that have no scored record yet, in order."""
@@ -51,8 +53,14 @@ class Standing:
         return controls_left(self.controls, work, repeats)
 
 
-def standing_of(run: Run, work: Sequence[Work], repeats: int) -> Standing:
-    """What `run` has of `work`; RunError when it holds episodes of other rows."""
+def standing_of(
+    run: Run, work: Sequence[Work], repeats: int, before: Standing | None = None
+) -> Standing:
+    """What `run` has of `work`: what it had `before`, where no file has changed since. RunError
+    when it holds episodes of other rows."""
+    changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
+    if before is not None and before.changed == changed:
+        return before
     scored = scored_keys(run.episodes) if has_lines(run.episodes) else {}
     strange = scored.keys() - set(draft_keys(work, repeats))
     if strange:
@@ -61,7 +69,7 @@ def standing_of(run: Run, work: Sequence[Work], repeats: int) -> Standing:
             "The data files have changed since the run began, and means over both would mix them.",
             "Restore the files, or give another folder with --out.",
         )
-    return Standing(scored=scored, controls=load_controls(run.path))
+    return Standing(scored=scored, controls=load_controls(run.path), changed=changed)
 
 
 def draft_keys(work: Sequence[Work], repeats: int) -> list[str]:
@@ -82,7 +90,7 @@ def finished_summary(
         return None
     try:
         written = run.summary_path.stat().st_mtime_ns
-        late = max(newest_change(run.episodes), newest_change(run.path / CONTROLS)) > written
+        late = max(standing.changed) > written
         line = summary_line(run.path)
     except (OSError, DataError):  # there is none, or none that can be read: it is made anew
         return None
