@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,7 @@ from typing import Any, get_args
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.report.episodes import with_twins
 from soulkit.runs.jsonl import placed_objects
-from soulkit.runs.packing import has_lines, packed_file
+from soulkit.runs.packing import has_lines, lines_in, packed_file
 from soulkit.runs.records import record_of_line
 from soulkit.types import Kind, Record
 
@@ -282,11 +282,20 @@ def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]
     """The lines of these episodes as they stand in the file, parsed."""
     if packed_file(path).is_file():
         places = list(places)
-        offsets = {place.offset for place in places}
-        lines = {offset: line for offset, line in placed_objects(path) if offset in offsets}
+        lines = _packed_lines(path, {place.offset for place in places})
         return [lines[place.offset] for place in places]
     with path.open("rb") as stream:
         return [_line_at(stream, place) for place in places]
+
+
+def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Offset → the parsed line there; the others are passed over."""
+    lines, offset = {}, 0
+    for line in lines_in(path):
+        if offset in offsets:
+            lines[offset] = json.loads(line)
+        offset += len(line)
+    return lines
 
 
 def _line_at(stream: Any, place: EpisodePlace) -> dict[str, Any]:
