@@ -20,9 +20,9 @@ from soulkit.runs.packing import has_lines, pack_lines, packed_file
 from soulkit.runs.records import (
     CONTROLS,
     RecordWriter,
-    line_of,
     load_controls,
     load_records,
+    record_line,
     record_of_line,
     scored_keys,
     stream_records,
@@ -161,11 +161,11 @@ def scene(turns: int = 10) -> Record:
 
 def test_every_text_stands_once() -> None:
     record = scene()
-    text = json.dumps(line_of(record))
+    text = json.dumps(record_line(record))
     for line in record.episode.transcript:
         assert text.count(line.text) == 1
     assert text.count("sells a piano") == 20
-    assert line_of(record)["episode"]["traces"][0]["turns"][3] == {
+    assert record_line(record)["episode"]["traces"][0]["turns"][3] == {
         "reply": 8,
         "usage": {"calls": 1},
     }
@@ -174,7 +174,7 @@ def test_every_text_stands_once() -> None:
 def test_a_line_is_as_long_as_its_words() -> None:
     """A turn more costs its words and 170 bytes, however many there were before."""
     short, long = (
-        len(json.dumps(line_of(scene(turns)), separators=(",", ":"))) for turns in (50, 100)
+        len(json.dumps(record_line(scene(turns)), separators=(",", ":"))) for turns in (50, 100)
     )
     words = sum(len(line.text) for line in scene(100).episode.transcript[100:])
     assert (long - short - words) / 50 < 170
@@ -185,7 +185,7 @@ def test_feedback_in_a_slot_is_no_second_prompt() -> None:
     turn = Turn((opening,), Completion(text="Well."))
     episode = replace(scene().episode, traces=(Trace("seller", (turn,)),), transcript=())
     record = replace(scene(), episode=episode)
-    message = line_of(record)["episode"]["messages"][0]
+    message = record_line(record)["episode"]["messages"][0]
     assert "bare" not in message and message["slot"] == [9, 25]
 
 
@@ -239,7 +239,7 @@ def test_other_schemas_are_refused_by_name(
     tmp_path: Path, schema: str, words: str, light: bool
 ) -> None:
     path = tmp_path / "episodes.jsonl"
-    path.write_text(json.dumps({**line_of(scene()), "schema": schema}) + "\n")
+    path.write_text(json.dumps({**record_line(scene()), "schema": schema}) + "\n")
     with pytest.raises(DataError, match=schema) as error:
         load_records(path, light=light)
     assert words in error.value.why
@@ -267,7 +267,7 @@ def _strange_share(episode: dict[str, Any]) -> None:
 def test_a_message_that_is_not_there_is_named(
     tmp_path: Path, damage: Callable[[dict[str, Any]], None]
 ) -> None:
-    line = json.loads(json.dumps(line_of(scene())))
+    line = json.loads(json.dumps(record_line(scene())))
     damage(line["episode"])
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(line) + "\n")

@@ -16,7 +16,7 @@ from soulkit.eval.summary import recorded_summary
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.packing import pack_lines, packed_file
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import RecordWriter, line_of, load_records
+from soulkit.runs.records import RecordWriter, load_records, record_line
 from soulkit.runs.schemas import SUMMARY_SCHEMA, schema_file
 from soulkit.train.state.lines import lines_of_step, read_step_lines
 from soulkit.train.state.summary import TrainSummary
@@ -75,7 +75,7 @@ def test_the_lines_of_episodes_follow_their_schema(played: Path) -> None:
     against = validator("episodes")
     lines = [json.loads(line) for line in (played / "episodes.jsonl").read_text().splitlines()]
     assert len(lines) == 6 and lines[0]["schema"] == "soulkit/episodes@1"
-    for line in [*lines, *json.loads(json.dumps([line_of(record) for record in mixed()]))]:
+    for line in [*lines, *json.loads(json.dumps([record_line(record) for record in mixed()]))]:
         assert against(line) == []
     assert against({**lines[0], "rollout": "first"}) and against({**lines[0], "schema": "x"})
 
@@ -84,7 +84,7 @@ def test_controls_follow_their_schema() -> None:
     verdict = Verdict(judge="j", purpose="control/human", said={"score": 3}, replies=1)
     score = Score(value=1.0, reward=None, verdicts=(verdict,))
     control = ControlRecord(task="t", example_id="e", rollout=0, name="human", score=score)
-    line = json.loads(json.dumps(line_of(control)))
+    line = json.loads(json.dumps(record_line(control)))
     assert validator("controls")(line) == [] and validator("controls")({**line, "score": 1})
 
 

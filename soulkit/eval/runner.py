@@ -65,7 +65,7 @@ from soulkit.runs.folder import Run, default_run_path, is_run
 from soulkit.runs.packing import pack_lines
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import stream_records, without_tokens
-from soulkit.types import ControlRecord, Record
+from soulkit.types import ControlRecord, Record, Score
 
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
@@ -353,29 +353,28 @@ async def run_evaluation(
     jobs = standing.jobs_left(work, config.repeats)
     asks = standing.controls_left(work, config.repeats)
     # Only controls ask about an episode again, and want all of it.
-    scored = (
-        {r.key: r for r in stream_records(run.episodes, light=not asks)} if standing.scored else {}
-    )
+    there = stream_records(run.episodes, light=not asks) if standing.scored else ()
+    scored = {record.key: record for record in there}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * config.concurrency))
     mean = MeanSoFar(scored.values())
     writer = GroupWriter(run.episodes)
     controls = {control.key: control for control in standing.controls}
 
+    def count(score: Score) -> None:
+        clock.tick()
+        if bar is not None:
+            bar.advance(1, mean.words())
+        streak.add(score)
+
     def sink(record: Record) -> None:
         writer.add(record)
         scored[record.key] = record if asks else without_tokens(record)
         mean.add(record)
-        clock.tick()
-        if bar is not None:
-            bar.advance(1, mean.words())
-        streak.add(record.score)
+        count(record.score)
 
     def notice(control: ControlRecord) -> None:
         controls[control.key] = control
-        clock.tick()
-        if bar is not None:
-            bar.advance(1, mean.words())
-        streak.add(control.score)
+        count(control.score)
 
     async def play() -> None:
         try:
@@ -393,6 +392,11 @@ async def run_evaluation(
     records = [scored[key] for key in draft_keys(work, config.repeats)]
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
+    return _written(run, summary, ledger, work)
+
+
+def _written(run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work]) -> Summary:
+    """The summary with what the ledger adds, on disk; the records of a whole run are packed."""
     if ledger is not None and ledger.mode == "record":
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)

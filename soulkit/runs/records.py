@@ -78,7 +78,7 @@ class RecordWriter:
         self._lines = JsonlWriter(path, compact=True)
 
     def write(self, *records: Record | ControlRecord) -> None:
-        self._lines.write_all(line_of(record) for record in records)
+        self._lines.write_all(record_line(record) for record in records)
 
     @property
     def offset(self) -> int:
@@ -94,7 +94,7 @@ class RecordWriter:
 # -- from a record to its line ---------------------------------------------------------------------
 
 
-def line_of(record: Record | ControlRecord) -> dict[str, Any]:
+def record_line(record: Record | ControlRecord) -> dict[str, Any]:
     """The JSON object of a record or control, without what is empty, zero or as usual."""
     line: dict[str, Any]
     if isinstance(record, ControlRecord):
