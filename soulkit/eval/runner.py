@@ -376,7 +376,7 @@ async def run_evaluation(
         controls[control.key] = control
         count(control.score)
 
-    async def play() -> None:
+    try:
         try:
             await gather(_play_part(part, jobs, players, config, sink) for part in work)
         finally:
@@ -384,9 +384,6 @@ async def run_evaluation(
         # All drafts are on disk: no control can be about words that a kill would take back.
         engine = partial(_engine, players=players, config=config)
         await play_controls(run.path, work, asks, scored, engine, notice)
-
-    try:
-        await play()
     finally:
         seconds = clock.save()
     records = [scored[key] for key in draft_keys(work, config.repeats)]
