@@ -29,7 +29,7 @@ from soulkit.text import one_line
 
 RUN_FILES = (
     *("environment.json", "episodes.jsonl", "metrics.jsonl", "summary.json", "ledger.sqlite"),
-    "judgements.jsonl",
+    *("judgements.jsonl", "episodes.jsonl.gz"),
 )
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}

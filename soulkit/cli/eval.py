@@ -166,5 +166,5 @@ def _say_failures(run: Run, summary: Summary) -> None:
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         _say(line)
     if summary.n_scored < summary.n:
-        for reason, words in failures(load_records(run.episodes)).items():
+        for reason, words in failures(load_records(run.episodes, light=True)).items():
             _say(f"{reason}: {one_line(words, 300)}")

@@ -221,9 +221,10 @@ def _check_run(folder: Path, view: Any, findings: Findings) -> None:
     from soulkit.eval.rescore import CHANGES
     from soulkit.models.ledger.view import check_controls, check_episodes
     from soulkit.runs.folder import is_run, read_config
+    from soulkit.runs.packing import has_lines
     from soulkit.runs.records import load_controls, load_records
 
-    if not is_run(folder) or not (folder / "episodes.jsonl").is_file():
+    if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
         return
     settings = read_config(folder)
     records = load_records(folder / "episodes.jsonl")

@@ -62,7 +62,7 @@ def command(
     from soulkit.report.views import ReportView
 
     chosen = Format.json if as_json else format_
-    loaded_runs = load_runs(runs, episodes=chosen is Format.html)
+    loaded_runs = load_runs(runs, episodes=chosen is Format.html, light=True)
     view = ReportView(
         loaded_runs, _suite_table(loaded_runs, suite, chosen, tasks, trust),
         playable=playable, details=details, notes=folder_notes(runs),

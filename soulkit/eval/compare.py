@@ -114,7 +114,7 @@ def compare_runs(
     compared.
     """
     registry = registry or load_registry()
-    records = [load_records(path / "episodes.jsonl") for path in (a, b)]
+    records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
     runs_a, runs_b = (records_by_task(side) for side in records)
     members = registry.suite(suite) if suite else None
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
@@ -226,7 +226,7 @@ def _pairs(
 def _held_out(folder: Path) -> dict[str, list[Record]]:
     """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
     compared where each of them ended, so the step is no part of a pair."""
-    return records_by_task(replace(record, step=0) for record in newest_dev(folder))
+    return records_by_task(replace(record, step=0) for record in newest_dev(folder, light=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, re
 from soulkit.models.api.address import as_recorded
 from soulkit.models.roles.config import RolesConfig
 from soulkit.runs.folder import CONFIG, read_config
-from soulkit.runs.records import load_records
+from soulkit.runs.packing import has_lines
+from soulkit.runs.records import stream_records
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Record
@@ -137,8 +138,8 @@ def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Co
     """
     summary = _read_object(folder / "summary.json")
     episodes = folder / "episodes.jsonl"
-    if records is None and "prompts" not in summary and episodes.is_file():
-        records = load_records(episodes)
+    if records is None and "prompts" not in summary and has_lines(episodes):
+        records = stream_records(episodes, light=True)
     return conditions_of(
         read_config(folder) if (folder / CONFIG).is_file() else {},
         folder,

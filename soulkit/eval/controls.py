@@ -32,22 +32,23 @@ Notice = Callable[[ControlRecord], None]
 """Gets every control as soon as it is scored."""
 
 
-def controls_left(folder: Path, work: Sequence[Work], repeats: int) -> list[ControlJob]:
-    """The controls of `work` that the run in `folder` has no score for, in order."""
-    done = {control.key for control in load_controls(folder) if control.score.scored}
+def controls_left(
+    recorded: Iterable[ControlRecord], work: Sequence[Work], repeats: int
+) -> list[ControlJob]:
+    """The controls of `work` that have no score among those that are `recorded`, in order."""
+    done = {control.key for control in recorded if control.score.scored}
     jobs = [job for part in work for job in control_jobs(part, repeats)]
     return [job for job in jobs if job.key not in done]
 
 
 async def play_controls(
-    folder: Path, work: Sequence[Work], repeats: int, drafts: Mapping[str, Record],
+    folder: Path, work: Sequence[Work], left: Sequence[ControlJob], drafts: Mapping[str, Record],
     engine: Callable[[Work], Engine], notice: Notice,
 ) -> None:  # fmt: skip
-    """Ask about every control that has no score yet; `drafts` holds the episodes by their keys.
+    """Ask about the controls that are `left`; `drafts` holds the episodes by their keys.
 
     Each is on disk soon after it is scored, and all of them on return.
     """
-    left = controls_left(folder, work, repeats)
     if not left:
         return
     writer = GroupWriter(folder / CONTROLS)
@@ -70,10 +71,11 @@ async def play_controls(
         await writer.close()
 
 
-def recorded_controls(folder: Path, work: Sequence[Work], repeats: int) -> list[ControlRecord]:
-    """What the run has: of the controls of `work`, in order, then of others that it once asked
-    about."""
-    recorded = {control.key: control for control in load_controls(folder)}
+def ordered_controls(
+    recorded: Mapping[str, ControlRecord], work: Sequence[Work], repeats: int
+) -> list[ControlRecord]:
+    """What a run has, by key: of the controls of `work`, in order, then of others that it once
+    asked about."""
     keys = [job.key for part in work for job in control_jobs(part, repeats)]
     return [recorded[key] for key in dict.fromkeys([*keys, *recorded]) if key in recorded]
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,17 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import ConfigError, RunError
+from soulkit.errors import ConfigError
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.batching import make_batches, refuse_dialogues, room_of, taken_along
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.controls import (
     calibration_remarks,
     control_counts,
-    controls_left,
     controls_words,
+    ordered_controls,
     play_controls,
-    recorded_controls,
 )
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
@@ -44,6 +42,14 @@ from soulkit.eval.provenance import (
     measured_model,
     provenance,
     with_rows,
+)
+from soulkit.eval.standing import (
+    Standing,
+    check_weights,
+    draft_keys,
+    finished_summary,
+    resuming_words,
+    standing_of,
 )
 from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
@@ -66,9 +72,10 @@ from soulkit.play.plan import Work
 from soulkit.play.playable import left_out_lines
 from soulkit.play.seating import seated
 from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.runs.packing import pack_lines
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import load_records
-from soulkit.types import ControlRecord, Record, record_key
+from soulkit.runs.records import stream_records, without_tokens
+from soulkit.types import ControlRecord, Record, Score
 
 if TYPE_CHECKING:
     from soulkit.models.api.batch import Batches
@@ -122,7 +129,8 @@ def run_eval(
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_endpoints(config)
-    _confirm(config, work, run, say, ask)
+    standing = None if run is None else standing_of(run, work, config.repeats)
+    _confirm(config, work, standing, say, ask)
     local = config.kind == "local"
     threads = take_threads(config.threads, folder) if local else None
     with waiting("loading the model") if waiting and local else nullcontext():
@@ -144,7 +152,9 @@ def run_eval(
         players = eval_players(config, ledger, model, make_batches(config, run.path, say))
         keep_provenance(run, _provenance(config, players, work))
         with taken_along(players.batches, say):
-            summary = asyncio.run(_play_and_close(run, work, players, config, bars, ledger, say))
+            summary = asyncio.run(
+                _play_and_close(run, work, players, config, bars, ledger, say, standing)
+            )
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
@@ -187,15 +197,16 @@ def prepare(
 
 
 def _confirm(
-    config: EvalConfig, work: Sequence[Work], run: Run | None, say: Callable[[str], None],
-    ask: AskUser | None,
+    config: EvalConfig, work: Sequence[Work], standing: Standing | None,
+    say: Callable[[str], None], ask: AskUser | None,
 ) -> None:  # fmt: skip
     """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
-    controls = None if run is None else controls_left(run.path, work, config.repeats)
-    if run is not None:
-        waiting = {job.example.id for job in jobs_left(run, work, config.repeats)}
+    controls = None
+    if standing is not None:
+        controls = standing.controls_left(work, config.repeats)
+        waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
     confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
@@ -223,30 +234,29 @@ def _silent(remark: str) -> None:
 
 async def _play_and_close(
     run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
-    ledger: Ledger, say: Callable[[str], None],
+    ledger: Ledger, say: Callable[[str], None], before: Standing | None,
 ) -> Summary:  # fmt: skip
+    """`before` is what the run had before anybody could be kept out of its folder."""
     cast, players.say = eval_cast(config, players), say
     try:
-        left = len(jobs_left(run, work, config.repeats))
-        controls = len(controls_left(run.path, work, config.repeats))
+        standing = standing_of(run, work, config.repeats, before)
+        left = len(standing.jobs_left(work, config.repeats))
+        controls = len(standing.controls_left(work, config.repeats))
         if run.resumed:
-            say(resuming_words(run, left, len(_keys(work, config.repeats)), controls))
+            say(resuming_words(run, left, len(draft_keys(work, config.repeats)), controls))
+        if run.resumed and not (left or controls):
+            suite = config.suite or ""
+            if (summary := finished_summary(run, work, standing, suite)) is not None:
+                return summary
         if config.kind == "local" and left + controls:
             await players.roll_call.hold()  # before a local model has played for an hour
         with bars(left + controls) if bars else nullcontext() as bar:
-            return await run_evaluation(run, work, cast, config, bar, ledger=ledger)
+            return await run_evaluation(
+                run, work, cast, config, bar, ledger=ledger, standing=standing
+            )
     finally:
         await cast.actor.model.close()
         await players.close()
-
-
-def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
-    """What a run that was begun before still has to do; a finished one says so."""
-    if left or controls:
-        also = f", controls left to ask about: {controls}" if controls else ""
-        return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
-    again = f"soul report {shlex.quote(str(run.path))}"
-    return f"{run.path} is finished already: nothing is left to play; see: {again}"
 
 
 # -- the models ----------------------------------------------------------------------------------
@@ -338,18 +348,6 @@ def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalCo
             raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
 
 
-def check_weights(run: Run, model: LocalModel) -> None:
-    """RunError when the episodes of `run` came from another adapter than `model` has now."""
-    played = load_records(run.episodes) if run.episodes.is_file() else []
-    turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
-    if any(turn.completion.policy != model.policy_version for turn in turns):
-        raise RunError(
-            f"{run.path} holds episodes of other adapter weights than those given now.",
-            "The adapter was trained further or replaced since, and a mean would mix two models.",
-            "Give another folder with --out.",
-        )
-
-
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
     longest, spare, least = max(lengths), limit - max(lengths), least_room(reply)
     shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
@@ -372,55 +370,67 @@ async def run_evaluation(
     bar: EvalBar | None = None,
     *,
     ledger: Ledger | None = None,
+    standing: Standing | None = None,
 ) -> Summary:
     """Play what `run` has no score for yet, write `summary.json` and return it.
 
     The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
     not filled, RunError when the folder holds other rows, ProviderError when only failures come.
+    `standing` is what the run has, where the caller knows.
     """
     for part in work:
         check_work_roles([part], players.in_task(part.task.name).filled())
-    jobs = jobs_left(run, work, config.repeats)
-    scored = {r.key: r for r in _recorded(run, work, config.repeats)}
+    standing = standing or standing_of(run, work, config.repeats)
+    jobs = standing.jobs_left(work, config.repeats)
+    asks = standing.controls_left(work, config.repeats)
+    # Only controls ask about an episode again, and want all of it.
+    there = stream_records(run.episodes, light=not asks) if standing.scored else ()
+    scored = {record.key: record for record in there}
     clock, streak = Clock(run.path / CLOCK), Streak(max(GIVE_UP, 2 * room_of(config)))
     mean = MeanSoFar(scored.values())
     writer = GroupWriter(run.episodes)
+    controls = {control.key: control for control in standing.controls}
+
+    def count(score: Score) -> None:
+        clock.tick()
+        if bar is not None:
+            bar.advance(1, mean.words())
+        streak.add(score)
 
     def sink(record: Record) -> None:
         writer.add(record)
-        scored[record.key] = record
+        scored[record.key] = record if asks else without_tokens(record)
         mean.add(record)
-        clock.tick()
-        if bar is not None:
-            bar.advance(1, mean.words())
-        streak.add(record.score)
+        count(record.score)
 
     def notice(control: ControlRecord) -> None:
-        clock.tick()
-        if bar is not None:
-            bar.advance(1, mean.words())
-        streak.add(control.score)
+        controls[control.key] = control
+        count(control.score)
 
-    async def play() -> None:
+    try:
         try:
             await gather(_play_part(part, jobs, players, config, sink) for part in work)
         finally:
             await writer.close()
         # All drafts are on disk: no control can be about words that a kill would take back.
         engine = partial(_engine, players=players, config=config)
-        await play_controls(run.path, work, config.repeats, scored, engine, notice)
-
-    try:
-        await play()
+        await play_controls(run.path, work, asks, scored, engine, notice)
     finally:
         seconds = clock.save()
-    records = [scored[key] for key in _keys(work, config.repeats)]
-    controls = recorded_controls(run.path, work, config.repeats)
-    summary = summary_of(work, records, config, seconds, _cost(records, ledger), controls)
+    records = [scored[key] for key in draft_keys(work, config.repeats)]
+    beside = ordered_controls(controls, work, config.repeats)
+    summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
+    return _written(run, summary, ledger, work)
+
+
+def _written(run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work]) -> Summary:
+    """The summary with what the ledger adds, on disk; the records of a whole run are packed."""
     if ledger is not None and ledger.mode == "record":
         tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
         summary = replace(summary, unpriced_calls=unpriced, costs=costs)
+    if summary.n == summary.n_scored:
+        pack_lines(run.episodes)
     run.write_summary(with_origin(run.path, summary.to_json()))
     return summary
 
@@ -440,38 +450,6 @@ def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
     # A local model fills its batches only when enough rollouts wait at once.
     room = room_of(config) if config.kind == "api" else max(256, 4 * config.batch_size)
     return Engine(table, config.seed, room)
-
-
-def jobs_left(run: Run, work: Sequence[Work], repeats: int) -> list[Job]:
-    """The plays that have no scored record yet, in order."""
-    done = {r.key for r in _recorded(run, work, repeats) if r.score.scored}
-    return [
-        Job(part.task, example, index)
-        for part in work
-        for example in part.examples
-        for index in range(repeats)
-        if _key(example.id, index) not in done
-    ]
-
-
-def _keys(work: Sequence[Work], repeats: int) -> list[str]:
-    return [_key(e.id, i) for part in work for e in part.examples for i in range(repeats)]
-
-
-def _key(example_id: str, index: int) -> str:
-    return record_key(0, example_id, index, "draft")
-
-
-def _recorded(run: Run, work: Sequence[Work], repeats: int) -> list[Record]:
-    records = load_records(run.episodes) if run.episodes.is_file() else []
-    strange = {r.key for r in records} - set(_keys(work, repeats))
-    if strange:
-        raise RunError(
-            f"{run.path} holds {len(strange)} episodes of rows that are not evaluated now.",
-            "The data files have changed since the run began, and means over both would mix them.",
-            "Restore the files, or give another folder with --out.",
-        )
-    return records
 
 
 def summary_of(

@@ -27,6 +27,7 @@ from soulkit.eval.batch import LeaveOneOut, Summariser
 from soulkit.eval.remarks import TRUNCATED, ignored_parameters, limit_counts, word_cuts
 from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
+from soulkit.runs.schemas import SUMMARY_SCHEMA, refuse_other_schema
 from soulkit.types import BatchMetric, Record
 
 VALUE = "value"
@@ -466,7 +467,8 @@ def recorded_summary(folder: Path) -> Summary:
 
 
 def summary_line(folder: Path) -> dict[str, Any]:
-    """What `summary.json` of a run says; nothing without it, DataError for a damaged one."""
+    """What `summary.json` of a run says; nothing without it, DataError for a damaged one, or one of
+    another schema."""
     file = folder / "summary.json"
     try:
         line = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -474,6 +476,7 @@ def summary_line(folder: Path) -> dict[str, Any]:
         raise _damaged(file, str(error)) from error
     if not isinstance(line, dict):
         raise _damaged(file, "it holds no object")
+    refuse_other_schema(line, SUMMARY_SCHEMA, f"'{file}'")
     return line
 
 

@@ -19,6 +19,7 @@ from soulkit.errors import CallError
 from soulkit.judge.leaks import check_leak, read_blind
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.waves import Participant, participants
+from soulkit.runs.messages import first_prompts
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.guarding import attempt, checked_episode, checked_feedback, task_code
 from soulkit.text import one_line
@@ -267,15 +268,3 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
         prompt=first_prompts(episode),
         gold=attempt(job.task, "gold_text", lambda: job.task.gold_text(job.example), ""),
     )
-
-
-def first_prompts(episode: Episode) -> str:
-    """What the actor first saw, for readers; of several seats each under its name."""
-    prompts = {
-        trace.seat: "\n\n".join(segment.text for segment in trace.turns[0].context)
-        for trace in episode.traces
-        if trace.turns
-    }
-    if len(prompts) < 2:
-        return "".join(prompts.values())
-    return "\n\n".join(f"=== {seat} ===\n{prompt}" for seat, prompt in prompts.items())

@@ -14,7 +14,10 @@ from itertools import zip_longest
 from typing import Literal, Protocol, TypeVar
 
 from soulkit.report.load import RunData
+from soulkit.report.progress import EPISODES
 from soulkit.report.table import number
+from soulkit.runs.packing import has_lines
+from soulkit.runs.records import stream_records
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record
 
@@ -88,8 +91,31 @@ def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode],
     tagged = [[(index, *pair) for pair in pairs] for (index, _), pairs in sorted(groups.items())]
     picked = list(_in_turn(tagged))[:cap]
     picked.sort(key=lambda p: (p[0], p[1].task, p[1].step, p[1].example_id, p[1].rollout))
-    units = [_unit(runs[index].name, draft, refined) for index, draft, refined in picked]
+    whole = _read_again(runs, picked)
+    units = [
+        _unit(
+            runs[index].name,
+            whole.get((index, draft.key), draft),
+            refined and whole.get((index, refined.key), refined),
+        )
+        for index, draft, refined in picked
+    ]
     return units, sum(map(len, groups.values()))
+
+
+def _read_again(
+    runs: Sequence[RunData], picked: Sequence[tuple[int, Record, Record | None]]
+) -> dict[tuple[int, str], Record]:
+    """The episodes that are shown, by run and key, with what light ones leave out."""
+    keys: dict[int, set[str]] = {}
+    for index, draft, refined in picked:
+        keys.setdefault(index, set()).update(one.key for one in (draft, refined) if one)
+    return {
+        (index, record.key): record
+        for index, names in keys.items()
+        if has_lines(file := runs[index].path / EPISODES)
+        for record in stream_records(file, keys=names)
+    }
 
 
 def _in_turn(groups: Iterable[Sequence[_T]]) -> Iterator[_T]:

@@ -23,6 +23,7 @@ from soulkit.report.progress import (
     summary_so_far,
 )
 from soulkit.runs.folder import is_run
+from soulkit.runs.packing import has_lines
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records
 from soulkit.train.state.lines import StepLine, read_step_lines
@@ -63,17 +64,19 @@ class RunData:
         return self.summary.tasks if self.summary else {}
 
 
-def load_runs(paths: Sequence[Path], *, episodes: bool = True) -> list[RunData]:
+def load_runs(
+    paths: Sequence[Path], *, episodes: bool = True, light: bool = False
+) -> list[RunData]:
     """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
 
     RunError when a path holds no run; DataError when a file cannot be read. Without `episodes` the
-    (large) episode files stay closed.
+    (large) episode files stay closed; `light` ones are without what turns saw, ids and log-probs.
     """
     folders: list[Path] = []
     for path in paths:
         folders += [p for p in find_runs(path) if p not in folders]
     names = _names(folders)
-    return [_read(path, name, episodes) for path, name in zip(folders, names, strict=True)]
+    return [_read(path, name, episodes, light) for path, name in zip(folders, names, strict=True)]
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -138,7 +141,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _read(path: Path, name: str, episodes: bool) -> RunData:
+def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
     line = read_summary(path / "summary.json")
     lines = read_step_lines(path / "metrics.jsonl")
     log = path / "episodes.jsonl"
@@ -154,7 +157,7 @@ def _read(path: Path, name: str, episodes: bool) -> RunData:
         progress=run_progress(path, command) if line is None else None,
         steps=_steps(lines),
         evals=_evals(lines),
-        records=tuple(load_records(log)) if episodes and log.is_file() else (),
+        records=tuple(load_records(log, light=light)) if episodes and has_lines(log) else (),
         provenance=origin_of(path, line or {}),
     )
 

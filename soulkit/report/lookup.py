@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from typing import Any, get_args
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.report.episodes import with_twins
 from soulkit.runs.jsonl import placed_objects
+from soulkit.runs.packing import has_lines, lines_in, packed_file
 from soulkit.runs.records import record_of_line
 from soulkit.types import Kind, Record
 
@@ -88,7 +89,7 @@ def episode_places(path: Path) -> list[EpisodePlace]:
     DataError when there is none, or a line holds no record.
     """
     places: dict[str, EpisodePlace] = {}
-    for number, (offset, line) in enumerate(placed_objects(path) if path.is_file() else (), 1):
+    for number, (offset, line) in enumerate(placed_objects(path) if has_lines(path) else (), 1):
         place = _place(line, offset, number, path)
         places.pop(place.key, None)  # played again: it is a new one
         places[place.key] = place
@@ -279,8 +280,22 @@ def gain(pair: Places) -> float | None:
 
 def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]:
     """The lines of these episodes as they stand in the file, parsed."""
+    if packed_file(path).is_file():
+        places = list(places)
+        lines = _packed_lines(path, {place.offset for place in places})
+        return [lines[place.offset] for place in places]
     with path.open("rb") as stream:
         return [_line_at(stream, place) for place in places]
+
+
+def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Offset → the parsed line there; the others are passed over."""
+    lines, offset = {}, 0
+    for line in lines_in(path):
+        if offset in offsets:
+            lines[offset] = json.loads(line)
+        offset += len(line)
+    return lines
 
 
 def _line_at(stream: Any, place: EpisodePlace) -> dict[str, Any]:

@@ -8,11 +8,10 @@ run was to play stands in `provenance.json` (rows) and `config.yaml` (repeats, s
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.batch import summary_terms
@@ -22,13 +21,13 @@ from soulkit.eval.provenance import read_provenance
 from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.records import load_controls, stream_records, without_tokens
+from soulkit.runs.packing import has_lines, lines_in
+from soulkit.runs.records import KEY, load_controls, stream_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
 
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
-_KEY = re.compile(rb'\{"key": "((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +87,13 @@ def _whole(value: object) -> int | None:
 
 def _keys(path: Path) -> int:
     """Different keys of a file of records; 0 when there is no file yet."""
-    if not path.is_file():
-        return 0
-    with path.open("rb") as stream:
-        return len(_distinct(stream, path))
+    return len(_distinct(lines_in(path), path)) if has_lines(path) else 0
 
 
-def _distinct(stream: BinaryIO, path: Path) -> set[bytes]:
+def _distinct(lines: Iterable[bytes], path: Path) -> set[bytes]:
     keys: set[bytes] = set()
-    for number, line in enumerate(stream, 1):
-        start = _KEY.match(line)
+    for number, line in enumerate(lines, 1):
+        start = KEY.match(line)
         if start and line.endswith(b"\n"):
             keys.add(start[1])
         elif key := _parsed_key(line):
@@ -135,9 +131,9 @@ def summary_so_far(path: Path, command: str) -> Summary | None:
     What only a user's task can tell (its scale, its numbers over a batch) is left out: no code of
     a run is called to look at it.
     """
-    if not (path / EPISODES).is_file():
+    if not has_lines(path / EPISODES):
         return None
-    newest = {record.key: without_tokens(record) for record in stream_records(path / EPISODES)}
+    newest = {record.key: record for record in stream_records(path / EPISODES, light=True)}
     if not newest:
         return None
     records, settings = list(newest.values()), read_config(path) if is_run(path) else {}

@@ -1,9 +1,9 @@
-"""What a seat saw, once in a record: each turn's context begins with that of the turn before it.
+"""Contexts as they stood on disk before messages did: in lines that name no schema.
 
-A scene of k characters and n rounds has n contexts of up to n messages. On disk a turn holds only
-the messages that are new, and under `shared` how many it has in common with the turn before:
+A turn holds only the messages that are new, and under `shared` how many it has in common with the
+turn before:
 
-    {"context": [system, heard], ...}    {"shared": 2, "context": [own line, heard], ...}
+    {"context": [system, line], ...}    {"shared": 2, "context": [own line, line], ...}
 
 A line without `shared` holds its contexts whole, as all did once. In memory turns have whole
 contexts, whose messages are the same objects.
@@ -18,27 +18,6 @@ from typing import Any
 from soulkit.types import Episode, Segment, Trace, Turn
 
 SHARED = "shared"
-
-
-def cut_contexts(episode: Episode) -> tuple[Episode, list[list[int]]]:
-    """(the episode whose turns hold new messages alone, how many each turn leaves out)."""
-    counts = [list(_shared_counts(trace)) for trace in episode.traces]
-    traces = tuple(
-        Trace(trace.seat, tuple(
-            Turn(turn.context[count:], turn.completion)
-            for turn, count in zip(trace.turns, shared, strict=True)
-        ))
-        for trace, shared in zip(episode.traces, counts, strict=True)
-    )  # fmt: skip
-    return replace(episode, traces=traces), counts
-
-
-def note_counts(line: dict[str, Any], counts: Sequence[Sequence[int]]) -> None:
-    """Writes into the line of a cut episode what its turns leave out."""
-    for trace, shared in zip(line["traces"], counts, strict=True):
-        for turn, count in zip(trace["turns"], shared, strict=True):
-            if count:
-                turn[SHARED] = count
 
 
 def whole_contexts(episode: Episode, line: Mapping[str, Any]) -> Episode:
@@ -56,17 +35,6 @@ def whole_contexts(episode: Episode, line: Mapping[str, Any]) -> Episode:
         for trace, shared in zip(episode.traces, counts, strict=True)
     )
     return replace(episode, traces=tuple(traces))
-
-
-def _shared_counts(trace: Trace) -> Iterator[int]:
-    previous: tuple[Segment, ...] = ()
-    for turn in trace.turns:
-        pairs = zip(previous, turn.context, strict=False)
-        yield next(
-            (place for place, (one, other) in enumerate(pairs) if one != other),
-            min(len(previous), len(turn.context)),
-        )
-        previous = turn.context
 
 
 def _whole_turns(trace: Trace, shared: Sequence[Any]) -> Iterator[Turn]:

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from soulkit.errors import DataError
+from soulkit.runs.packing import lines_in
+
+T = TypeVar("T")
 
 
 class JsonlWriter:
     """Appends JSON objects to a file, one a line, each on the disk before `write` returns.
 
-    A torn last line of an earlier, killed process is moved to `<name>.torn` first.
+    A torn last line of an earlier, killed process is moved to `<name>.torn` first. `compact` lines
+    have no spaces between their members.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, compact: bool = False) -> None:
+        self.path, self._compact = Path(path), compact
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             _mend_tail(self.path)
@@ -41,7 +45,8 @@ class JsonlWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append several lines with one sync at the end: all are on disk on return."""
-        lines, start = b"".join(_line(record) for record in records), self.offset
+        lines = b"".join(_line(record, self._compact) for record in records)
+        start = self.offset
         try:
             _write_all(self._fd, lines)
             os.fsync(self._fd)
@@ -103,23 +108,31 @@ def placed_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     DataError names file and line of anything else that is no JSON object.
     """
+    return placed_values(path, parsed_object)
+
+
+def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tuple[int, T]]:
+    """As `placed_objects`, with what `parse` makes of a line: None for what is no JSON object.
+
+    Of a file that is packed, offsets count the bytes of its lines.
+    """
     offset = 0
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            value, start = _parsed(line), offset
-            offset += len(line)
-            if value is not None:
-                yield start, value
-            elif line.endswith(b"\n") and line.strip():
-                raise DataError(
-                    f"{path}:{number} is not a JSON object.",
-                    "The file was changed by hand or by another program; lines after it may be "
-                    "wrong as well.",
-                    "Mend or delete that line, or start a new run.",
-                )
+    for number, line in enumerate(lines_in(path), start=1):
+        value, start = parse(line), offset
+        offset += len(line)
+        if value is not None:
+            yield start, value
+        elif line.endswith(b"\n") and line.strip():
+            raise DataError(
+                f"{path}:{number} is not a JSON object.",
+                "The file was changed by hand or by another program; lines after it may be "
+                "wrong as well.",
+                "Mend or delete that line, or start a new run.",
+            )
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None for anything else."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -133,7 +146,7 @@ def _mend_tail(path: Path) -> None:
         start, last = _last_line(stream)
         if not last:
             return
-        if _parsed(last) is not None:  # whole, only its line end is missing
+        if parsed_object(last) is not None:  # whole, only its line end is missing
             stream.seek(0, os.SEEK_END)
             stream.write(b"\n")
             return
@@ -163,15 +176,20 @@ def _move_tail(path: Path, offset: int, suffix: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
+def _line(record: Mapping[str, Any], compact: bool) -> bytes:
     try:
-        return _json(record, ascii_only=False).encode() + b"\n"
+        return _json(record, ascii_only=False, compact=compact).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, as some servers send: only \u can hold it
-        return _json(record, ascii_only=True).encode() + b"\n"
+        return _json(record, ascii_only=True, compact=compact).encode() + b"\n"
 
 
-def _json(record: Mapping[str, Any], *, ascii_only: bool, indent: int | None = None) -> str:
-    return json.dumps(dict(record), ensure_ascii=ascii_only, allow_nan=False, indent=indent)
+def _json(
+    record: Mapping[str, Any], *, ascii_only: bool, compact: bool = False, indent: int | None = None
+) -> str:
+    return json.dumps(
+        dict(record), ensure_ascii=ascii_only, allow_nan=False, indent=indent,
+        separators=(",", ":") if compact else None,
+    )  # fmt: skip
 
 
 def _write_all(fd: int, data: bytes) -> None:

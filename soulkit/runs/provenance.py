@@ -20,6 +20,7 @@ from typing import Any
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
+from soulkit.runs.schemas import SCHEMA, SUMMARY_SCHEMA
 
 Origin = dict[str, Any]
 """The provenance of a run, as plain JSON values."""
@@ -31,10 +32,14 @@ _VERSIONS = ("soulkit", "python", "commit", "packages")
 
 
 def with_origin(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary that is about to be written, with its provenance and the date of now."""
+    """A summary about to be written, with its schema, its provenance and the date of now."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     origin = origin_of(folder, summary)
-    return {**summary, "provenance": {**origin, "dates": {**origin["dates"], "finished": now}}}
+    return {
+        SCHEMA: SUMMARY_SCHEMA,
+        **summary,
+        "provenance": {**origin, "dates": {**origin["dates"], "finished": now}},
+    }
 
 
 def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:

@@ -1,12 +1,19 @@
 """Records on disk: one JSON line an episode or control, read back as the dataclasses they were.
 
 Later lines with the same key replace earlier ones: an unscored episode that was played again, say.
+What a line looks like stands in `lines.py`. Lines that name no schema are of earlier versions, and
+hold whole dataclasses.
+
+Whoever only needs scores reads lightly: what turns saw, ids and log-probs are nearly all of a file,
+and most of the time and memory that reading takes. A light record is `without_tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import json
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,25 +21,53 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.contexts import cut_contexts, note_counts, whole_contexts
-from soulkit.runs.jsonl import JsonlWriter, placed_objects
-from soulkit.types import ControlRecord, Record, Trace, Turn
+from soulkit.runs.contexts import whole_contexts
+from soulkit.runs.jsonl import JsonlWriter, parsed_object, placed_objects, placed_values
+from soulkit.runs.lines import (
+    ControlLine,
+    EpisodeHead,
+    EpisodeLine,
+    KeyFacts,
+    RecordFacts,
+    RecordHead,
+    RecordLine,
+)
+from soulkit.runs.messages import (
+    cut_lines,
+    cut_turns,
+    first_prompts,
+    short_traces,
+    whole_lines,
+    whole_traces,
+)
+from soulkit.runs.packing import has_lines
+from soulkit.runs.schemas import (
+    CONTROLS_SCHEMA,
+    EPISODES_SCHEMA,
+    SCHEMA,
+    refuse_other_schema,
+)
+from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
 CONTROLS = "controls.jsonl"
 """Where an evaluation keeps what its judges made of controls."""
-R = TypeVar("R", Record, ControlRecord)
+F = TypeVar("F")
+_MARK = f'"{SCHEMA}":"{EPISODES_SCHEMA}"'.encode()
+KEY = re.compile(rb'\{"key": ?"((?:[^"\\]|\\.)*)"')
+"""A line begins with its key, so that it need not be parsed to be counted or passed over."""
+_REPEATED = ("example_id", "task", "kind", "rollout", "step")
+"""What an episode repeats of its record."""
+_RECORD = tuple(one.name for one in fields(RecordHead) if one.name not in (SCHEMA, "prompt"))
+_EPISODE = tuple(
+    one.name for one in fields(EpisodeHead) if one.name not in ("transcript", *_REPEATED)
+)
 
 
 @cache
-def _episode_form() -> TypeAdapter[Record]:
-    return TypeAdapter(Record)
-
-
-@cache
-def _control_form() -> TypeAdapter[ControlRecord]:
-    return TypeAdapter(ControlRecord)
+def _form(kind: type[F]) -> TypeAdapter[F]:
+    return TypeAdapter(kind)
 
 
 class RecordWriter:
@@ -40,10 +75,10 @@ class RecordWriter:
     when it returns."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = JsonlWriter(path)
+        self._lines = JsonlWriter(path, compact=True)
 
     def write(self, *records: Record | ControlRecord) -> None:
-        self._lines.write_all(_line_of(record) for record in records)
+        self._lines.write_all(record_line(record) for record in records)
 
     @property
     def offset(self) -> int:
@@ -56,32 +91,61 @@ class RecordWriter:
         self._lines.close()
 
 
-def _line_of(record: Record | ControlRecord) -> dict[str, Any]:
+# -- from a record to its line ---------------------------------------------------------------------
+
+
+def record_line(record: Record | ControlRecord) -> dict[str, Any]:
+    """The JSON object of a record or control, without what is empty, zero or as usual."""
     line: dict[str, Any]
     if isinstance(record, ControlRecord):
-        line = _control_form().dump_python(record, mode="json")
+        control = {one.name: getattr(record, one.name) for one in fields(record)}
+        kept_line = ControlLine(schema=CONTROLS_SCHEMA, **control)  # type: ignore[arg-type]
+        line = _form(ControlLine).dump_python(kept_line, mode="json", exclude_defaults=True)
         return line
-    episode, counts = cut_contexts(record.episode)
-    line = _episode_form().dump_python(replace(record, episode=episode), mode="json")
-    note_counts(line["episode"], counts)
+    prompt = None if record.prompt == first_prompts(record.episode) else record.prompt
+    whole = RecordLine(
+        schema=EPISODES_SCHEMA,  # type: ignore[arg-type]
+        prompt=prompt, episode=_episode_line(record),
+        **{name: getattr(record, name) for name in _RECORD},
+    )  # fmt: skip
+    line = _form(RecordLine).dump_python(whole, mode="json", exclude_defaults=True)
     return line
 
 
-def load_records(path: Path) -> list[Record]:
-    """The records of an `episodes.jsonl`, in the order their keys first appear.
+def _episode_line(record: Record) -> EpisodeLine:
+    episode = record.episode
+    messages, traces = cut_turns(episode)
+    return EpisodeLine(
+        messages=tuple(messages), traces=tuple(traces),
+        transcript=tuple(cut_lines(episode.transcript, messages)),
+        **{name: getattr(episode, name) for name in _EPISODE},
+        **{
+            name: getattr(episode, name)
+            for name in _REPEATED
+            if getattr(episode, name) != getattr(record, name)
+        },
+    )  # fmt: skip
 
-    A later line with the same key replaces the earlier one. A last line that was cut in the middle
+
+# -- and back --------------------------------------------------------------------------------------
+
+
+def load_records(path: Path, *, light: bool = False) -> list[Record]:
+    """The records of an `episodes.jsonl`, in the order their keys first appear; `light` ones are
+    `without_tokens`.
+
+    A later line with the same key replaces an earlier one. A last line that was cut in the middle
     of writing is left out: resuming the run writes it again. Raises DataError when the file is
     missing or another line cannot be read.
     """
-    if not path.is_file():
+    if not has_lines(path):
         raise DataError(
             f"There are no episodes at '{path}'.",
             "Every number of a run comes from this file.",
             "Name a folder that `soul eval` or `soul train` wrote, or run that command first.",
         )
     records: dict[str, Record] = {}
-    for record in stream_records(path):
+    for record in stream_records(path, light=light):
         records[record.key] = record
     return list(records.values())
 
@@ -91,33 +155,113 @@ def load_controls(folder: Path) -> list[ControlRecord]:
     reads episodes; none where none were asked about. DataError for a line that cannot be read."""
     path = folder / CONTROLS
     lines = enumerate(placed_objects(path), 1) if path.is_file() else ()
-    controls = [
-        _of_line(_control_form(), "a control", line, path, number) for number, (_, line) in lines
-    ]
+    controls = [_control_of(line, path, number) for number, (_, line) in lines]
     return list({control.key: control for control in controls}.values())
 
 
-def stream_records(path: Path) -> Iterator[Record]:
-    """Every line of an `episodes.jsonl`, one at a time, replaced ones as well.
+def _control_of(line: Mapping[str, Any], path: Path, number: int) -> ControlRecord:
+    refuse_other_schema(line, CONTROLS_SCHEMA, f"Line {number} of '{path}'")
+    return _of_line(_form(ControlRecord), "a control", line, path, number)
+
+
+def stream_records(
+    path: Path, *, light: bool = False, keys: Container[str] | None = None
+) -> Iterator[Record]:
+    """Every line of an `episodes.jsonl`, one at a time, replaced ones as well; `light` ones are
+    `without_tokens`. With `keys`, only lines with one of them.
 
     DataError for a line that cannot be read.
     """
-    for number, (_, line) in enumerate(placed_objects(path), 1):
-        yield record_of_line(line, path, number)
+    form: TypeAdapter[Any] = _form(RecordFacts) if light else _form(RecordLine)
+
+    def parse(line: bytes) -> RecordHead | dict[str, Any] | None:
+        if keys is not None and _begins_with_other(line, keys):
+            return {}
+        if _MARK in line[:400]:
+            try:
+                head: RecordHead = form.validate_json(line)
+            except ValidationError:  # torn, or damaged: the careful way knows what to say
+                pass
+            else:
+                return head
+        return parsed_object(line)
+
+    lines: Iterator[tuple[int, RecordHead | dict[str, Any]]] = placed_values(path, parse)
+    for number, (_, value) in enumerate(lines, 1):
+        if isinstance(value, RecordHead):
+            yield _record_of(value, path, number)
+        elif keys is None or value.get("key") in keys:
+            record = record_of_line(value, path, number)
+            yield without_tokens(record) if light else record
+
+
+def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
+    """Whether a whole line begins with a key that is none of `keys`."""
+    start = KEY.match(line)
+    return start is not None and line.endswith(b"\n") and json.loads(b'"%s"' % start[1]) not in keys
+
+
+def scored_keys(path: Path) -> dict[str, bool]:
+    """Key → whether its newest line has a score, in the order of their first lines; nothing more
+    of a line becomes an object. DataError for a line that cannot be read, or another schema."""
+    form = _form(KeyFacts)
+
+    def parse(line: bytes) -> KeyFacts | dict[str, Any] | None:
+        try:
+            return form.validate_json(line) if _MARK in line[:400] else parsed_object(line)
+        except ValidationError:
+            return parsed_object(line)
+
+    scored: dict[str, bool] = {}
+    lines: Iterator[tuple[int, KeyFacts | dict[str, Any]]] = placed_values(path, parse)
+    for number, (_, value) in enumerate(lines, 1):
+        if isinstance(value, KeyFacts):
+            scored[value.key] = value.score.value is not None
+        else:
+            record = record_of_line(value, path, number)
+            scored[record.key] = record.score.scored
+    return scored
 
 
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
-    record = _of_line(_episode_form(), "an episode", line, path, number)
+    refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
+    if SCHEMA in line:
+        return _record_of(
+            _of_line(_form(RecordLine), "an episode", line, path, number), path, number
+        )
+    record = _of_line(_form(Record), "an episode", line, path, number)
     try:
         return replace(record, episode=whole_contexts(record.episode, line["episode"]))
     except ValueError as error:
         raise _unreadable(path, number, "an episode", str(error)) from error
 
 
+def _record_of(line: RecordHead, path: Path, number: int) -> Record:
+    """The record of a line; a light one of a line that was read as facts."""
+    assert isinstance(line, RecordLine | RecordFacts)
+    head, light = line.episode, isinstance(line, RecordFacts)
+    try:
+        traces = short_traces(head) if not isinstance(head, EpisodeLine) else whole_traces(head)
+        transcript = whole_lines(head)
+    except ValueError as error:
+        raise _unreadable(path, number, "an episode", str(error)) from error
+    repeated = {name: getattr(head, name) for name in _REPEATED}
+    episode = Episode(
+        traces=traces, transcript=transcript, **{name: getattr(head, name) for name in _EPISODE},
+        **{n: getattr(line, n) if value is None else value for n, value in repeated.items()},
+    )  # fmt: skip
+    prompt = line.prompt
+    if light:
+        prompt = ""
+    elif prompt is None:
+        prompt = first_prompts(episode)
+    return Record(episode=episode, prompt=prompt, **{name: getattr(line, name) for name in _RECORD})
+
+
 def _of_line(
-    form: TypeAdapter[R], what: str, line: Mapping[str, Any], path: Path, number: int
-) -> R:  # fmt: skip
+    form: TypeAdapter[F], what: str, line: Mapping[str, Any], path: Path, number: int
+) -> F:  # fmt: skip
     try:
         return form.validate_python(line)
     except ValidationError as error:
@@ -134,10 +278,10 @@ def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
     )
 
 
-def newest_dev(folder: Path) -> list[Record]:
+def newest_dev(folder: Path, *, light: bool = False) -> list[Record]:
     """The episodes of the newest dev evaluation in a training run's folder; empty without any."""
     path = folder / DEV_EPISODES
-    records = load_records(path) if path.is_file() else []
+    records = load_records(path, light=light) if path.is_file() else []
     last = max((record.step for record in records), default=0)
     return [record for record in records if record.step == last]
 

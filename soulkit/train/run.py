@@ -324,9 +324,9 @@ async def _reinforce(
     records = [record for records in recent for record in records]
     if len(recent) < min(LAST_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - LAST_STEPS
-        records = [r for r in load_records(run.episodes) if r.step >= last]
+        records = [r for r in load_records(run.episodes, light=True) if r.step >= last]
     summary = rollout_summary(config, loop, records, material)
-    return with_dev(summary, newest_dev(run.path), material.tasks.values())
+    return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
 
 
 def _provenance(

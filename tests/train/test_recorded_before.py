@@ -122,9 +122,9 @@ def rounded(value: Any) -> Any:
 
 
 def seconds_apart(line: dict[str, Any]) -> dict[str, Any]:
-    """A line without what no two runs have in common, and without the ends of the gap's interval,
-    which earlier versions made in another way."""
-    apart = ("time/", "gap/loo_")
+    """A line without what no two runs have in common, and without what earlier versions made in
+    another way or did not have: the ends of the gap's interval, the schema."""
+    apart = ("time/", "gap/loo_", "schema")
     return {k: v for k, v in renamed(line).items() if not k.startswith(apart) and v is not None}
 
 

@@ -94,10 +94,11 @@ def test_a_ditto_run_writes_its_files(ditto: Path) -> None:
     lines, dev = ([line for line in every if ("eval/tomi" in line) == e] for e in (False, True))
     assert [line["step"] for line in lines] == [0, 1, 2]
     for line in lines:
-        assert {name for name in line if not name.startswith("leak/")} == STEP_KEYS
+        assert {name for name in line if not name.startswith("leak/")} == {"schema", *STEP_KEYS}
         assert line["rollouts/draft"] == 16 and line["optimizer/updates"] == 2
         assert line["rollouts/unscored"] == 0
-    assert [line["step"] for line in dev] == [1] and dev[0].keys() == {"step", "eval/tomi"}
+    assert [line["step"] for line in dev] == [1]
+    assert dev[0].keys() == {"schema", "step", "eval/tomi"}
     assert any(line["grad/norm"] > 0 for line in lines)
     assert len({line["policy/version"] for line in lines}) == 3  # every step moved the weights
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.runs.jsonl import read_jsonl
+from soulkit.runs.schemas import METRICS_SCHEMA, SCHEMA, refuse_other_schema
 from soulkit.train.state.named import (
     SECTION,
     Named,
@@ -293,8 +294,13 @@ def read_line(line: Mapping[str, Any]) -> StepLine:
 
 
 def read_step_lines(path: Path) -> list[StepLine]:
-    """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file."""
-    return steps_of(read_jsonl(path))
+    """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file.
+
+    DataError for a line of another schema."""
+    lines = read_jsonl(path)
+    for number, line in enumerate(lines, 1):
+        refuse_other_schema(line, METRICS_SCHEMA, f"Line {number} of '{path}'")
+    return steps_of(lines)
 
 
 def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
@@ -303,9 +309,13 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """What is appended for a step: its line, and one with its dev scores."""
-    return [replace(line, dev={}).to_json(), *dev_lines(line)]
+    return [_noted(replace(line, dev={})), *dev_lines(line)]
 
 
 def dev_lines(line: StepLine) -> list[dict[str, Any]]:
     """The line with a step's dev scores, where there are any."""
-    return [StepLine(step=line.step, dev=line.dev).to_json()] if line.dev else []
+    return [_noted(StepLine(step=line.step, dev=line.dev))] if line.dev else []
+
+
+def _noted(line: StepLine) -> dict[str, Any]:
+    return {SCHEMA: METRICS_SCHEMA, **line.to_json()}

@@ -1,0 +1,190 @@
+"""How large are the records of many conversations, and what does it take to read them?
+
+    .venv/bin/python benchmarks/records.py [--episodes 10000] [--json records.json]
+
+Made Sotopia scenes of twenty turns with eight words each are played by `soul eval api` against a
+server on this machine's loopback; partner and judge are scripted. Then commands read the run: the
+same evaluation again, which has nothing left to play, a report in both forms, a comparison of the
+run with itself, the worst episodes. Each is a process of its own: wall time, processor time and
+peak memory are its own.
+
+The size of the records is that of the finished run, whose `episodes.jsonl` is packed when it is
+large, beside that of the same lines while they were written. 10,000 scenes take three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _processes import Json, machine
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+RECORDS_MB, REPORT_MB, RESUME_S = 60, 300, 3.0
+"""Budgets; that of taking a run up is of processor time, which others' work does not change."""
+VOCABULARY = (
+    "the door of this old house has never closed by itself and you know who was there that night "
+    "when my brother took what he thought nobody would miss so tell me before I ask again"
+)
+DIMENSIONS = (
+    "believability", "relationship", "knowledge", "secret", "social_rules",
+    "financial_and_material_benefits", "goal",
+)  # fmt: skip
+
+
+def some_words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(VOCABULARY.split(), k=count))
+
+
+def utterance(rng: random.Random) -> str:
+    return json.dumps({"action_type": "speak", "argument": some_words(rng, 8)})
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Made scenes, each of its own evening: equal rows would be one."""
+    from soulkit.tasks.made import make_rows
+    from soulkit.tasks.registry import load_registry
+
+    made = make_rows(load_registry().task("sotopia", "paper"), 20, 1)
+    rows = (
+        {**row, "scenario": f"{row['scenario']} It is evening number {number}."}
+        for number, row in ((n, made[n % len(made)]) for n in range(count))
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_players(folder: Path) -> None:
+    """Scripts of a partner who never repeats itself and of a judge with a sentence a dimension."""
+    rng = random.Random(0)
+    replies = [utterance(rng) for _ in range(10)]
+    verdict = {name: {"reasoning": some_words(rng, 12), "score": 0} for name in DIMENSIONS}
+    audit = json.dumps({"risk_level": "low", "reason": "ordinary play"})
+    judge = {"rules": [{"when": "risk_level", "say": audit}], "replies": [json.dumps(verdict)]}
+    (folder / "partner.yaml").write_text(json.dumps({"name": "partner", "replies": replies}))
+    (folder / "judge.yaml").write_text(json.dumps({"name": "judge", **judge}))
+
+
+def play(folder: Path, episodes: int) -> tuple[list[str], Json]:
+    """(the command, what it took) of the evaluation, played to its end in `folder`."""
+    from tests.support.servers.faulty import FaultPlan, FaultyServer
+
+    write_rows(folder / "rows.jsonl", episodes)
+    write_players(folder)
+
+    def answer(body: Json) -> str:
+        return utterance(random.Random(json.dumps(body["messages"])))
+
+    with FaultyServer(FaultPlan(), answer) as server:
+        command = [
+            "eval", "api", "--task", "sotopia", "--data", str(folder / "rows.jsonl"),
+            "--model", "scripted", "--base-url", server.base_url,
+            "--partner", f"scripted:{folder / 'partner.yaml'}",
+            "--judge", f"scripted:{folder / 'judge.yaml'}",
+            "--concurrency", "64", "--out", str(folder / "run"), "--yes",
+        ]  # fmt: skip
+        return command, soul(folder, command)
+
+
+def soul(folder: Path, arguments: list[str]) -> Json:
+    """Wall seconds, processor seconds and peak memory of a command."""
+    command = [sys.executable, "-m", "soulkit.cli.app", *arguments]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+    start = time.perf_counter()
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=settings)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"soul {arguments[0]} failed\n{(folder / 'log').read_text()[-3000:]}")
+    return {
+        "seconds": time.perf_counter() - start, "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_mb": usage.ru_maxrss / 1024,
+    }  # fmt: skip
+
+
+def sizes(run: Path) -> Json:
+    """Megabytes of the records as they are now, of their lines, and of the ledger."""
+    from soulkit.runs.packing import lines_in, packed_file
+
+    path = run / "episodes.jsonl"
+    files = [file for file in (path, packed_file(path)) if file.is_file()]
+    return {
+        "records_mb": sum(file.stat().st_size for file in files) / 1e6,
+        "lines_mb": sum(map(len, lines_in(path))) / 1e6,
+        "ledger_mb": (run / "ledger.sqlite").stat().st_size / 1e6,
+    }
+
+
+def measure(folder: Path, episodes: int) -> Json:
+    command, played = play(folder, episodes)
+    run = str(folder / "run")
+    readers = {
+        "taken up again": command,
+        "report, HTML": ["report", run, "--format", "html"],
+        "report, console": ["report", run],
+        "compared with itself": ["compare", run, run],
+        "show --worst 10": ["show", run, "--worst", "10"],
+    }
+    took: dict[str, Any] = {name: soul(folder, words) for name, words in readers.items()}
+    return {"episodes": episodes, **sizes(folder / "run"), "commands": {"played": played, **took}}
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+def verdicts(report: Json) -> dict[str, bool]:
+    took = report["commands"]
+    return {
+        f"records at most {RECORDS_MB} MB": report["records_mb"] <= RECORDS_MB,
+        f"report at most {REPORT_MB} MB of memory": took["report, HTML"]["peak_mb"] <= REPORT_MB,
+        f"taken up in at most {RESUME_S:g} s of processor time": took["taken up again"]["cpu_s"]
+        <= RESUME_S,
+    }
+
+
+def table(report: Json) -> Table:
+    made = Table("", "wall", "processor", "memory", title=f"{report['episodes']:,} conversations")
+    for name, took in report["commands"].items():
+        made.add_row(
+            name, f"{took['seconds']:.1f} s", f"{took['cpu_s']:.1f} s", f"{took['peak_mb']:.0f} MB"
+        )
+    made.add_section()
+    for name in ("records_mb", "lines_mb", "ledger_mb"):
+        made.add_row(name.removesuffix("_mb"), f"{report[name]:.1f} MB")
+    for name, passed in verdicts(report).items():
+        made.add_row(name, "yes" if passed else "NO")
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--episodes", type=int, default=10_000)
+    chosen = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as scratch:
+        report = measure(Path(scratch), chosen.episodes)
+    report["machine"] = machine()
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(report, indent=1))
+    console = Console(width=120)
+    console.print(report["machine"], highlight=False)
+    console.print(table(report))
+    return int(not all(verdicts(report).values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

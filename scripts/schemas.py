@@ -1,0 +1,120 @@
+"""Write the JSON Schemas of what a run writes into soulkit/schemas/, from the types of its lines.
+
+    .venv/bin/python scripts/schemas.py            # write
+    .venv/bin/python scripts/schemas.py --check    # exit 1 when one is stale
+
+A change that older versions of soulkit would read wrongly needs a new version of the schema's name
+(`soulkit/runs/schemas.py`); a member that they may pass over does not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from soulkit.eval.summary import Summary
+from soulkit.runs.lines import ControlLine, RecordLine
+from soulkit.runs.schemas import (
+    CONTROLS_SCHEMA,
+    EPISODES_SCHEMA,
+    METRICS_SCHEMA,
+    SCHEMA,
+    SUMMARY_SCHEMA,
+    schema_file,
+)
+from soulkit.train.state.lines import StepLine
+from soulkit.train.state.named import Named, finite, text, whole
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NUMBER: Schema = {"type": ["number", "null"]}
+READERS: dict[Any, Schema] = {
+    finite: NUMBER, whole: {"type": "integer"}, text: {"type": "string"},
+}  # fmt: skip
+TRAINING: dict[str, Schema] = {
+    "steps": {"type": "integer"}, "summary_steps": {"type": "integer"},
+    "rewards": {"type": "object", "additionalProperties": NUMBER},
+    "feedback": {"type": "object"}, "calls": {"type": "object"}, "canaries": {"type": "object"},
+    "dev_steps": {"type": "integer"}, "best_step": {"type": "integer"}, "best_dev": NUMBER,
+    "best_checkpoint": {"type": "string"},
+}  # fmt: skip
+"""What the summary of a training has beside that of an evaluation."""
+
+
+def schemas() -> dict[str, Schema]:
+    """Name of a schema → the schema."""
+    return {
+        EPISODES_SCHEMA: _of_type(RecordLine, "A line of episodes.jsonl or dev.jsonl"),
+        CONTROLS_SCHEMA: _of_type(ControlLine, "A line of controls.jsonl"),
+        METRICS_SCHEMA: metrics_schema(),
+        SUMMARY_SCHEMA: summary_schema(),
+    }
+
+
+def _of_type(kind: Any, title: str) -> Schema:
+    return {"$schema": DIALECT, **TypeAdapter(kind).json_schema(), "title": title}
+
+
+def metrics_schema() -> Schema:
+    """Of a line of metrics.jsonl, whose names are fixed or begin with a fixed prefix."""
+    properties, patterns = _named(StepLine)
+    return {
+        "$schema": DIALECT, "title": "A line of metrics.jsonl", "type": "object",
+        "properties": {SCHEMA: {"const": METRICS_SCHEMA}, **properties},
+        "patternProperties": patterns, "required": [SCHEMA, "step"],
+    }  # fmt: skip
+
+
+def _named(kind: type[Named]) -> tuple[dict[str, Schema], dict[str, Schema]]:
+    """(name → schema, pattern of names → schema) of what a section is written under."""
+    properties: dict[str, Schema] = {}
+    patterns: dict[str, Schema] = {}
+    for one in fields(kind):  # type: ignore[arg-type]
+        if "section" in one.metadata:
+            inner, others = _named(one.default_factory)  # type: ignore[arg-type]
+            properties, patterns = properties | inner, patterns | others
+        elif "prefix" in one.metadata:
+            patterns[f"^{one.metadata['prefix']}"] = NUMBER
+        else:
+            read = one.metadata["read"]
+            kinds = {dict: "object", tuple: "array"}
+            properties[one.metadata["name"]] = READERS.get(read) or {
+                "type": kinds[type(read(None))]
+            }
+    return properties, patterns
+
+
+def summary_schema() -> Schema:
+    """Of summary.json, of an evaluation or a training."""
+    schema = _of_type(Summary, "summary.json")
+    provenance = {"type": "object", "description": "With whom, on which rows, by which model."}
+    schema["properties"] = {
+        SCHEMA: {"const": SUMMARY_SCHEMA}, **schema["properties"], **TRAINING,
+        "provenance": provenance,
+    }  # fmt: skip
+    return {**schema, "required": [SCHEMA, "tasks", "provenance"]}
+
+
+def text_of(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    stale = []
+    for name, schema in schemas().items():
+        file = schema_file(name)
+        if not file.is_file() or file.read_text(encoding="utf-8") != text_of(schema):
+            stale.append(file.name)
+            if "--check" not in sys.argv:
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(text_of(schema), encoding="utf-8")
+    print(f"{', '.join(stale) or 'nothing'}: {'stale' if '--check' in sys.argv else 'written'}")
+    return int(bool(stale) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
