@@ -186,6 +186,10 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         code: Any = run_words(arguments)
     except SystemExit as end:
+        from soulkit.tasks.guarding import broken_task
+
+        if broken := broken_task(end):  # else a command that did nothing would end well
+            raise broken from end
         code = end.code
     _flush()
     # Typer turns Ctrl-C into a silent 130.
@@ -231,7 +235,12 @@ def _explain(error: Exception) -> int:
             soul_error.detail, soul_error.why, soul_error.way_out,
         )  # fmt: skip
         return 1
-    detail = one_line(printable(f"{type(error).__name__}: {error}"), 300)
+    from soulkit.tasks.guarding import broken_task, error_words
+
+    if broken := broken_task(error):
+        _three_lines(*broken.lines())
+        return 2
+    detail = one_line(error_words(error), 300)
     _say(f"internal error: {detail} (run again with --debug for the traceback)")
     return 1
 

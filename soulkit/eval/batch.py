@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from soulkit.tasks.base import Task
-from soulkit.tasks.guarding import attempt
+from soulkit.tasks.guarding import attempt, checked_mapping
 from soulkit.types import BatchMetric, ControlRecord, Record
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
@@ -93,11 +93,17 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
         clusters = {record.cluster or record.example_id for record in records}
         there = [c for c in controls if (c.cluster or c.example_id) in clusters]
         nothing: dict[str, BatchMetric] = {}
-        numbers = attempt(task, "calibrate", lambda: task.calibrate(records, there), nothing)
+        numbers = attempt(task, "calibrate", lambda: _calibration(task, records, there), nothing)
         beside = {name: replace(number, beside=True) for name, number in numbers.items()}
         return {**task.batch_metrics(records), **beside}
 
     return summariser
+
+
+def _calibration(
+    task: Task, records: Sequence[Record], controls: Sequence[ControlRecord]
+) -> dict[str, BatchMetric]:
+    return dict(checked_mapping(task, "calibrate", task.calibrate(records, controls)))
 
 
 def summary_terms(

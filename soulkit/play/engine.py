@@ -238,7 +238,8 @@ def terse(job: Job) -> Feedback | None:
     """What the task's rules say about the example whatever the draft."""
     with task_code(job.task, "explain"):
         text = job.task.explain(job.example, None, None)
-    return replace(job.task.symbolic(text), author="terse") if text else None
+    feedback = replace(job.task.symbolic(text), author="terse") if text else None
+    return checked_feedback(job.task, feedback)
 
 
 def with_draft(job: Job, feedback: Feedback, draft: Record) -> Feedback:

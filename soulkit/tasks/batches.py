@@ -6,13 +6,13 @@ that is asked in five forms is one row. A row's forms share the beginning of the
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from soulkit.runs.records import drafts
+from soulkit.tasks.guarding import finite_or_none
 from soulkit.types import BatchMetric, Record
 
 SHARE = (0.0, 1.0)
@@ -37,7 +37,7 @@ def as_batch_metrics(
     """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
     all their episodes and have no known scale.
 
-    What is not finite has no value, and no unit scored.
+    What is no finite number has no value, and no unit scored.
     """
     main = drafts(records)
     scored = sum(record.score.scored for record in main)
@@ -46,11 +46,13 @@ def as_batch_metrics(
         else BatchMetric(value=metric, n=len(main), n_scored=scored)
         for name, metric in metrics.items()
     }  # fmt: skip
-    return {
-        name: one if one.value is None or math.isfinite(one.value)
-        else replace(one, value=None, n_scored=0)
-        for name, one in numbers.items()
-    }  # fmt: skip
+    return {name: _of_finite(one) for name, one in numbers.items()}
+
+
+def _of_finite(metric: BatchMetric) -> BatchMetric:
+    value = finite_or_none(metric.value)
+    lost = value is None and metric.value is not None
+    return replace(metric, value=value, n_scored=0 if lost else metric.n_scored)
 
 
 # -- rows ----------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ import logging
 import math
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from soulkit.errors import SoulError, TaskError
+from soulkit.errors import SoulError, TaskError, UserError
 from soulkit.keys import printable
 from soulkit.text import one_line
 from soulkit.types import Episode, Feedback, Score
@@ -58,8 +58,45 @@ def task_code(task: Task, call: str) -> Iterator[None]:
         place = _place(task, first)
         if place is None:
             raise
-        words = f"{type(first).__name__}: {one_line(printable(str(first)), LONGEST)} ({place})"
-        raise _as_error(task, call, words, place, first) from error
+        raise _as_error(task, call, f"{error_words(first)} ({place})", place, first) from error
+
+
+def error_words(error: BaseException) -> str:
+    """`ValueError: no tag`, on one line; of an error that cannot be told, its kind alone."""
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - an error of a user's own, with a fault in its words
+        words = "(without words)"
+    return f"{type(error).__name__}: {one_line(printable(words), LONGEST)}"
+
+
+def broken_task(error: BaseException) -> UserError | None:
+    """What ended a command within the code of a user's task, where no row could be left out for it:
+    with file and line. None for what did not come of one."""
+    first = _first(error)
+    frames = traceback.extract_tb(first.__traceback__)
+    inside = [i for i, frame in enumerate(frames) if _is_infrastructure(_part(frame.filename))]
+    start = inside[-1] + 1 if inside else 0  # whoever called the task, or broke when it asked
+    task = _task_in(first, start)
+    place = None if task is None else _place_in(task, frames[start:])
+    if task is None or place is None:
+        return None
+    return UserError(
+        f"The task '{task.name}' broke: {error_words(first)} ({place}).",
+        "That code is no part of soulkit, and no single row could be left out for it.",
+        "Mend the task at that line and run the command again; a run that it had begun is scored "
+        "again by `soul rescore RUN`, or begun anew with another --out.",
+    )
+
+
+def _task_in(error: BaseException, start: int) -> Task | None:
+    """The user's task whose method was called last before `error`, from frame `start` on."""
+    from soulkit.tasks.base import Task
+
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    tasks = (one for one in reversed(callers[start:]) if isinstance(one, Task))
+    task = next(tasks, None)
+    return None if task is None or task.spec.home.builtin_task else task
 
 
 def attempt(task: Task, call: str, function: Callable[[], T], instead: T) -> T:
@@ -79,10 +116,22 @@ def checked_episode(task: Task, episode: object) -> Episode:
 
 
 def checked_feedback(task: Task, feedback: object) -> Feedback | None:
-    """TaskError for a critique that gave back neither Feedback nor None."""
-    if feedback is None or isinstance(feedback, Feedback):
-        return feedback
+    """TaskError for a critique that gave back neither Feedback with a text nor None."""
+    if feedback is None:
+        return None
+    if isinstance(feedback, Feedback):
+        if isinstance(feedback.text, str):
+            return feedback
+        kind = type(feedback.text).__name__
+        raise returned(task, "critique", f"gave feedback whose text is of type {kind}")
     raise returned(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+
+
+def checked_mapping(task: Task, call: str, numbers: object) -> Mapping[str, Any]:
+    """TaskError for a method that gave back no dict."""
+    if isinstance(numbers, Mapping):
+        return numbers
+    raise returned(task, call, f"gave back {type(numbers).__name__}, no dict")
 
 
 def checked_score(task: Task, score: object, call: str = "score") -> Score:
@@ -92,26 +141,35 @@ def checked_score(task: Task, score: object, call: str = "score") -> Score:
     """
     if not isinstance(score, Score):
         raise returned(task, call, f"gave back {type(score).__name__}, no Score")
+    if not isinstance(score.metrics, Mapping):
+        kind = type(score.metrics).__name__
+        raise returned(task, call, f"gave metrics of type {kind}, which are no dict")
     for name in ("value", "reward"):
         number = getattr(score, name)
-        if number is not None and _finite(number) is None:
+        if number is not None and finite_or_none(number) is None:
             raise returned(task, call, f"gave a {name} of {number!r}, which is no finite number")
     metrics = {
-        name: None if number is None else _finite(number) for name, number in score.metrics.items()
+        name: None if number is None else finite_or_none(number)
+        for name, number in score.metrics.items()
     }
-    return replace(score, value=_finite(score.value), reward=_finite(score.reward), metrics=metrics)
+    return replace(
+        score,
+        value=finite_or_none(score.value),
+        reward=finite_or_none(score.reward),
+        metrics=metrics,
+    )
 
 
-def _finite(number: Any) -> float | None:
+def finite_or_none(number: Any) -> float | None:
     """A finite number as Python has it (NumPy's cannot be written down); None for all else."""
-    if isinstance(number, bool | int):
-        return number
     if isinstance(number, str) or number is None:
         return None
     try:
         plain = float(number)
     except (TypeError, ValueError, OverflowError):
         return None
+    if isinstance(number, bool | int):
+        return number
     return plain if math.isfinite(plain) else None
 
 
@@ -129,7 +187,10 @@ def _place(task: Task, error: BaseException) -> str | None:
     """`file:line, in function` of the task's code that an error comes of; None where it does not
     come of the task."""
     # The first frames are those of whoever called the task.
-    frames = list(dropwhile(_calls, traceback.extract_tb(error.__traceback__)))
+    return _place_in(task, list(dropwhile(_calls, traceback.extract_tb(error.__traceback__))))
+
+
+def _place_in(task: Task, frames: Sequence[traceback.FrameSummary]) -> str | None:
     parts = [_part(frame.filename) for frame in frames]
     if any(_is_infrastructure(part) for part in parts):
         return None

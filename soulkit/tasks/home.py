@@ -60,7 +60,7 @@ class Home:
             return getattr(self._module(module), attribute or "missing")
         except (ImportError, AttributeError, SyntaxError, ValueError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def _module(self, name: str) -> ModuleType:

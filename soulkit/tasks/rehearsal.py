@@ -22,6 +22,7 @@ from soulkit.errors import CallError, UserError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.controls import Control
+from soulkit.tasks.guarding import error_words
 from soulkit.types import Call, Completion, Episode, Example, Feedback, Sampling, Score, Segment
 
 ADVICE = Feedback(text="Look at it once more, and take your time.", author="check")
@@ -170,8 +171,8 @@ async def _broken(step: Callable[[], Any]) -> str:
         return ""
     except UserError as error:
         return " ".join(error.lines())
-    except Exception as error:  # noqa: BLE001 - whatever breaks is the finding, told by name
-        return f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever breaks is the finding
+        return error_words(error)
     return ""
 
 
@@ -190,7 +191,7 @@ def has_no_coach_prompt(task: Task, example: Example, draft: Episode) -> bool:
         task.prompts.render("coach", **task.coach_view(example, draft, _lowest(task)))
     except UserError:
         return True
-    except Exception:  # noqa: BLE001 - the critique breaks on it as well, and is named for it
+    except (Exception, SystemExit):  # noqa: BLE001 - the critique breaks on it as well, and is named for it
         return False
     return False
 

@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.data.files import BadRow
-from soulkit.errors import CallError, ProviderError
+from soulkit.errors import CallError, ProviderError, TaskError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Task
+from soulkit.tasks.guarding import checked_score, error_words
 from soulkit.tasks.loading import Loaded
 from soulkit.tasks.registry import Registry
 from soulkit.tasks.rehearsal import (
@@ -276,11 +277,14 @@ async def scripted_play(
         episode = script(example)
         if episode is None:
             return None, None, ""
-        return episode, await task.score(example, episode, nobody(task, perfect)), ""
+        score = await task.score(example, episode, nobody(task, perfect))
+        return episode, checked_score(task, score), ""
+    except TaskError as error:
+        return episode, None, error.detail
     except CallError:
         return episode, None, ""
-    except Exception as error:  # noqa: BLE001 - whatever a row breaks is the finding, told by name
-        return episode, None, f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a row breaks is the finding
+        return episode, None, error_words(error)
 
 
 def nobody(task: Task | None = None, perfect: bool = True) -> Cast:

@@ -104,7 +104,9 @@ def test_only_the_row_that_breaks_is_lost() -> None:
     assert [r.score.value for r in play(task_with(grade=grade))] == [None, 0.0]
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, "0.5", np.float64("nan")])
+@pytest.mark.parametrize(
+    "number", [math.nan, math.inf, -math.inf, "0.5", np.float64("nan"), 10**400]
+)
 @pytest.mark.parametrize("name", ["value", "reward"])
 def test_a_score_that_is_no_finite_number_is_unscored(name: str, number: Any) -> None:
     async def score(self: Task, *arguments: Any) -> Score:
@@ -114,6 +116,14 @@ def test_a_score_that_is_no_finite_number_is_unscored(name: str, number: Any) ->
         assert (record.score.value, record.score.reason) == (None, "task_error")
         assert f"gave a {name} of {number!r}" in record.score.words
         assert "async def score" in line_of(record.score.words)
+
+
+def test_metrics_that_are_no_dict_are_told() -> None:
+    async def score(self: Task, *arguments: Any) -> Score:
+        return Score(value=0.5, reward=0.5, metrics=[0.5])  # type: ignore[arg-type]
+
+    (record,) = play(task_with(score=score), rows=1)
+    assert "gave metrics of type list" in record.score.words
 
 
 @pytest.mark.parametrize("method", ["play", "score"])
@@ -207,6 +217,47 @@ def test_rewards_of_a_group_that_break_leave_the_row_unscored(rewarded: Any, wor
 def test_numbers_over_a_batch_that_break_are_a_number_without_a_value() -> None:
     task = task_with(summarise=raising(KeyError("joint")))
     assert task.batch_metrics(play(task)) == {"task_error": BatchMetric(None, 2, 0)}
+
+
+@pytest.mark.parametrize("numbers", [None, 0.5, "ab"])
+def test_numbers_over_a_batch_that_are_no_dict_are_one_without_a_value(numbers: Any) -> None:
+    def summarise(self: Task, records: Any) -> Any:
+        return numbers
+
+    task = task_with(summarise=summarise)
+    assert task.batch_metrics(play(task)) == {"task_error": BatchMetric(None, 2, 0)}
+
+
+def test_a_number_over_a_batch_that_is_none_has_no_value() -> None:
+    def summarise(self: Task, records: Any) -> Any:
+        return {"a": "much", "b": 10**400, "c": BatchMetric(math.inf, 2, 2), "d": np.float32(0.5)}
+
+    task = task_with(summarise=summarise)
+    values = {name: (m.value, m.n_scored) for name, m in task.batch_metrics(play(task)).items()}
+    assert values == {"a": (None, 0), "b": (None, 0), "c": (None, 0), "d": (0.5, 2)}
+
+
+def test_feedback_without_words_is_none() -> None:
+    methods = {"explain": lambda self, *arguments: math.nan}
+    for terse in (False, True):
+        engine = Engine(Cast(actor=Player(voice("<answer>nowhere</answer>"))),
+                        feedback=FeedbackPolicy(terse=terse))  # fmt: skip
+        (example,) = examples("tomi", 1)
+        job = Job(task_with(**methods), example)
+        (record,) = asyncio.run(engine.run([job], lambda record: None))
+        assert "text is of type float" in record.episode.notes["coach_failure"]
+
+
+def test_an_error_that_cannot_be_told_is_told_by_its_kind() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def grade(self: ChoiceTask, example: Any, answer: str) -> float:
+        raise Mute
+
+    (record,) = play(task_with(grade=grade), rows=1)
+    assert record.score.words.startswith("Mute: (without words) (")
 
 
 def test_a_gold_text_that_breaks_is_none_to_show() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,21 @@ def test_a_run_without_checkpoints_begins_at_the_first_step(tmp_path: Path, fold
     assert resume_checkpoint(tmp_path, policy, adam(policy)) == (None, [])
     later = write(tmp_path, policy, 11)
     assert names(tmp_path) == [later.name]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_kill_between_two_renames_leaves_one_of_both_checkpoints(
+    tmp_path: Path, folder: Path, whole: bool
+) -> None:
+    policy = policy_of(folder, **SMALL)
+    saved = write(tmp_path, policy, 11)
+    for kind in ("old", "part"):
+        shutil.copytree(saved, tmp_path / f".{saved.name}.{kind}")
+    shutil.rmtree(saved)
+    if not whole:  # then it was a checkpoint that was being deleted, and another was begun
+        (tmp_path / f".{saved.name}.part" / "position.json").unlink()
+    place, remarks = resume_checkpoint(tmp_path, policy, adam(policy))
+    assert (place.step if place else None, remarks) == (11 if whole else None, [])
 
 
 def flip(path: Path) -> None:

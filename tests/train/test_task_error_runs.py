@@ -76,6 +76,39 @@ def test_an_evaluation_goes_on_and_names_the_lines(
     assert len(records) == 12 and all(record.score.scored for record in records)
 
 
+@pytest.mark.parametrize("code", ["1 / 0", "sys.exit(0)"])
+@pytest.mark.parametrize("method", ["prepare", "calls", "remarks"])
+def test_a_task_that_breaks_before_anything_is_played_is_named_with_file_and_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], method: str, code: str
+) -> None:
+    tasks, rows = home(tmp_path, "nobody"), write_rows(tmp_path / "rows.jsonl", 2)
+    broken = f"\n\nclass Broken(Kind):\n    def {method}(self, *args):\n        {code}\n"
+    with (tmp_path / "task" / "shade.py").open("a", encoding="utf-8") as file:
+        file.write(broken)
+    with tasks.open("a", encoding="utf-8") as file:
+        file.write('  broken: {<<: *shade, module: "shade:Broken"}\n')
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--tasks", tasks,
+                    "--task", "broken", "--data", f"broken={rows}", "--out",
+                    tmp_path / "run") == 2  # fmt: skip
+        assert server.requests == []
+    error, why, fix = capfd.readouterr().err.strip().splitlines()[-3:]
+    kind = "SystemExit: 0" if "exit" in code else "ZeroDivisionError: division by zero"
+    assert error.startswith(f"error: The task 'broken' broke: {kind} (")
+    assert error.endswith(f", in {method}).") and "shade.py:" in error
+    assert why.startswith("why: ") and "Mend the task at that line" in fix
+
+
+def test_a_task_file_that_leaves_while_it_is_read_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = task_options(tmp_path)
+    with (tmp_path / "task" / "shade.py").open("a", encoding="utf-8") as file:
+        file.write("\nsys.exit(0)\n")
+    assert soul("eval", "api", "--model", "m", *options, "--out", tmp_path / "run") == 2
+    assert "SystemExit: 0" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_training_goes_on_without_the_rows_that_break_and_stops_where_all_do(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

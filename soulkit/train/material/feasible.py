@@ -159,7 +159,7 @@ async def _end(engine: Engine, job: Job, episode: Episode, score: Score) -> str:
     try:
         record = record_of(job, job.rollout(engine.seed), episode, score)
         record = await engine.critique(job, record)
-    except Exception:  # noqa: BLE001 - the run meets it with real drafts, or does not
+    except (Exception, SystemExit):  # noqa: BLE001 - the run meets it with real drafts, or not
         return ""
     if record.received is None:
         return "" if "coach_failure" in record.episode.notes else "silent"

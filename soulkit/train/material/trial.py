@@ -12,6 +12,7 @@ from dataclasses import replace
 from soulkit.errors import UserError
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.guarding import checked_episode
 from soulkit.tasks.rehearsal import Recital
 from soulkit.tasks.selfcheck import scripted_play
 from soulkit.types import (
@@ -79,9 +80,10 @@ async def turns(
     rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
     try:
         episode = await task.play(example, _reciters(task, example), rollout)
+        episode = checked_episode(task, episode)
     except UserError:
         raise
-    except Exception:  # noqa: BLE001 - the run meets it with real replies, or does not
+    except (Exception, SystemExit):  # noqa: BLE001 - the run meets it with real replies, or not
         return []
     return [(trace.seat, turn.context) for trace in episode.traces for turn in trace.turns]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from soulkit.models.base import Cast, Player
@@ -17,6 +18,7 @@ from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.runs.records import RecordWriter
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
+from soulkit.tasks.guarding import attempt, finite_or_none
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
@@ -93,7 +95,8 @@ class Rollouts:
             task = jobs_of_task[0].task
             records = await self.engine(task, None, 0.0).run(jobs_of_task, _ignore)
             self._keep_dev(records)
-            values[name] = task.headline(records)
+            value = attempt(task, "headline", partial(task.headline, records), None)
+            values[name] = finite_or_none(value)
         return values
 
     def _keep_dev(self, records: Sequence[Record]) -> None:

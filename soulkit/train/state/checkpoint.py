@@ -120,6 +120,17 @@ def replace_folder(final: Path, fill: Callable[[Path], None]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _finish_replacing(folder: Path) -> None:
+    """Give the checkpoint its name whose writer was killed between the two renames of
+    `replace_folder`: it was whole on the disk by then, and the one before it has no name any more.
+    """
+    for old in folder.glob(".step_*.old"):
+        final = folder / old.stem.removeprefix(".")
+        aside = old.with_suffix(".part")
+        if aside.is_dir() and not final.exists() and not damage(aside):
+            os.replace(aside, final)
+
+
 def remove_folder(path: Path) -> None:
     """Delete a folder whose name disappears first: a kill leaves none that looks whole."""
     gone = path.with_name(f".{path.name}.old")
@@ -204,6 +215,7 @@ def resume_checkpoint(
     Damaged newer ones are renamed to `damaged_step_…`. RunError when there are checkpoints and none
     is whole: the run would silently begin again.
     """
+    _finish_replacing(folder)
     broken: dict[Path, str] = {}
     for path in reversed(checkpoints(folder)):
         broken[path] = damage(path)
