@@ -83,7 +83,7 @@ def broken_task(error: BaseException) -> UserError | None:
         return None
     return UserError(
         f"The task '{task.name}' broke: {error_words(first)} ({place}).",
-        "That code is no part of soulkit, and no single row could be left out for it.",
+        "The task is no part of soulkit, and no single row could be left out for it.",
         "Mend the task at that line and run the command again; a run that it had begun is scored "
         "again by `soul rescore RUN`, or begun anew with another --out.",
     )
@@ -197,7 +197,11 @@ def _place_in(task: Task, frames: Sequence[traceback.FrameSummary]) -> str | Non
     own = [i for i, part in enumerate(parts) if not part or _is_benchmark(part)]
     # What the kit makes of what it was handed is the fault of whoever wrote the task, unless the
     # task is one of ours.
-    if not own or (task.spec.home.builtin_task and any(parts[own[-1] + 1 :])):
+    ours = task.spec.home.builtin_task
+    if not own and frames and not ours:
+        kind, last = type(task).__qualname__, frames[-1]
+        return f"soulkit/{parts[-1]}:{last.lineno}, in {last.name}, on what {kind} gave it"
+    if not own or (ours and any(parts[own[-1] + 1 :])):
         return None
     written = [i for i in own if not _is_library(frames[i].filename, task)]
     frame = frames[(written or own)[-1]]

@@ -131,6 +131,14 @@ def test_five_in_a_row_end_a_step_and_then_the_run(policy: Policy) -> None:
     assert learn(policy, adam(policy), step_of(5), settings, skips=skips).skipped_row == 0
 
 
+def test_an_update_without_anything_to_compute_ends_no_row(policy: Policy) -> None:
+    """A mini-batch of equal rewards moves nothing: it says nothing of whether numbers are whole."""
+    settings, skips = config(**LORA, mini_batch_prompts=1), Skips(row=3)
+    equal = [replace(s, reward=1.0) for s in step_of(5)]
+    assert learn(policy, adam(policy), equal, settings, skips=skips).skipped_row == 3
+    assert learn(policy, adam(policy), step_of(5), settings, skips=skips).skipped_row == 0
+
+
 def test_a_lesson_that_breaks_is_left_out(policy: Policy) -> None:
     settings, optimizer, skips = config(method="sft"), adam(policy), Skips()
     spans = [s.span for s in step_of(6)]

@@ -99,6 +99,20 @@ def test_a_task_that_breaks_before_anything_is_played_is_named_with_file_and_lin
     assert why.startswith("why: ") and "Mend the task at that line" in fix
 
 
+def test_what_the_kit_cannot_use_is_an_error_of_the_task_that_gave_it(tmp_path: Path) -> None:
+    options, out = task_options(tmp_path), tmp_path / "run"
+    broken = "\n\nclass Breaking(Kind):\n    def parse(self, *args):\n        return None\n"
+    with (tmp_path / "task" / "shade.py").open("a", encoding="utf-8") as file:
+        file.write(broken)
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, *options,
+                    "--out", out) == 1  # fmt: skip
+    for record in load_records(out / "episodes.jsonl"):
+        assert record.score.reason == "task_error"
+        assert "(soulkit/tasks/choice.py:" in record.score.words
+        assert record.score.words.endswith(", on what Breaking gave it)")
+
+
 def test_a_task_file_that_leaves_while_it_is_read_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,8 @@ class Update:
     loss: float
     grad_norm: float
     """Before clipping."""
+    computed: bool = True
+    """Whether any sequence had a gradient."""
 
 
 class NotFinite(SoulError):
@@ -79,7 +81,8 @@ def take_updates(
             if skips.another():
                 break
         else:
-            skips.none()
+            if taken[-1].computed:  # where nothing is computed nothing can go well
+                skips.none()
             if policy.ema is not None:
                 move_ema(policy, config.ema_tau)
     return Learned(
@@ -124,7 +127,7 @@ def update(
     note_silent(counted, (prepared.sequences[i] for i in silent), measured)
     tally.take(counted)
     tally.moved = tally.moved or bool(computed)
-    return Update(total, norm)
+    return Update(total, norm, bool(computed))
 
 
 def take_step(
