@@ -120,9 +120,10 @@ def checked_feedback(task: Task, feedback: object) -> Feedback | None:
     if feedback is None:
         return None
     if isinstance(feedback, Feedback):
-        if isinstance(feedback.text, str):
+        text: object = feedback.text
+        if isinstance(text, str):
             return feedback
-        kind = type(feedback.text).__name__
+        kind = type(text).__name__
         raise returned(task, "critique", f"gave feedback whose text is of type {kind}")
     raise returned(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
 
@@ -141,8 +142,9 @@ def checked_score(task: Task, score: object, call: str = "score") -> Score:
     """
     if not isinstance(score, Score):
         raise returned(task, call, f"gave back {type(score).__name__}, no Score")
-    if not isinstance(score.metrics, Mapping):
-        kind = type(score.metrics).__name__
+    many: object = score.metrics
+    if not isinstance(many, Mapping):
+        kind = type(many).__name__
         raise returned(task, call, f"gave metrics of type {kind}, which are no dict")
     for name in ("value", "reward"):
         number = getattr(score, name)
