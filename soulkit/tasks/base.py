@@ -412,8 +412,9 @@ class Task(ABC):
         return attempt(self, "summarise", lambda: self._summarised(records), lost)
 
     def _summarised(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        metrics = checked_mapping(self, "summarise", self.summarise(records))
-        return as_batch_metrics(metrics, records)
+        return as_batch_metrics(
+            checked_mapping(self, "summarise", self.summarise(records)), records
+        )
 
     @property
     def headline_metric(self) -> str:
