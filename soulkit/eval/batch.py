@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from soulkit.tasks.base import Task
-from soulkit.tasks.guarding import attempt, checked_mapping
+from soulkit.tasks.guarding import as_mapping, attempt
 from soulkit.types import BatchMetric, ControlRecord, Record
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
@@ -103,7 +103,7 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
 def _calibration(
     task: Task, records: Sequence[Record], controls: Sequence[ControlRecord]
 ) -> dict[str, BatchMetric]:
-    return dict(checked_mapping(task, "calibrate", task.calibrate(records, controls)))
+    return dict(as_mapping(task, "calibrate", task.calibrate(records, controls)))
 
 
 def summary_terms(

@@ -128,7 +128,7 @@ def checked_feedback(task: Task, feedback: object) -> Feedback | None:
     raise returned(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
 
 
-def checked_mapping(task: Task, call: str, numbers: object) -> Mapping[str, Any]:
+def as_mapping(task: Task, call: str, numbers: object) -> Mapping[str, Any]:
     """TaskError for a method that gave back no dict."""
     if isinstance(numbers, Mapping):
         return numbers
