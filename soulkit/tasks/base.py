@@ -29,7 +29,7 @@ from soulkit.tasks.budgets import first_words, last_words
 from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
-from soulkit.tasks.guarding import as_mapping, attempt, checked_score, task_code
+from soulkit.tasks.guarding import attempt, checked_score, task_code
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.rollout import Rollout as Rollout
 from soulkit.tasks.spec import TaskSpec
@@ -410,10 +410,8 @@ class Task(ABC):
         it breaks, the only number is a `task_error` that nothing was computed for."""
         lost = {TaskError.reason: BatchMetric(None, len(drafts(records)), 0)}
         return attempt(
-            self, "summarise",
-            lambda: as_batch_metrics(as_mapping(self, "summarise", self.summarise(records)), records),
-            lost,
-        )  # fmt: skip
+            self, "summarise", lambda: as_batch_metrics(self.summarise(records), records), lost
+        )
 
     @property
     def headline_metric(self) -> str:
