@@ -226,7 +226,7 @@ def test_numbers_over_a_batch_that_are_no_dict_are_one_without_a_value(numbers: 
 
     task = task_with(summarise=summarise)
     elsewhere = replace(task.spec.home, folder=Path(__file__).parent)
-    task.spec = replace(task.spec, _home=elsewhere)
+    task.spec = task.spec.at(elsewhere)
     assert task.batch_metrics(play(task)) == {"task_error": BatchMetric(None, 2, 0)}
 
 
