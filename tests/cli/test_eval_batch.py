@@ -251,7 +251,10 @@ def test_an_interrupted_run_leaves_its_batch_and_says_so(
         process.send_signal(number)
         _, err = process.communicate()
         assert process.returncode == code
-        assert "batch batch_0 of m goes on at" in err and f"--out {tmp_path / 'run'}" in err
+        assert (
+            "batch batch_0 of m (11 requests) goes on at" in err
+            and f"--out {tmp_path / 'run'}" in err
+        )
         server.states = waiting[:1]
         assert soul(*command) == 0
         assert len(server.batches) == 1 and set(server.paid.values()) == {1}
