@@ -198,7 +198,12 @@ def stream_records(
 def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
     """Whether a whole line begins with a key that is none of `keys`."""
     start = KEY.match(line)
-    return start is not None and line.endswith(b"\n") and json.loads(b'"%s"' % start[1]) not in keys
+    if start is None or not line.endswith(b"\n"):
+        return False
+    try:
+        return json.loads(b'"%s"' % start[1]) not in keys
+    except ValueError:  # damaged: the careful way says so
+        return False
 
 
 def scored_keys(path: Path) -> dict[str, bool]:
