@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +20,7 @@ from pydantic import TypeAdapter
 
 from soulkit.errors import DataError
 from soulkit.report.lookup import episode_places, records_at
-from soulkit.runs.packing import has_lines, pack_lines, packed_file
+from soulkit.runs.packing import has_lines, lines_in, pack_lines, packed_file
 from soulkit.runs.records import (
     CONTROLS,
     RecordWriter,
@@ -356,6 +360,24 @@ def test_a_packing_that_was_killed_before_its_end_loses_and_doubles_nothing(tmp_
     assert load_records(path) == [scene()]
     pack_lines(path)
     assert len(list(stream_records(path))) == 1
+
+
+def test_a_packing_that_was_killed_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    before = b"".join(b'{"key":"%s"}\n' % os.urandom(1000).hex().encode() for _ in range(3000))
+    path.write_bytes(before)
+    script = "import sys; from pathlib import Path; from soulkit.runs.packing import pack_lines\n"
+    script += "print('begun', flush=True); pack_lines(Path(sys.argv[1]), 1)"
+    command = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.001)
+        process.kill()
+    assert b"".join(lines_in(path)) == before
+    pack_lines(path, least=1)
+    assert b"".join(lines_in(path)) == before
+    assert [file.name for file in tmp_path.iterdir()] == [packed_file(path).name]
 
 
 def test_only_the_lines_that_are_asked_for_are_read(tmp_path: Path) -> None:

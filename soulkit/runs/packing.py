@@ -79,7 +79,7 @@ def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
         if packed.is_file():
             path.unlink(missing_ok=True)  # of a run that was taken up, and had nothing to add
         return False
-    aside = path.with_name(f".{packed.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{packed.name}.tmp")  # one that a kill left is written over
     try:
         with aside.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as stream:
             stream.writelines(_once(lines_in(path)))
