@@ -274,21 +274,18 @@ async def _train(
     whole = with_origin(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
-        _write_best_card(run, config, material, policy, summary)
+        step = read_position(best[0]).step
+        of_best = with_origin(run.path, best_summary(summary, run, step, material).to_json())
+        write_card(run.path / "best", config, material, policy, of_best, step)
     run.write_summary(whole)
     await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
 
 
-def _write_best_card(
-    run: Run, config: TrainConfig, material: Material, policy: Policy, summary: TrainSummary
-) -> None:
-    """The card of the best weights says what they scored, not what the last ones did."""
-    assert summary.best_step is not None
-    measured = dev_after(run.path, summary.best_step, light=True)
-    summary = with_dev(without_dev(summary), measured, material.tasks.values())
-    whole = with_origin(run.path, summary.to_json())
-    write_card(run.path / "best", config, material, policy, whole, summary.best_step)
+def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
+    """`summary` with what the best weights, those after `step`, scored: not what the last did."""
+    measured = dev_after(run.path, step, light=True)
+    return with_dev(without_dev(summary), measured, material.tasks.values())
 
 
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> TrainSummary:
