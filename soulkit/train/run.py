@@ -274,9 +274,9 @@ async def _train(
     whole = with_origin(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
-        step = read_position(best[0]).step
-        of_best = with_origin(run.path, best_summary(summary, run, step, material).to_json())
-        write_card(run.path / "best", config, material, policy, of_best, step)
+        done = read_position(best[0]).step
+        of_best = with_origin(run.path, best_summary(summary, run, done, material).to_json())
+        write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
     await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
