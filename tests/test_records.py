@@ -24,8 +24,10 @@ from soulkit.runs.packing import has_lines, lines_in, pack_lines, packed_file
 from soulkit.runs.records import (
     CONTROLS,
     RecordWriter,
+    dev_after,
     load_controls,
     load_records,
+    newest_dev,
     record_line,
     record_of_line,
     scored_keys,
@@ -292,6 +294,17 @@ def test_a_message_that_is_not_there_is_named(
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(DataError, match=r"Object 1 of .* is no record of an episode"):
         load_records(path)
+
+
+# -- held-out rows ---------------------------------------------------------------------------------
+
+
+def test_the_dev_episodes_of_any_weights_are_those_of_their_step(tmp_path: Path) -> None:
+    several = [replace(scene(), key=f"{step}/e/0/draft", step=step) for step in (0, 1, 3)]
+    _write(tmp_path / "dev.jsonl", *several)
+    assert newest_dev(tmp_path) == dev_after(tmp_path, 4) == several[2:]
+    assert dev_after(tmp_path, 1) == several[:1] and dev_after(tmp_path, 3) == []
+    assert dev_after(tmp_path / "elsewhere", 1) == []
 
 
 # -- controls --------------------------------------------------------------------------------------
