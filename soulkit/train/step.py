@@ -144,7 +144,8 @@ def with_advantages(
     ))  # fmt: skip
     advantages_S = [next(rest) if s.compared else s.advantage for s in sequences_S]
     return [
-        replace(s, advantage=advantage if math.isfinite(s.reward or 0.0) else math.nan)
+        replace(s, advantage=math.nan if broken else advantage)
         for s, advantage in zip(sequences_S, advantages_S, strict=True)
-        if advantage is not None and s.weight > 0
+        if (broken := not math.isfinite(s.reward or 0.0)) or advantage is not None
+        if s.weight > 0
     ]
