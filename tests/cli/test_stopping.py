@@ -18,7 +18,7 @@ from soulkit.cli import stopping
 from soulkit.cli.stopping import StopSignals
 from soulkit.runs.jsonl import read_jsonl
 from tests.support.evaluation import FAST, oracle, paid, soul, summary
-from tests.support.resuming import fork_context, stop_after
+from tests.support.resuming import episodes, fork_context, stop_after
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import random_model
 
@@ -151,13 +151,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def played(out: Path) -> list[dict[str, Any]]:
     """The run's records in the order of their keys, without how long they took and what of."""
-    records = sorted(read_jsonl(out / "episodes.jsonl"), key=lambda record: str(record["key"]))
-    for record in records:
-        record["episode"]["usage"] = None
-        for trace in record["episode"]["traces"]:
-            for turn in trace["turns"]:
-                turn["completion"]["usage"] = None
-    return records
+    return sorted(episodes(out), key=lambda record: str(record["key"]))
 
 
 def figures(out: Path) -> dict[str, Any]:

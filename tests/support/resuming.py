@@ -105,7 +105,7 @@ def episodes(run: Path) -> list[dict[str, Any]]:
         record["episode"]["usage"] = None
         for trace in record["episode"]["traces"]:
             for turn in trace["turns"]:
-                turn["completion"]["usage"] = None
+                turn.pop("usage", None)
     return records
 
 
