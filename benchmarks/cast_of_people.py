@@ -30,8 +30,8 @@ from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import run_eval
-from soulkit.metrics.comparisons import auc
-from soulkit.metrics.intervals import Interval, estimate
+from soulkit.metrics.comparisons import auc, paired_difference
+from soulkit.metrics.intervals import estimate
 from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.made import make_rows
 from soulkit.tasks.registry import load_registry
@@ -226,23 +226,28 @@ def read_results(out: Path, values: int) -> Results:
     return results
 
 
-def over_seeds(values: Sequence[float], scale: Interval | None = SCALE) -> list[float | None]:
+def over_seeds(values: Sequence[float]) -> list[float | None]:
     """Mean over seeds with the ends of its 95 % interval."""
-    mean = estimate(values, range(len(values)), scale=scale)
+    mean = estimate(values, range(len(values)), scale=SCALE)
     return [mean.mean, mean.ci_low, mean.ci_high]
 
 
-def with_interval(values: Sequence[float], scale: Interval | None = SCALE, sign: str = "") -> str:
-    ends = over_seeds(values, scale)
-    shown = ["–" if end is None else f"{end:{sign}.3f}" for end in ends]
+def with_interval(values: Sequence[float]) -> str:
+    return cell(*over_seeds(values))
+
+
+def cell(mean: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    shown = ["–" if end is None else f"{end:{sign}.3f}" for end in (mean, low, high)]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]".replace("-", "−")
 
 
 def difference(results: Results, a: str, b: str) -> str:
     """Arm a minus arm b on unseen combinations, paired by seed; empty without shared seeds."""
-    shared = results.get(a, {}).keys() & results.get(b, {}).keys()
-    pairs = [results[a][s].unseen - results[b][s].unseen for s in sorted(shared)]
-    return with_interval(pairs, None, "+") if pairs else ""
+    in_a, in_b = ({s: run.unseen for s, run in results.get(name, {}).items()} for name in (a, b))
+    if not in_a.keys() & in_b.keys():
+        return ""
+    paired = paired_difference(in_b, in_a, {seed: seed for seed in in_a}, scale=SCALE)
+    return cell(paired.difference, paired.ci_low, paired.ci_high, "+")
 
 
 def table(results: Results) -> list[str]:

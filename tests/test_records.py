@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -16,12 +20,14 @@ from pydantic import TypeAdapter
 
 from soulkit.errors import DataError
 from soulkit.report.lookup import episode_places, records_at
-from soulkit.runs.packing import has_lines, pack_lines, packed_file
+from soulkit.runs.packing import has_lines, lines_in, pack_lines, packed_file
 from soulkit.runs.records import (
     CONTROLS,
     RecordWriter,
+    dev_after,
     load_controls,
     load_records,
+    newest_dev,
     record_line,
     record_of_line,
     scored_keys,
@@ -263,7 +269,22 @@ def _strange_share(episode: dict[str, Any]) -> None:
     episode["traces"][0]["turns"][1] |= {"shared": 9, "adds": []}
 
 
-@pytest.mark.parametrize("damage", [_far_reply, _far_line, _strange_share])
+def _negative_share(episode: dict[str, Any]) -> None:
+    episode["traces"][0]["turns"][1] |= {"shared": -1, "adds": []}
+
+
+def _strange_ids(episode: dict[str, Any]) -> None:
+    episode["traces"][0]["turns"][0]["shared_ids"] = 9
+
+
+def _strange_slot(episode: dict[str, Any]) -> None:
+    episode["messages"][0]["slot"] = [5, 3]
+
+
+DAMAGES = (_far_reply, _far_line, _strange_share, _negative_share, _strange_ids, _strange_slot)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_message_that_is_not_there_is_named(
     tmp_path: Path, damage: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -273,6 +294,17 @@ def test_a_message_that_is_not_there_is_named(
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(DataError, match=r"Object 1 of .* is no record of an episode"):
         load_records(path)
+
+
+# -- held-out rows ---------------------------------------------------------------------------------
+
+
+def test_the_dev_episodes_of_any_weights_are_those_of_their_step(tmp_path: Path) -> None:
+    several = [replace(scene(), key=f"{step}/e/0/draft", step=step) for step in (0, 1, 3)]
+    _write(tmp_path / "dev.jsonl", *several)
+    assert newest_dev(tmp_path) == dev_after(tmp_path, 4) == several[2:]
+    assert dev_after(tmp_path, 1) == several[:1] and dev_after(tmp_path, 3) == []
+    assert dev_after(tmp_path / "elsewhere", 1) == []
 
 
 # -- controls --------------------------------------------------------------------------------------
@@ -343,6 +375,24 @@ def test_a_packing_that_was_killed_before_its_end_loses_and_doubles_nothing(tmp_
     assert len(list(stream_records(path))) == 1
 
 
+def test_a_packing_that_was_killed_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    before = b"".join(b'{"key":"%s"}\n' % os.urandom(1000).hex().encode() for _ in range(3000))
+    path.write_bytes(before)
+    script = "import sys; from pathlib import Path; from soulkit.runs.packing import pack_lines\n"
+    script += "print('begun', flush=True); pack_lines(Path(sys.argv[1]), 1)"
+    command = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.001)
+        process.kill()
+    assert b"".join(lines_in(path)) == before
+    pack_lines(path, least=1)
+    assert b"".join(lines_in(path)) == before
+    assert [file.name for file in tmp_path.iterdir()] == [packed_file(path).name]
+
+
 def test_only_the_lines_that_are_asked_for_are_read(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     _write(path, *(replace(scene(), key=f"0/é{number}/0/draft") for number in range(3)))
@@ -351,3 +401,50 @@ def test_only_the_lines_that_are_asked_for_are_read(tmp_path: Path) -> None:
     assert [one.key for one in stream_records(path, keys={"0/é2/0/draft"})] == ["0/é2/0/draft"]
     with pytest.raises(DataError, match="Object 1"):
         load_records(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "other", "empty", "longer"])
+def test_packed_lines_that_are_damaged_are_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "episodes.jsonl"
+    _write(path, *(replace(scene(), key=f"0/{number}/0/draft") for number in range(5)))
+    pack_lines(path, least=1)
+    packed = packed_file(path)
+    good = packed.read_bytes()
+    half = len(good) // 2
+    packed.write_bytes({
+        "cut": good[:half], "changed": good[:half] + bytes([good[half] ^ 255]) + good[half + 1 :],
+        "other": b"no gzip", "empty": b"", "longer": good + b"and more",
+    }[damage])  # fmt: skip
+    for read in (load_records, scored_keys, episode_places):
+        with pytest.raises(DataError, match=r"jsonl\.gz' cannot be unpacked"):
+            read(path)
+
+
+def test_lines_that_are_packed_while_they_are_read_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    several = [replace(scene(), key=f"0/{number}/0/draft") for number in range(3)]
+    _write(path, *several)
+    stream = stream_records(path)
+    records = [next(stream)]
+    pack_lines(path, least=1)
+    assert [*records, *stream] == several
+
+
+@pytest.mark.parametrize("begin", ['{"key":"\xff', '{"key":"a\tb', "[" * 100_000])
+def test_a_line_that_is_no_json_is_named(tmp_path: Path, begin: str) -> None:
+    path = tmp_path / "episodes.jsonl"
+    _write(path, scene(), replace(scene(), key="0/last/0/draft"))
+    first, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + begin.encode("latin-1") + b'"}\n' + last)
+    for read in (load_records, scored_keys, episode_places):
+        with pytest.raises(DataError, match=r"jsonl:2"):
+            read(path)
+    with pytest.raises(DataError, match=r"jsonl:2"):
+        list(stream_records(path, keys={"0/last/0/draft"}))
+
+
+def test_a_list_of_episodes_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text(json.dumps({**record_line(scene()), "schema": "soulkit/episodes@2"}) + "\n")
+    with pytest.raises(DataError, match="episodes@2"):
+        episode_places(path)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.demo.scripted import careful, careless
+from soulkit.demo.scripted import ScriptedDemo, careful, careless
+from soulkit.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,6 +74,14 @@ def test_a_port_that_was_taken_since_is_named(
         done = soul("demo", "--scripted", "--out", tmp_path)
     assert done.returncode == 2
     assert "'careless' cannot be served" in done.stderr and "--out" in done.stderr
+
+
+@pytest.mark.parametrize("text", ['{"careless": ', "[]", '{"careless": "x"}', '{"careless": 0}'])
+def test_a_note_of_ports_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ports.json").write_text(text)
+    with pytest.raises(ConfigError, match="ports") as refusal:
+        ScriptedDemo(tmp_path).run(lambda words: None)
+    assert "--out" in refusal.value.way_out
 
 
 def test_the_training_demo_names_what_it_lacks_and_this_one(tmp_path: Path) -> None:

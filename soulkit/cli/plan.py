@@ -84,8 +84,19 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")
     if plan.machine is not None:
         lines.append(f"memory about {size(plan.machine.memory)}: {plan.machine.words}")
-    lines.append(f"time about {duration(plan.seconds)}{_assumed_speed(plan)}")
-    return lines
+    return [*lines, _time(plan)]
+
+
+def _time(plan: Plan) -> str:
+    """How long it takes; nothing is assumed of the speed at which this machine computes."""
+    served = bool(plan.asked) and all(one.seconds for one in plan.asked)
+    here = "" if plan.machine is not None or served else UNTIMED
+    if here and not plan.seconds:
+        return f"time: {here}"
+    return f"time about {duration(plan.seconds)}{_assumed_speed(plan)}{here and f'; {here}'}"
+
+
+UNTIMED = "what is computed here is not estimated"
 
 
 def _assumed_speed(plan: Plan) -> str:

@@ -132,7 +132,7 @@ class ScriptedDemo:
     def _served(self) -> Iterator[dict[str, str]]:
         """Name → address of every script, while they are needed."""
         file = self.out / PORTS
-        ports = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        ports = _ports(file)
         with ExitStack() as stack:
             servers = {
                 name: stack.enter_context(_server(speak, name, ports.get(name, 0)))
@@ -140,6 +140,21 @@ class ScriptedDemo:
             }
             write_json(file, {name: one.server_port for name, one in servers.items()})
             yield {name: f"http://127.0.0.1:{one.server_port}/v1" for name, one in servers.items()}
+
+
+def _ports(file: Path) -> dict[str, int]:
+    """Name → port of an earlier start; nothing before the first. ConfigError for another file."""
+    try:
+        ports = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError:
+        ports = None
+    if isinstance(ports, dict) and all(type(p) is int and 0 < p < 65536 for p in ports.values()):
+        return ports
+    raise ConfigError(
+        f"'{file}' does not say on which ports the scripts were served.",
+        "The address is part of what the run in this folder is.",
+        "Give another folder with --out, or remove this one.",
+    )
 
 
 @contextmanager

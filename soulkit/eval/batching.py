@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
+from soulkit.models.api.address import checked_url
 from soulkit.play.plan import Work
 
 if TYPE_CHECKING:
@@ -65,6 +66,32 @@ def make_batches(config: EvalConfig, folder: Path, say: Callable[[str], None]) -
     from soulkit.models.api.batch import Batches
 
     return Batches(folder, poll_s=config.batch_poll_s, say=say)
+
+
+def refuse_double_payment(config: EvalConfig, folder: Path) -> None:
+    """ConfigError where calls of this run wait at a batch service and would be asked live."""
+    from soulkit.models.api.batch_book import BOOK, BatchBook
+
+    if config.ledger == "replay" or not (folder / BOOK).is_file():
+        return
+    fetched = {
+        (checked_url(who.base_url), who.model)
+        for role, who in config.served()
+        if config.by_batch(role, who)
+    }
+    left = [
+        state
+        for state in BatchBook(folder).unused()
+        if state.stage in ("created", "ended") and (state.base_url, state.model) not in fetched
+    ]
+    if left:
+        names = ", ".join(f"{s.batch_id} ({s.requests} requests to {s.model})" for s in left)
+        raise ConfigError(
+            f"This run left batches at {left[0].base_url}: {names}.",
+            "They are paid for; asked live, the same calls would be paid for a second time.",
+            "Give --batch, or --batch-judges where they are the judges' alone, to take them up. To "
+            f"go on without them, cancel them there and remove '{folder / BOOK}'.",
+        )
 
 
 @contextmanager

@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import summary_terms
-from soulkit.eval.batching import make_batches, refuse_dialogues, room_of, taken_along
+from soulkit.eval.batching import (
+    make_batches,
+    refuse_dialogues,
+    refuse_double_payment,
+    room_of,
+    taken_along,
+)
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.eval.controls import (
     calibration_remarks,
@@ -128,6 +134,7 @@ def run_eval(
     )
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
+    refuse_double_payment(config, folder)
     check_endpoints(config)
     standing = None if run is None else standing_of(run, work, config.repeats)
     _confirm(config, work, standing, say, ask)

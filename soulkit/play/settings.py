@@ -14,6 +14,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
+from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.roles.config import RolesConfig
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
@@ -149,6 +150,7 @@ class PlayConfig(RolesConfig):
     threads: int | None = setting(
         None,
         gt=0,
+        le=MOST_THREADS,
         section="Machine",
         only=("local", "train"),
         unset="OMP_NUM_THREADS, else the cores that are idle at the start; deterministic: 1",

@@ -21,6 +21,7 @@ from soulkit.report.episodes import with_twins
 from soulkit.runs.jsonl import placed_objects
 from soulkit.runs.packing import has_lines, lines_in, packed_file
 from soulkit.runs.records import record_of_line
+from soulkit.runs.schemas import EPISODES_SCHEMA, refuse_other_schema
 from soulkit.types import Kind, Record
 
 HACKED, LEAKED, CUT = "hacked", "leaked", "cut"
@@ -103,6 +104,7 @@ def episode_places(path: Path) -> list[EpisodePlace]:
 
 
 def _place(line: Mapping[str, Any], offset: int, number: int, path: Path) -> EpisodePlace:
+    refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
     if not _usual(line):  # what reads records says in words what is wrong, or reads it after all
         line = asdict(record_of_line(line, path, number))
     score = line["score"]

@@ -111,7 +111,7 @@ def _parsed_key(line: bytes) -> bytes:
     """The key of a line that another program wrote; empty for a torn last line and other text."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return b""
     return str(value.get("key", "")).encode("utf-8", "replace") if isinstance(value, dict) else b""
 

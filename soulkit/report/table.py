@@ -189,11 +189,16 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
         if run.tasks:
             parts.append(_md_cells([_row(*item) for item in _cells(run, details)]))
         if run.steps:
-            parts.append(md_table(("training", "first step", "last step"), step_rows(run)))
+            parts.append(md_steps(run))
     unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
     parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
     parts += _md_published(runs)
     return "\n".join(parts)
+
+
+def md_steps(run: RunData) -> str:
+    """The first and the last step of a training run."""
+    return md_table(("training", "first step", "last step"), step_rows(run))
 
 
 def side_by_side(runs: Sequence[RunData]) -> list[str]:
@@ -215,19 +220,24 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     """(quantity, first, last) for what a training run records every step."""
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
-    rows += _task_rows(run)
-    return [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
+    whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
+    return whole + _task_rows(run)
 
 
-def _task_rows(run: RunData) -> list[tuple[str, float | None, float | None]]:
+def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
     """Draft reward and gap of each task of a mixture, in the first and the last step that played
-    it."""
+    it; where that is another than the column's, the cell names it."""
     rows = []
     for label, name in (("draft reward", "draft_by_task"), ("leave-one-out gap", "loo_by_task")):
-        columns = [getattr(line.rewards, name) for line in run.steps]
-        for task in dict.fromkeys(task for column in columns for task in column):
-            values = [column[task] for column in columns if task in column]
-            rows.append((f"{label}, {task}", values[0], values[-1]))
+        columns = {line.step: getattr(line.rewards, name) for line in run.steps}
+        for task in dict.fromkeys(task for column in columns.values() for task in column):
+            steps = [step for step, column in columns.items() if task in column]
+            ends = ((steps[0], run.steps[0].step), (steps[-1], run.steps[-1].step))
+            first, last = (
+                number(columns[step][task]) + (f" (step {step})" if step != end else "")
+                for step, end in ends
+            )
+            rows.append((f"{label}, {task}", first, last))
     return rows
 
 
@@ -261,7 +271,7 @@ def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[Rend
         if run.tasks:
             shown.append(_terminal_table(run, details))
         if run.steps:
-            shown.append(_terminal_steps(run))
+            shown.append(terminal_steps(run))
     if details and (costs := cost_table(runs)) is not None:
         shown.append(costs)
     return shown + _terminal_published(runs)
@@ -396,7 +406,8 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
     return FittingTable(table)
 
 
-def _terminal_steps(run: RunData) -> RenderableType:
+def terminal_steps(run: RunData) -> RenderableType:
+    """The same for a terminal."""
     table = plain_table()
     table.add_column("training")
     steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))

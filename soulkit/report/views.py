@@ -11,6 +11,7 @@ from soulkit.report import table
 from soulkit.report.grid import Grid, grid_markdown, grid_parts, suite_grid
 from soulkit.report.load import RunData
 from soulkit.report.suites import SuiteTable
+from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +35,10 @@ class ReportView:
         grid = self._grid()
         if grid is None:
             return table.report_parts(self.runs, details=self.details)
-        inner = table.report_parts(self.runs, details=True) if self.details else []
-        return [*_heads(self.runs), *grid_parts(grid), *inner]
+        if self.details:
+            inner = table.report_parts(self.runs, details=True)
+            return [*_heads(self.runs), *grid_parts(grid), *inner]
+        return [*_heads(self.runs), *grid_parts(grid), *_trainings(self.runs)]
 
     def text(self) -> str:
         """The same as plain text."""
@@ -45,8 +48,10 @@ class ReportView:
         grid = self._grid()
         if grid is None:
             return table.markdown(self.runs, details=self.details)
-        inner = table.markdown(self.runs, details=True) if self.details else ""
-        return "\n".join(filter(None, ["# Results\n", grid_markdown(grid), inner]))
+        inner = [table.markdown(self.runs, details=True)] if self.details else []
+        for run in () if self.details else _trained(self.runs):
+            inner += [f"## {table.md_text(run.name)}\n", table.md_steps(run)]
+        return "\n".join(["# Results\n", grid_markdown(grid), *inner])
 
     def latex(self) -> str:
         """A `table` for an article; the runs without a suite are one of all their tasks."""
@@ -85,3 +90,19 @@ class ReportView:
 def _heads(runs: Sequence[RunData]) -> list[RenderableType]:
     """The head of each run: what it is, by whom, at what cost."""
     return [table.run_head(run) for run in runs]
+
+
+def _trained(runs: Sequence[RunData]) -> list[RunData]:
+    return [run for run in runs if run.steps]
+
+
+def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
+    """The first and the last step of each training, under its name where there are several."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = []
+    for run in _trained(runs):
+        if len(runs) > 1:
+            shown.append(Text("\n" + one_line(run.name), style="bold"))
+        shown.append(table.terminal_steps(run))
+    return shown

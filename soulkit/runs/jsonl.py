@@ -135,7 +135,7 @@ def parsed_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object in a line; None for anything else."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -169,7 +169,7 @@ def _slot(text: str, bare: str | None) -> tuple[int, int] | None:
 def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
     """The traces of an episode with whole contexts, whose messages are the same objects.
 
-    Raises ValueError for a turn that names a message which is not there.
+    Raises ValueError for a turn or slot that names what is not there.
     """
     segments = [_segment(message) for message in line.messages]
     known, traces = 0, []
@@ -180,6 +180,8 @@ def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
         for turn in trace.turns:
             seen = _seen(turn, before, known, len(segments))
             reply = segments[turn.reply]
+            if not 0 <= turn.shared_ids <= len(ids):
+                raise ValueError(f"a turn shares {turn.shared_ids} ids with one of {len(ids)}")
             prompt = (*ids[: turn.shared_ids], *turn.prompt_ids)
             completion = Completion(
                 text=reply.text, token_ids=reply.token_ids, prompt_ids=prompt,
@@ -194,22 +196,22 @@ def whole_traces(line: EpisodeLine) -> tuple[Trace, ...]:
 
 def _seen(turn: TurnLine, before: Sequence[int], known: int, count: int) -> list[int]:
     """What a turn saw, by number; `known` messages belong to turns before it, of `count`."""
-    if turn.adds is None:
-        seen = [*before, *range(known, turn.reply)]
-    else:
-        seen = [*before[: turn.shared or 0], *turn.adds]
-        if (turn.shared or 0) > len(before):
-            raise ValueError(f"a turn shares {turn.shared} messages with one that has fewer")
-    missing = [number for number in (*seen, turn.reply) if not 0 <= number < count]
+    shared = len(before) if turn.adds is None else turn.shared or 0
+    if not 0 <= shared <= len(before):
+        raise ValueError(f"a turn shares {shared} messages with one that has {len(before)}")
+    missing = [n for n in (turn.reply, *(turn.adds or ())) if not 0 <= n < count]
     if missing:
         raise ValueError(f"a turn names message {missing[0]}, of {count}")
-    return seen
+    return [*before[:shared], *(range(known, turn.reply) if turn.adds is None else turn.adds)]
 
 
 def _segment(message: MessageLine) -> Segment:
     bare, text = message.bare, message.text
     if message.slot is not None:
-        bare = text[: message.slot[0]] + text[message.slot[1] :]
+        start, end = message.slot
+        if not 0 <= start <= end <= len(text):
+            raise ValueError(f"a message of {len(text)} characters has a slot {message.slot}")
+        bare = text[:start] + text[end:]
     return Segment(message.role, text, bare, message.token_ids)
 
 

@@ -13,8 +13,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+
+from soulkit.errors import DataError
 
 PACK_FROM = 32_000_000
 """Bytes from which a file of lines is packed; what is smaller stays plain."""
@@ -37,14 +41,33 @@ def newest_change(path: Path) -> int:
 
 
 def lines_in(path: Path) -> Iterator[bytes]:
-    """The lines of `path`, the packed ones first. FileNotFoundError where there are none."""
-    packed = packed_file(path)
-    if packed.is_file():
+    """The lines of `path`, the packed ones first. FileNotFoundError where there are none;
+    DataError when the packed ones are damaged."""
+    with ExitStack() as stack:
+        try:  # before the packed ones: who packs meanwhile removes this file last
+            plain = stack.enter_context(path.open("rb"))
+        except FileNotFoundError:
+            if not packed_file(path).is_file():
+                raise
+            yield from _packed_lines(packed_file(path))
+            return
+        if packed_file(path).is_file():
+            yield from _packed_lines(packed_file(path))
+        yield from plain
+
+
+def _packed_lines(packed: Path) -> Iterator[bytes]:
+    try:
+        if not packed.stat().st_size:
+            raise EOFError("it is empty")
         with gzip.open(packed, "rb") as stream:
             yield from stream
-    if path.is_file() or not packed.is_file():
-        with path.open("rb") as plain:
-            yield from plain
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"'{packed}' cannot be unpacked ({error}).",
+            "The file was cut, damaged in copying, or written by another program.",
+            "Restore the file from where it was copied, or start a new run.",
+        ) from error
 
 
 def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
@@ -56,7 +79,7 @@ def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
         if packed.is_file():
             path.unlink(missing_ok=True)  # of a run that was taken up, and had nothing to add
         return False
-    aside = path.with_name(f".{packed.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{packed.name}.tmp")  # one that a kill left is written over
     try:
         with aside.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as stream:
             stream.writelines(_once(lines_in(path)))

@@ -198,7 +198,12 @@ def stream_records(
 def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
     """Whether a whole line begins with a key that is none of `keys`."""
     start = KEY.match(line)
-    return start is not None and line.endswith(b"\n") and json.loads(b'"%s"' % start[1]) not in keys
+    if start is None or not line.endswith(b"\n"):
+        return False
+    try:
+        return json.loads(b'"%s"' % start[1]) not in keys
+    except ValueError:  # damaged: the careful way says so
+        return False
 
 
 def scored_keys(path: Path) -> dict[str, bool]:
@@ -280,10 +285,19 @@ def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
 
 def newest_dev(folder: Path, *, light: bool = False) -> list[Record]:
     """The episodes of the newest dev evaluation in a training run's folder; empty without any."""
-    path = folder / DEV_EPISODES
-    records = load_records(path, light=light) if path.is_file() else []
+    records = _dev_records(folder, light)
     last = max((record.step for record in records), default=0)
     return [record for record in records if record.step == last]
+
+
+def dev_after(folder: Path, steps: int, *, light: bool = False) -> list[Record]:
+    """The episodes of the dev evaluation of the weights after so many steps; empty without any."""
+    return [record for record in _dev_records(folder, light) if record.step == steps - 1]
+
+
+def _dev_records(folder: Path, light: bool) -> list[Record]:
+    path = folder / DEV_EPISODES
+    return load_records(path, light=light) if path.is_file() else []
 
 
 def measured_records(folder: Path) -> list[Record]:

@@ -252,6 +252,12 @@ class KeepingSettings(Settings):
             return names
         return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
+    @model_validator(mode="after")
+    def _split_for_something(self) -> Self:
+        if self.dev_by and self.eval_every is None:
+            raise ValueError("--dev-by is about the dev split, which --eval-every STEPS makes")
+        return self
+
 
 class TrainConfig(
     DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,

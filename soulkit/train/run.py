@@ -33,7 +33,7 @@ from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_origin
-from soulkit.runs.records import DEV_EPISODES, load_records, newest_dev
+from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
@@ -56,7 +56,7 @@ from soulkit.train.sft.lessons import SupervisedStep, check_lessons
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.state.held_out import with_dev
+from soulkit.train.state.held_out import with_dev, without_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
 from soulkit.train.state.loop import LOADING, Begin, Loop, Show, nobody_hears
 from soulkit.train.state.note import model_note
@@ -274,10 +274,18 @@ async def _train(
     whole = with_origin(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
-        write_card(run.path / "best", config, material, policy, whole, read_position(best[0]).step)
+        done = read_position(best[0]).step
+        of_best = with_origin(run.path, best_summary(summary, run, done, material).to_json())
+        write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
     await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
+
+
+def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
+    """`summary` with what the best weights, those after `step`, scored: not what the last did."""
+    measured = dev_after(run.path, step, light=True)
+    return with_dev(without_dev(summary), measured, material.tasks.values())
 
 
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> TrainSummary:

@@ -173,7 +173,7 @@ def test_what_is_required_is_named_with_its_flag(capsys: pytest.CaptureFixture[s
     first = three_lines(capsys.readouterr().err)[0]
     assert "name either tasks (--task NAME,NAME) or one suite" in first
     assert soul("train", "ditto", "--help") == 0
-    assert "[default: those of the suite]" in capsys.readouterr().out
+    assert "[default: those of the suite]" in " ".join(capsys.readouterr().out.split())
     assert soul("judge", "check") == 2
     assert "RUN, the folder" in three_lines(capsys.readouterr().err)[0]
 

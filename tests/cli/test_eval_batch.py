@@ -167,6 +167,28 @@ def test_a_live_run_may_be_finished_by_batch(tmp_path: Path) -> None:
     assert value(tmp_path / "run")["mean"] == 1.0
 
 
+def test_what_a_batch_holds_is_not_paid_for_live_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def service(request: str, index: int) -> str:
+        return "unknown" if lost and request == "GET /batches/ID" else ""
+
+    lost = True
+    with BatchServer(answer=oracle("tomi", 4), service=service) as server:
+        out = tmp_path / "run"
+        assert api(server.base_url, out, *PRICES, *BATCH, n=4) == 2
+        assert "knows no batch batch_0" in capsys.readouterr().err
+        assert api(server.base_url, out, *PRICES, n=4) == 2
+        what, why, fix = three_lines(capsys.readouterr().err)
+        assert "batch_0 (3 requests to m)" in what and "second time" in why
+        assert "--batch" in fix and str(out / "batches.json") in fix
+        lost = False
+        assert api(server.base_url, out, *PRICES, *BATCH, n=4) == 0
+        assert len(server.live) == 1 and set(server.paid.values()) == {1}
+        assert api(server.base_url, out, *PRICES, n=4) == 0
+        assert len(server.live) == 1
+
+
 # -- 500 rows, killed twice ------------------------------------------------------------------------
 
 
@@ -216,17 +238,23 @@ def test_500_rows_killed_twice_come_to_the_live_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_its_batch_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_its_batch_and_says_so(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     waiting = ("validating", *["in_progress"] * 100_000)
     with BatchServer(answer=oracle("tomi", 12), states=waiting) as server:
         command = ("eval", "api", "--model", "m", "--base-url", server.base_url, "--task", "tomi",
                    "--data", "synth:12", "--out", tmp_path / "run", *BATCH)  # fmt: skip
         process = start(*command)
         server.wait_for(lambda: server.requests["GET /batches/ID"] > 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate()
-        assert process.returncode == 130
-        assert "batch batch_0 of m goes on at" in err and f"--out {tmp_path / 'run'}" in err
+        assert process.returncode == code
+        assert (
+            "batch batch_0 of m (11 requests) goes on at" in err
+            and f"--out {tmp_path / 'run'}" in err
+        )
         server.states = waiting[:1]
         assert soul(*command) == 0
         assert len(server.batches) == 1 and set(server.paid.values()) == {1}

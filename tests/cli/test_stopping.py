@@ -18,7 +18,7 @@ from soulkit.cli import stopping
 from soulkit.cli.stopping import StopSignals
 from soulkit.runs.jsonl import read_jsonl
 from tests.support.evaluation import FAST, oracle, paid, soul, summary
-from tests.support.resuming import fork_context, stop_after
+from tests.support.resuming import episodes, fork_context, stop_after
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import random_model
 
@@ -39,6 +39,12 @@ NAPS = {
 }
 
 
+def usual_signals() -> None:
+    """Whoever runs these tests may ignore some, as `nohup` does; a child would, too."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def nap(folder: Path, kind: str = "plain", **how: Any) -> subprocess.Popen[str]:
     """A `soul nap` that has begun to sleep."""
     (folder / "nap.py").write_text(
@@ -51,7 +57,10 @@ def nap(folder: Path, kind: str = "plain", **how: Any) -> subprocess.Popen[str]:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], text=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how},
+        **{
+            "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": usual_signals,
+            **how,
+        },
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -76,6 +85,7 @@ def test_what_was_ignored_before_stays_ignored(tmp_path: Path) -> None:
     """As after `nohup`, and in a shell's background: SIGTERM still ends an event loop in order."""
 
     def ignore() -> None:
+        usual_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -119,6 +129,7 @@ def test_a_terminal_that_closes_ends_the_command_in_order(tmp_path: Path) -> Non
     here, there = pty.openpty()
 
     def take_terminal() -> None:
+        usual_signals()
         fcntl.ioctl(2, termios.TIOCSCTTY, 0)
 
     process = nap(
@@ -140,13 +151,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def played(out: Path) -> list[dict[str, Any]]:
     """The run's records in the order of their keys, without how long they took and what of."""
-    records = sorted(read_jsonl(out / "episodes.jsonl"), key=lambda record: str(record["key"]))
-    for record in records:
-        record["episode"]["usage"] = None
-        for trace in record["episode"]["traces"]:
-            for turn in trace["turns"]:
-                turn["completion"]["usage"] = None
-    return records
+    return sorted(episodes(out), key=lambda record: str(record["key"]))
 
 
 def figures(out: Path) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_a_dev_split_tears_no_story_and_knows_its_columns(tmp_path: Path) -> Non
 
 
 def test_the_setting_takes_names_with_commas() -> None:
-    rest = {"method": "ditto", "tasks": {"tomi": 1.0}}
+    rest = {"method": "ditto", "tasks": {"tomi": 1.0}, "eval_every": 5}
     for names in ("job, town,pet", ["job,town", "pet"], ("job", "town", "pet")):
         assert TrainConfig.model_validate({**rest, "dev_by": names}).dev_by == (
             "job",
@@ -162,6 +162,8 @@ def test_the_setting_takes_names_with_commas() -> None:
             "pet",
         )
     assert TrainConfig.model_validate(rest).dev_by == ()
+    with pytest.raises(ValueError, match="which --eval-every STEPS makes"):
+        TrainConfig.model_validate({**rest, "dev_by": "job", "eval_every": None})
 
 
 def test_the_key_of_a_group_does_not_mix_columns_up() -> None:

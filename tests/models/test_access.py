@@ -72,7 +72,8 @@ def test_headers_have_their_values_from_variables_and_some_stand_in_for_the_key(
 @pytest.mark.parametrize(
     "wrong",
     [{"X Team": "TEAM"}, {"X:": "TEAM"}, {"": "TEAM"}, {"Host": "TEAM"}, {"content-length": "TEAM"},
-     {"X-Key": "sk-0123456789abcdef0123"}, {"X-Key": "a value"}, {"X-Key": ""}],
+     {"X-Key": "sk-0123456789abcdef0123"}, {"X-Key": "a value"}, {"X-Key": ""},
+     {"X-Key": "TEAM", "x-key": "TEAM"}],
 )  # fmt: skip
 def test_what_can_be_no_header_is_refused_and_no_value_repeated(wrong: dict[str, str]) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -14,9 +14,13 @@ import pytest
 from soulkit.errors import ContextOverflow, ProviderError, RunError, UserError
 from soulkit.models.api import batch_queue
 from soulkit.models.api.batch import ROUNDS, BatchEndpoint, Batches
+from soulkit.models.api.batch_book import BatchBook
 from soulkit.models.api.batch_service import NoBatchService
 from soulkit.models.api.budget import Budget, BudgetSpent
 from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.faults import Fault as AnyFault
+from soulkit.models.api.probe import EndpointRefused
+from soulkit.models.api.roll_call import RollCall
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import gather
 from soulkit.types import Call, Completion, Sampling, Segment
@@ -323,6 +327,111 @@ def test_a_wave_beyond_the_services_limit_is_several_batches(
         assert len(texts(ask(server, tmp_path / "bytes", 10))) == 10
         assert len(server.batches) > 3
         assert max(len(server.files[batch.input_file_id]) for batch in server.batches) <= 600
+
+
+class Liar(BatchServer):
+    """What it gives as the replies of a batch is `turned` first."""
+
+    def __init__(self, turned: Callable[[bytes], bytes], **settings: Any) -> None:
+        self.turned = turned
+        super().__init__(**settings)
+
+    def store(self, lines: list[dict[str, Any]]) -> str:
+        name = super().store(lines)
+        self.files[name] = self.turned(self.files[name])
+        return name
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [
+        lambda raw: raw.replace(b'"custom_id": "', b'"custom_id": "another'),
+        lambda raw: b"\xff\xfe\x00 garbage\n[]\n1\n{}\n" + b"[" * 20_000,
+    ],
+)
+def test_a_batch_that_is_about_something_else_is_paid_for_once(
+    turned: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    with Liar(turned) as server:
+        replies = ask(server, tmp_path, 4)
+        assert len(server.batches) == 1
+    assert isinstance(replies[0], Completion)
+    assert all("batch_0 completed with no line for any" in str(one) for one in replies[1:])
+
+
+def test_a_line_too_deep_to_be_read_is_a_fault() -> None:
+    body: list[Any] = []
+    for _ in range(100_000):
+        body = [body]
+    line = {"response": {"status_code": 200, "body": body}}
+    outcome = batch_queue.line_outcome(line, AnyFault("nothing"))
+    assert isinstance(outcome, AnyFault) and "too deep" in outcome.detail
+
+
+def test_lines_that_come_several_times_count_once(tmp_path: Path) -> None:
+    with Liar(lambda raw: raw * 3) as server:
+        assert len(texts(ask(server, tmp_path, 4))) == 4
+    assert len(look(tmp_path / "ledger.sqlite")[1]) == 4
+
+
+def test_a_batch_that_was_refused_is_not_said_to_go_on(tmp_path: Path) -> None:
+    refusing = True
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            if refusing and (method, path) == ("POST", "/v1/batches"):
+                return 400, {"error": {"message": "no batches of m"}}
+            return usual(method, path, raw, kind)
+
+        server.handle = handle  # type: ignore[method-assign]
+        replies = ask(server, tmp_path, 4)
+        assert all("no batches of m" in str(one) for one in replies[1:])
+        assert Batches(tmp_path).parting_words() == []
+        refusing = False
+        assert len(texts(ask(server, tmp_path, 4))) == 4
+        paid_once(server, 4)
+
+
+def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) -> None:
+    revoked = Fault.status_error(401, "revoked")
+    said: list[str] = []
+    with BatchServer(lines=lambda batch, body: revoked) as server:
+        usual = server.complete
+
+        def complete(body: dict[str, Any]) -> tuple[int, Any]:
+            return (401, json.loads(revoked.raw or b"")) if server.batches else usual(body)
+
+        server.complete = complete  # type: ignore[method-assign]
+        replies = ask(server, tmp_path, 4, roll_call=RollCall(said.append))
+    assert isinstance(replies[0], Completion) and said[0].startswith("answered: m at")
+    assert all(isinstance(one, EndpointRefused) and "refuses the key" in str(one)
+               for one in replies[1:])  # fmt: skip
+
+
+def test_nothing_stays_reserved_of_what_was_given_back() -> None:
+    budget, costs = Budget(1.0), (0.1, 0.2, 0.3)
+    assert all(budget.reserve(cost) for cost in costs) and budget.reserved > 0.5
+    for cost in costs:
+        budget.release(cost)
+    assert budget.reserved == 0.0
+
+
+def test_a_batch_is_taken_over_once(tmp_path: Path) -> None:
+    """Two keys of one model are two queues."""
+    earlier = BatchBook(tmp_path)
+    earlier.add("http://a/v1", "m", [b"{}"], 0.0)
+    book = BatchBook(tmp_path)
+    assert [one.number for one in book.take_over("http://a/v1", "m")] == [1]
+    book.add("http://a/v1", "m", [b"{}"], 0.0)
+    assert book.take_over("http://a/v1", "m") == []
+
+
+def test_a_damaged_file_of_requests_is_named(tmp_path: Path) -> None:
+    book = BatchBook(tmp_path)
+    state = book.add("http://a/v1", "m", [b"{no json\n"], 0.0)
+    with pytest.raises(RunError, match="requests of batch 1 cannot be read"):
+        list(book.requests(state))
 
 
 def test_a_damaged_book_is_not_guessed_at(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +87,8 @@ def test_a_batch_is_found_by_its_mark_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(404, NoBatchService), (401, ModelLoadError), (400, UserError), (503, ServiceSilent),
-     (429, ServiceSilent)],
+    [(404, UserError), (405, NoBatchService), (401, ModelLoadError), (400, UserError),
+     (503, ServiceSilent), (429, ServiceSilent)],
 )  # fmt: skip
 def test_what_a_service_refuses_is_told_apart(status: int, kind: type[Exception]) -> None:
     async def scene(url: str) -> None:
@@ -117,6 +120,91 @@ def heads(server: BatchServer, access: Access) -> dict[str, str]:
     """What a server hears beside the request for its models."""
     asyncio.run(list_models(access))
     return server.heads[-1]
+
+
+ODD: list[dict[str, Any]] = [
+    {"request_counts": [1]}, {"request_counts": {"total": "x"}}, {"expires_at": "soon"},
+    {"errors": "none"}, {"errors": {"data": [1]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_report_with_odd_fields_is_one_all_the_same(odd: dict[str, Any]) -> None:
+    status = "in\nprogress\nbatch: done"
+
+    async def scene(url: str) -> None:
+        service = BatchService(open_access(url, "NO_KEY"))
+        report = await service.look("batch_0")
+        assert (report.total, report.completed, report.expires_at, report.ended) == (0, 0, 0, False)
+        assert report.status == "in progress batch: done"
+        await service.close()
+
+    with BatchServer() as server:
+        server.handle = lambda *_: (200, {"id": "b", "status": status, **odd})  # type: ignore[method-assign]
+        asyncio.run(scene(server.base_url))
+
+
+@pytest.mark.parametrize("odd", [None, "", 7, "a\nb", "x" * 10_000])
+def test_an_answer_without_an_id_is_none(odd: object, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(file_of(1))
+
+    async def scene(url: str) -> None:
+        service = BatchService(open_access(url, "NO_KEY"))
+        with pytest.raises(NoBatchService, match="without the id"):
+            await service.upload(tmp_path / "x.jsonl", "x.jsonl")
+        with pytest.raises(NoBatchService, match="without the id"):
+            await service.create("file_0", MARK)
+        await service.close()
+
+    with BatchServer() as server:
+        server.handle = lambda *_: (200, {"id": odd, "status": "validating"})  # type: ignore[method-assign]
+        asyncio.run(scene(server.base_url))
+
+
+def test_a_list_that_begins_again_for_ever_ends(tmp_path: Path) -> None:
+    async def scene(server: BatchServer) -> None:
+        service = BatchService(open_access(server.base_url, "NO_KEY"))
+        assert await service.search(MARK, 0.0) is None
+        assert server.requests["GET /batches"] == 2
+        await service.close()
+
+    page = {"object": "list", "data": [{"id": "a"}, {"id": "b"}], "has_more": True}
+    with BatchServer() as server:
+        server.handle = lambda *_: (200, page)  # type: ignore[method-assign]
+        asyncio.run(scene(server))
+
+
+def test_a_list_of_models_that_never_ends_is_none() -> None:
+    """Each read in time, and no end of them."""
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            with suppress(OSError):
+                while not over.wait(0.02):
+                    connection.sendall(b" ")
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        access = open_access(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "NO_KEY")
+        with pytest.raises(ModelLoadError, match="TimeoutError"):
+            asyncio.run(list_models(access, 0.3))
+        over.set()
+        thread.join(60)
+
+
+def test_headers_that_the_package_has_of_the_environment_go_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: team-secret\nAuthorization: Bearer other")
+    with BatchServer() as server:
+        access = Access(server.base_url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY")
+        sent = heads(server, access)
+    assert "x-team" not in sent and sent["authorization"] == f"Bearer {SECRET}"
 
 
 def test_an_organisation_in_the_environment_is_nobodys_business(

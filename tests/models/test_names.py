@@ -32,7 +32,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("owner/name@v1.2", ("owner/name", "v1.2")),
         ("owner/name@refs/pr/3", ("owner/name", "refs/pr/3")),
         ("gpt2", ("gpt2", None)),
-        ("runs/warm@main", ("runs/warm", "main")),
+        ("models/zzz@main", ("models/zzz", "main")),
         ("runs/warm/model", ("runs/warm/model", None)),
     ],
 )
@@ -63,6 +63,18 @@ def test_a_slip_is_told_at_once_with_its_neighbour(folders: Path, name: str, hin
     assert hint in caught.value.way_out
     gap = model_gaps("owner/name", name)[0]
     assert gap.fatal and hint in gap.error.way_out
+
+
+@pytest.mark.parametrize("name", ["small-model@main", "models/qwen@v1", "runs/warm@main"])
+def test_a_revision_of_a_folder_is_refused(folders: Path, name: str) -> None:
+    """The libraries would load the folder without a word."""
+    folder = name.partition("@")[0]
+    with pytest.raises(ModelLoadError, match=f"there is a folder '{folder}'") as caught:
+        adapter_folder(name)
+    assert f"Name the folder as '{folder}'" in caught.value.way_out
+    with pytest.raises(ModelLoadError, match="names a model of the hub"):
+        model_place(name)
+    assert model_gaps("owner/name", name)[0].fatal
 
 
 def test_a_path_is_never_the_hubs(folders: Path) -> None:

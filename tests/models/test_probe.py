@@ -14,6 +14,7 @@ from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.http import Received
 from soulkit.models.api.probe import Answer, EndpointRefused, Refusal, Undecided, outcome_of
 from soulkit.models.api.roll_call import RollCall
+from soulkit.models.api.wire import error_message
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 
@@ -64,6 +65,16 @@ def test_a_busy_server_decides_nothing(status: int, text: str) -> None:
     assert isinstance(outcome, Undecided) and outcome.busy and outcome.wait_s == 2.0
 
 
+@pytest.mark.parametrize("words", ["model does ", "Bearer ", "invalid api key "])
+def test_an_endless_error_is_read_from_its_ends(words: str) -> None:
+    """What is looked at has a bound, whatever a server sends."""
+    text = f"no {words * 100_000} at the very end"
+    message = error_message({"message": text})
+    assert len(message) < 10_000
+    assert message.startswith(f"no {words}") and message.endswith("at the very end")
+    assert isinstance(outcome_of(Received(400, {}, error(text)), "m"), Answer | Refusal)
+
+
 @pytest.mark.parametrize("text", ["<html>", "", "{}", '{"choices": []}'])
 def test_neither_does_a_reply_that_is_none(text: str) -> None:
     outcome = outcome_of(Received(200, {}, text), "m")
@@ -73,6 +84,7 @@ def test_neither_does_a_reply_that_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "text"),
     [(400, error("Unsupported parameter: 'max_tokens'", param="max_tokens")),
+     (400, error("With this model the parameter 'max_tokens' is not available")),
      (400, error("Invalid 'max_tokens': integer below minimum value. Expected >= 16.")),
      (422, error("temperature is required")), (200, ANSWERED)],
 )  # fmt: skip

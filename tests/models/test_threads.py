@@ -36,7 +36,7 @@ def test_what_was_asked_for_goes_before_what_was_recorded(monkeypatch: pytest.Mo
     assert choose_threads(3, 2, alike=True).number == 3
     assert choose_threads(None, 2, alike=True) == ThreadChoice(2, "as this run began")
     assert choose_threads(None, None, alike=True).number == 1
-    for text, number in (("4", 4), ("5,2", 5), ("0", 2), ("many", 2), ("", 2)):
+    for text, number in (("4", 4), ("5,2", 5), ("0", 2), ("many", 2), ("", 2), ("9" * 5000, 2)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         assert choose_threads(None, 2, alike=False).number == number
         assert choose_threads(7, 2, alike=False).number == 7

@@ -318,7 +318,8 @@ def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
     assert [label for label, _ in figures["Rewards by task"].legend] == ["a", "b"]
     rows = {label: values for label, *values in table.step_rows(run)}
     assert rows["draft reward, b"] == ["0.300", "0.700"]
-    assert rows["leave-one-out gap, a"] == ["0.100", "0.100"]
+    assert rows["draft reward, a"] == ["0.100", "0.400 (step 1)"]
+    assert rows["leave-one-out gap, a"] == ["0.100 (step 1)", "0.100 (step 1)"]
 
 
 def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from soulkit.report.suites import SuiteTable, common_suite, suite_table
 from soulkit.report.table import parts_text
 from soulkit.report.views import ReportView
 from soulkit.tasks.registry import Registry, load_registry
+from soulkit.train.state.lines import steps_of
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -209,6 +210,19 @@ def test_break_downs_are_behind_details(registry: Registry) -> None:
         assert "order=2" not in view.text() + view.markdown()
         detailed = replace(view, details=True)
         assert "order=2" in detailed.text() and "order=2" in detailed.markdown()
+
+
+def test_a_training_on_a_suite_shows_its_steps_as_well(registry: Registry) -> None:
+    """Reward and gap of every task: what a joint run is read for."""
+    lines = [{"step": 0, "reward/draft": 0.2, "reward/draft/tomi": 0.125, "gap/loo/tomi": 0.0625}]
+    one = replace(run("one", **WHOLE), kind="train", steps=steps_of(lines))
+    view = ReportView([one], duo(registry, one))
+    for text in (view.text(), view.markdown()):
+        assert "draft reward, tomi" in text and "0.125" in text and "0.062" in text
+        assert text.index("hitom") < text.index("draft reward, tomi")
+    two = ReportView([one, run("two", **WHOLE)], duo(registry, one, run("two", **WHOLE)))
+    assert two.text().count("draft reward, tomi") == 1
+    assert "## one" in two.markdown() and "## two" not in two.markdown()
 
 
 def test_csv_and_json_hold_a_record_a_number(registry: Registry) -> None:

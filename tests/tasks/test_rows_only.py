@@ -133,7 +133,7 @@ def test_eval_refuses_before_anything_starts(tasks_file: Path, lines, tmp_path: 
     assert "--playable" in fix and fix.endswith("--task tomi")
     error, _, _ = lines("eval", "local", "--task", "lights", "--tasks", tasks_file, "--out", out,
                         "--model", tmp_path / "no_such_model")  # fmt: skip
-    assert "'lights' cannot be played" in error, "before the model is looked for"
+    assert "no class that plays lights; no model" in error, "all that is missing is named"
     assert not out.exists()
 
 

@@ -26,6 +26,7 @@ from tests.support.training import policy_of, random_model, soul
 
 IDS = [[5, 9, 40, 33, 21, 64, 70, 3]]
 NOBODY = 65534
+RECORDED = Path(__file__).parents[1] / "recorded"
 TRAIN = ("--task", "tomi", "--data", "tomi=synth:40", "--prompts", 4, "--group-size", 2,
          "--eval-every", 1, "--max-tokens", 4, "--steps", 2)  # fmt: skip
 
@@ -169,7 +170,8 @@ def test_a_run_says_beside_its_weights_what_they_are(
     monkeypatch.chdir(tmp_path)
     assert soul("train", "ditto", "--model", home / "base", *TRAIN, "--out", "run") == 0
     run = tmp_path / "run"
-    step = json.loads((run / "summary.json").read_text())["best_step"]
+    summary = json.loads((run / "summary.json").read_text())
+    step, dev = summary["best_step"], summary["tasks"]["tomi"]["dev"]["mean"]
     for name, at in (("model", 2), ("best", step), ("checkpoints/step_000002", 2)):
         note = json.loads((run / name / "soulkit.json").read_text())
         assert note["schema"] == "soulkit/model@1" and note["soulkit"] == __version__
@@ -184,6 +186,12 @@ def test_a_run_says_beside_its_weights_what_they_are(
         assert str(home) not in card and str(tmp_path) not in card
         assert f"* step {step if name == 'best' else 2} of 2" in card
         assert "| tomi | drafts |" in card and "| rules |" in card and "`synth:40`" in card
+    # Each card says what its own weights scored.
+    card = (run / "model" / "README.md").read_text()
+    assert f"| tomi | dev (step {summary['dev_steps']}) | {dev:.3f} |" in card
+    card = (run / "best" / "README.md").read_text()
+    assert f"| tomi | dev (step {step}) | {summary['best_dev']:.3f} |" in card
+    assert card.count("| dev (") == 1 and "--coach" not in card
     assert not (run / "checkpoints" / "step_000002" / "README.md").exists()
     assert modes(run) <= {0o644, 0o600} and modes(run / "model") == {0o644}
 
@@ -201,6 +209,27 @@ def test_a_teacher_is_recorded_and_stands_in_the_card(
     assert (record["model"], record["adapter"]) == ("base", "expert")
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"* teacher: `base` (`{record['weights']}`) + `expert`" in card
+
+
+@pytest.mark.slow
+def test_the_command_of_a_card_names_who_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model(tmp_path / "base")
+    for name in ("one.yaml", "two|three.yaml"):
+        shutil.copy(RECORDED / "judge.yaml", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    essay = ("--tasks", RECORDED / "judged_task" / "tasks.yaml", "--task", "essay",
+             "--data", f"essay={RECORDED / 'rows' / 'essay.jsonl'}")  # fmt: skip
+    judges = ("--judge", "scripted:one.yaml",
+              "--judge", f"scripted:{tmp_path / 'two|three.yaml'}")  # fmt: skip
+    small = ("--prompts", 2, "--group-size", 2, "--max-tokens", 4, "--steps", 1)
+    assert soul("train", "grpo", "--model", "base", *essay, *judges, *small, "--out", "run") == 0
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "--judge scripted:one.yaml --judge 'scripted:two|three.yaml'" in card
+    rows = [line for line in card.splitlines() if line.startswith("| essay | drafts")]
+    assert rows and all(row.count("|") == 7 for row in rows)
+    assert str(tmp_path) not in card
 
 
 @pytest.mark.slow

@@ -101,7 +101,10 @@ def _is_default(base_url: str) -> bool:
 
 def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Header → variable; ValueError, which shows no value, for what can be neither."""
+    names = [name.lower() for name in headers]
     for name, variable in headers.items():
+        if names.count(name.lower()) > 1:
+            raise ValueError(f"the header '{name}' is there twice, in other letters")
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
             raise ValueError(f"'{name}' can be no header here; write NAME=ENV, as X-Team=MY_TEAM")
         if not _VARIABLE.fullmatch(variable):

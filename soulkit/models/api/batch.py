@@ -87,13 +87,18 @@ class Batches:
 
     def parting_words(self) -> list[str]:
         """What to know of the batches that go on without this process."""
-        left = [s for s in self.book.unused() if s.stage in ("uploaded", "created")]
-        return [
-            f"batch {s.batch_id or s.number} of {s.model} goes on at {s.base_url} and is paid for "
-            f"({s.requests} requests): run the same command again with --out "
-            f"{self.book.path.parent} to take it up"
-            for s in left
-        ]
+        way_out = f"run the same command again with --out {self.book.path.parent} to take it up"
+        lines = []
+        for s in self.book.unused():
+            about = f"of {s.model} ({s.requests} requests)"
+            if s.stage == "created":
+                lines.append(
+                    f"batch {s.batch_id} {about} goes on at {s.base_url} and is paid for: {way_out}"
+                )
+            elif s.stage == "uploaded":
+                lines.append(f"a batch {about} may go on at {s.base_url}, which was asked for it "
+                             f"and did not say: {way_out}")  # fmt: skip
+        return lines
 
 
 class BatchEndpoint(Endpoint):
@@ -193,6 +198,9 @@ class BatchEndpoint(Endpoint):
             return outcome
         as_sent = replace(request, settings=settings, sent=sent)
         return self._reply(*outcome, as_sent, seconds, {"batch": reply.state.batch_id})
+
+    async def _confirm(self) -> None:
+        await self._scout._confirm()
 
     def _wait(self, fault: Fault, attempts: int) -> float:
         return 0.0  # the next batch is pause enough

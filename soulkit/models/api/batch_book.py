@@ -71,6 +71,7 @@ class BatchBook:
         self.lore: dict[str, ServerLore] = {}
         if self.path.is_file():
             self._read()
+        self._earlier = set(self.states)
 
     def _read(self) -> None:
         try:
@@ -118,20 +119,31 @@ class BatchBook:
         """The batches whose replies are not all in the ledger."""
         return (state for state in self.states.values() if state.stage != "used")
 
+    def take_over(self, base_url: str, model: str) -> list[BatchState]:
+        """The unused batches of a model that an earlier process left; each is given once."""
+        left = [
+            state
+            for state in self.unused()
+            if state.number in self._earlier and (state.base_url, state.model) == (base_url, model)
+        ]
+        self._earlier -= {state.number for state in left}
+        return left
+
     def requests_file(self, number: int) -> Path:
         return self.files / f"{number:04d}.requests.jsonl"
 
     def replies_file(self, number: int, part: int) -> Path:
         return self.files / f"{number:04d}.replies.{part}.jsonl"
 
-    def requests(self, state: BatchState) -> Iterator[bytes]:
-        """The lines of its file; RunError when it is gone."""
+    def requests(self, state: BatchState) -> Iterator[tuple[str, bytes]]:
+        """custom_id and line of each of its requests; RunError when the file is gone or damaged."""
         try:
             with self.requests_file(state.number).open("rb") as stream:
-                yield from stream
-        except OSError as error:
+                for line in stream:
+                    yield str(json.loads(line)["custom_id"]), line
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"The requests of batch {state.number} cannot be read: {error.strerror}.",
+                f"The requests of batch {state.number} cannot be read: {error}.",
                 f"'{self.path}' says that it was sent as {state.batch_id or 'a new batch'}.",
                 "Restore the folder 'batches', or give another folder with --out.",
             ) from error

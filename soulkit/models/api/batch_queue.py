@@ -17,7 +17,13 @@ from typing import Any, Protocol, TypeVar
 from soulkit.errors import UserError
 from soulkit.models.api import http
 from soulkit.models.api.batch_book import BatchBook, BatchState
-from soulkit.models.api.batch_service import PATH, BatchReport, BatchService, ServiceSilent
+from soulkit.models.api.batch_service import (
+    PATH,
+    BatchReport,
+    BatchService,
+    ServiceSilent,
+    was_refused,
+)
 from soulkit.models.api.budget import Budget, BudgetSpent
 from soulkit.models.api.faults import Fault, clean_detail
 
@@ -97,15 +103,16 @@ class BatchQueue:
         if self._begun:
             return
         self._begun = True
-        for state in list(self.book.unused()):
-            if (state.base_url, state.model) == (self._service.base_url, self.model):
+        for state in self.book.take_over(self._service.base_url, self.model):
+            if state.stage == "written":  # nobody heard of it: its calls come again by themselves
+                self.batches.close_book(state)
+            else:
                 self._take_up(state)
         self._start(self._collect())
 
     def _take_up(self, state: BatchState) -> None:
         cost = state.cost_limit / max(state.requests, 1)
-        raws = self.book.requests(state)
-        lines = [self._line(str(json.loads(raw)["custom_id"]), raw, cost) for raw in raws]
+        lines = [self._line(key, raw, cost) for key, raw in self.book.requests(state)]
         for line in lines:
             line.sent = True
             line.reserved = self._budget is not None and state.stage != "ended"
@@ -258,7 +265,12 @@ class BatchQueue:
                 if there is not None:
                     return there
             doubtful = True
-            return await self._service.create(state.file_id, mark)
+            try:
+                return await self._service.create(state.file_id, mark)
+            except UserError as error:
+                if was_refused(error):  # else it may be there
+                    self.book.save(replace(state, stage="written"))
+                raise
 
         return await self._patient(attempt)
 
@@ -286,7 +298,7 @@ class BatchQueue:
     def _deliver(self, state: BatchState) -> None:
         """Give every call of a batch its reply, or say why there is none."""
         lines, replies = self._members.pop(state.number), self.book.replies(state.number)
-        nothing = self._nothing(state, len(lines))
+        nothing = self._nothing(state, lines, any(line.key in replies for line in lines))
         for line in lines:
             self._release(line)
             outcome = line_outcome(replies.get(line.key), nothing)
@@ -295,8 +307,12 @@ class BatchQueue:
             if not line.future.done():
                 line.future.set_result(BatchReply(line.key, state, line.parameters(), outcome))
 
-    def _nothing(self, state: BatchState, count: int) -> Fault:
-        """Why a call has no line among the replies."""
+    def _nothing(self, state: BatchState, lines: Sequence[_Line], some: bool) -> Fault:
+        """Why a call has no line among the replies, where `some` have one."""
+        count = len(lines)
+        if state.status == "completed":  # paid for: what brought nothing at all is not sent again
+            what = "no line for this request" if some else "no line for any of its requests"
+            return Fault(f"batch {state.batch_id} completed with {what}", retry=some)
         words = f"batch {state.batch_id} {state.status}{f': {state.words}' if state.words else ''}"
         if state.status == "failed" and "token_limit" in state.words and count > 1:
             # More tokens than may wait at once: in halves, one after the other. This ends.
@@ -328,7 +344,10 @@ def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> http.Receive
         return nothing
     response, error = line.get("response"), line.get("error")
     if isinstance(response, dict) and isinstance(response.get("status_code"), int):
-        text = json.dumps(response.get("body"), ensure_ascii=False)
+        try:
+            text = json.dumps(response.get("body"), ensure_ascii=False)
+        except RecursionError:
+            return Fault("a line of the batch too deep to be read")
         return http.Received(response["status_code"], {}, text)
     message = error.get("message") or error.get("code") if isinstance(error, dict) else None
     return Fault(clean_detail(str(message or "a line of the batch without a reply")))

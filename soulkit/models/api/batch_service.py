@@ -9,6 +9,7 @@ that one whose creation was not heard of is found again instead of being made, a
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ PATH: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 TIMEOUT_S = 600.0
 """Of one request: a file may have 200 MB."""
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
+LONGEST_ID = 500
 _PASSING = frozenset((408, 409, 429))
 _OLDER_S = 3600
 """A batch that was made so long before its file was written is another one's."""
@@ -81,9 +83,9 @@ class BatchService:
     async def upload(self, path: Path, name: str) -> str:
         """The id of the file with the requests."""
         with path.open("rb") as stream:
-            async with self._asking():
+            async with self._asking(unbounded=True):
                 file = await self.sdk.files.create(file=(name, stream), purpose="batch")
-        return str(file.id)
+                return _name(file.id)
 
     async def create(self, file_id: str, mark: Mapping[str, str]) -> BatchReport:
         """A new batch of an uploaded file. After ServiceSilent it may be there all the same."""
@@ -91,21 +93,23 @@ class BatchService:
             batch = await self.sdk.batches.create(
                 completion_window="24h", endpoint=PATH, input_file_id=file_id, metadata=dict(mark)
             )
-        return _report(batch)
+            return _report(batch)
 
     async def search(self, mark: Mapping[str, str], since: float) -> BatchReport | None:
         """The batch with this mark, not older than `since` (Unix seconds); None without one."""
+        ids: set[str] = set()
         async with self._asking():
             async for batch in self.sdk.batches.list(limit=100):
                 if (batch.metadata or {}) == mark:
                     return _report(batch)
-                if (batch.created_at or since) < since - _OLDER_S:
-                    break
+                if batch.id in ids or (batch.created_at or since) < since - _OLDER_S:
+                    break  # older ones, or a service that gives its first page for ever
+                ids.add(batch.id)
         return None
 
     async def look(self, batch_id: str) -> BatchReport:
         """How far a batch is."""
-        async with self._asking():
+        async with self._asking(f"batch {batch_id}"):
             return _report(await self.sdk.batches.retrieve(batch_id))
 
     async def fetch(self, file_id: str, path: Path) -> None:
@@ -113,7 +117,7 @@ class BatchService:
         part, safe = (path.with_name(f".{path.name}.{os.getpid()}.{n}.tmp") for n in (1, 2))
         try:
             async with (
-                self._asking(),
+                self._asking(f"file {file_id}", unbounded=True),
                 self.sdk.files.with_streaming_response.content(file_id) as reply,
             ):
                 await reply.stream_to_file(part)
@@ -129,18 +133,22 @@ class BatchService:
             self._sdk = None
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
-        """Turns the package's errors into ours."""
+    async def _asking(self, there: str = "", *, unbounded: bool = False) -> AsyncIterator[None]:
+        """Turns the package's errors into ours; `there` is what the service gave us before. Files
+        are `unbounded`: as long as something of them comes they may take their time."""
         import httpx2
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         try:
-            yield
-        except (APIConnectionError, httpx2.HTTPError) as error:
+            async with asyncio.timeout(None if unbounded else TIMEOUT_S):
+                yield
+        except (TimeoutError, APIConnectionError, httpx2.HTTPError) as error:
             raise ServiceSilent(_words(error)) from error
         except APIStatusError as error:
             if error.status_code in _PASSING or error.status_code >= 500:
                 raise ServiceSilent(_words(error)) from error
+            if error.status_code == 404 and there:
+                raise self._gone(there, _words(error)) from error
             raise self._refusal(error) from error
         except (OpenAIError, ValueError, TypeError, AttributeError) as error:
             # Not in the form of the service: a web page, for instance.
@@ -159,6 +167,15 @@ class BatchService:
             f"The batch service at {self.base_url} refused: {_words(error)}.",
             "No batch was made of this; what was answered before is in the run's ledger.",
             "Mend what it names and run the same command again, or run it without --batch.",
+        )
+
+    def _gone(self, what: str, words: str) -> UserError:
+        return UserError(
+            f"The batch service at {self.base_url} knows no {what}: {words}.",
+            "It was there when this run made it: with the key of another account or project, or it "
+            "has been removed since.",
+            f"Run the same command with the key of that time (in {self._access.key_env}). To pay "
+            "for its requests anew, remove batches.json from the run folder first.",
         )
 
     def _unusable(self, words: str) -> NoBatchService:
@@ -186,14 +203,38 @@ def _words(error: BaseException) -> str:
     return clean_detail(f"{error}{more}" or type(error).__name__).rstrip(".")
 
 
+def was_refused(error: UserError) -> bool:
+    """Whether a service said no, and did nothing; otherwise nobody knows what it did."""
+    from openai import APIStatusError
+
+    return isinstance(error.__cause__, APIStatusError)
+
+
 def _report(batch: Batch) -> BatchReport:
-    counts, errors = batch.request_counts, batch.errors
+    """The package checks nothing of what it reads: any of it may be missing or something else.
+    ValueError without what a batch is asked for by."""
+    counts, errors = batch.request_counts, getattr(batch.errors, "data", None)
     lines = [
-        f"{one.code or 'error'}: {one.message}" for one in (errors.data if errors else []) or []
+        f"{getattr(one, 'code', None) or 'error'}: {getattr(one, 'message', '')}"
+        for one in (errors if isinstance(errors, list) else [])[:3]
     ]
     return BatchReport(
-        id=str(batch.id), status=str(batch.status), total=counts.total if counts else 0,
-        completed=counts.completed if counts else 0, failed=counts.failed if counts else 0,
-        expires_at=batch.expires_at or 0, words=clean_detail("; ".join(lines[:3])),
-        files=tuple(str(f) for f in (batch.output_file_id, batch.error_file_id) if f),
+        id=_name(batch.id), status=clean_detail(str(batch.status)),
+        total=_number(counts, "total"), completed=_number(counts, "completed"),
+        failed=_number(counts, "failed"), expires_at=_number(batch, "expires_at"),
+        words=clean_detail("; ".join(lines)),
+        files=tuple(_name(f) for f in (batch.output_file_id, batch.error_file_id) if f),
     )  # fmt: skip
+
+
+def _name(value: object) -> str:
+    """An id of the service's, fit to be written down, shown and asked for."""
+    if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_ID:
+        return value
+    raise ValueError("an answer without the id of a file or batch")
+
+
+def _number(holder: object, name: str) -> int:
+    """A count or time of the service's; 0 where it says none."""
+    value = getattr(holder, name, None)
+    return value if isinstance(value, int) and value > 0 else 0

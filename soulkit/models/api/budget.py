@@ -36,7 +36,7 @@ class Budget:
                 "Set --max-cost to an amount above 0, or leave it out.",
             )
         self.max_cost = max_cost
-        self._spent, self._reserved = spent, 0.0
+        self._spent, self._reserved, self._reservations = spent, 0.0, 0
         self._lock = threading.Lock()
 
     @property
@@ -53,13 +53,16 @@ class Budget:
         `sent` already is counted whether it fits or not."""
         with self._lock:
             fits = sent or self._spent + self._reserved + cost <= self.max_cost
-            self._reserved += cost if fits else 0.0
+            if fits:
+                self._reserved, self._reservations = self._reserved + cost, self._reservations + 1
         return fits
 
     def release(self, cost: float) -> None:
         """What was reserved is spent (`add` says how much of it) or will not be."""
         with self._lock:
-            self._reserved = max(0.0, self._reserved - cost)
+            self._reservations = max(0, self._reservations - 1)
+            # Counted, since sums of fractions taken apart again leave something of themselves.
+            self._reserved = max(0.0, self._reserved - cost) if self._reservations else 0.0
 
     @property
     def exhausted(self) -> bool:

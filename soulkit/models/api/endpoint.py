@@ -319,11 +319,16 @@ class Endpoint:
                 continue  # this ends too: after `down_after_s` the gate lets nobody wait
             attempts += 1
             if not outcome.retry or attempts >= self.max_attempts:
-                if outcome.final and self._roll_call is not None:
-                    await self._roll_call.confirm(self)
+                if outcome.final:
+                    await self._confirm()
                 self._give_up(outcome, attempts)
             if outcome.server != "busy":  # else the gate makes everybody wait
                 await asyncio.sleep(self._wait(outcome, attempts))
+
+    async def _confirm(self) -> None:
+        """Stop the run where a refusal is for good."""
+        if self._roll_call is not None:
+            await self._roll_call.confirm(self)
 
     async def _attempt(self, request: _Request, tokens: float, attempts: int) -> _Reply | Fault:
         """One request, when its turn has come."""

@@ -109,7 +109,7 @@ def status_fault(
 ) -> Fault:
     """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
     fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
+    code, kind = (str(fields.get(name) or "")[:_DETAIL_CHARS] for name in ("code", "type"))
     message, param = error_message(body), str(fields.get("param") or "")
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
     if status in _REFUSING:

@@ -179,8 +179,8 @@ def outcome_of(received: http.Received, model: str) -> Outcome:
 
 def _outcome_of_error(status: int, error: object, received: http.Received, model: str) -> Outcome:
     fields: Mapping[str, Any] = error if isinstance(error, dict) else {}
-    message = error_message(error) if error is not None else received.text.strip()
-    text = f"{fields.get('code') or ''} {fields.get('type') or ''} {message}"
+    message = error_message(received.text if error is None else error)
+    text = " ".join([*(str(fields.get(name) or "")[:200] for name in ("code", "type")), message])
     why = clean_detail(f"HTTP {status} {message}".strip())
     if 300 <= status < 400:
         return Refusal("moved", f"HTTP {status}", _moved(received.headers.get("location", "")))
@@ -188,7 +188,7 @@ def _outcome_of_error(status: int, error: object, received: http.Received, model
         return Refusal("credit", why)
     if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
         return Refusal("key", why)
-    if status in (400, 422) and _NO_MODEL.search(text):
+    if status in (400, 422) and _NO_MODEL.search(text) and "max_tokens" not in text:
         return Refusal("model", why)
     if status in (404, 405, 410):
         named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))

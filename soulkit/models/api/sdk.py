@@ -6,6 +6,7 @@ Calls themselves do without it, see there.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from soulkit.models.api import http
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 CONNECTIONS = 4
+CUSTOM = "OPENAI_CUSTOM_HEADERS"
+"""Headers for every request of the package, whatever the host. Here they are named with
+--headers."""
 
 
 def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
@@ -26,10 +30,10 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
     """
     from openai import AsyncOpenAI, Omit
 
-    # By itself the package would tell every host the organisation and project of the environment.
-    silent: dict[str, Any] = dict.fromkeys(ACCOUNT, Omit())
+    # By itself the package would tell every host what the environment says of OpenAI's account.
     named = {name.lower() for name in access.headers}
-    silent = {name: value for name, value in silent.items() if name.lower() not in named}
+    silent: dict[str, Any] = {name: Omit() for name in ACCOUNT if name.lower() not in named}
+    silent |= {name: Omit() for name in _headers_of_environment()}
     client = http.make_client(access.base_url, timeout_s, CONNECTIONS)
     if "authorization" not in named:
         client.event_hooks = {"request": [_unsigned]}
@@ -42,6 +46,12 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
         max_retries=0,
         http_client=client,
     )
+
+
+def _headers_of_environment() -> list[str]:
+    """Names of the headers that the package would add from its variable, as it spells them."""
+    lines = os.environ.get(CUSTOM, "").split("\n")
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 
 async def _unsigned(request: Request) -> None:

@@ -50,6 +50,8 @@ NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetiti
 others; the older ones of these take no `top_k` of 0."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
+ERROR_CHARS = 4000
+"""Of an error text, from its beginning and from its end: patterns are looked for in all of it."""
 RESERVED = 1024
 """Tokens that a reply is taken to have at most before it is there: few use up their limit, and a
 rate that was reserved for all of it would let few calls go at once."""
@@ -185,11 +187,16 @@ def _dropped_rungs(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> set[
 
 
 def error_message(body: object) -> str:
-    """The message of an error body, whatever its shape."""
-    if isinstance(body, str):
-        return body.strip() or "no error body"
+    """The message of an error body, whatever its shape; of a long one its ends, which is where
+    servers say what is wrong when they quote the prompt."""
     message = body.get("message") if isinstance(body, dict) else None
-    return str(message) if message else json.dumps(body) if body else "no error body"
+    if isinstance(body, str):
+        text = body.strip()
+    else:
+        text = str(message) if message else json.dumps(body) if body else ""
+    if len(text) > 2 * ERROR_CHARS:
+        text = f"{text[:ERROR_CHARS]} ... {text[-ERROR_CHARS:]}"
+    return text or "no error body"
 
 
 def too_long(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 A revision is a branch, a tag or a commit; without one it is the hub's newest. A name that reads
 like a mistyped folder is never looked up: the hub's client asks several times before it gives up,
-and a stranger may own a model of that name. With a revision, the hub is always meant.
+and a stranger may own a model of that name. With a revision, the hub is always meant; where
+a folder has the name as well, it is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def model_place(name: str | Path, what: str = "model") -> ModelPlace:
     """The folder that is there, or the hub's; `what` is looked for.
 
     ModelLoadError, with the nearest folder, for a file and for what reads like a folder that is
-    not there: a Path, no owner/name, a name in a folder that exists, a slip of a model beside it.
+    not there: a Path, no owner/name, a name in a folder that exists, a slip of a model beside it;
+    and for a revision of a folder.
     """
     place = Path(name).expanduser()
     if place.is_dir():
@@ -60,6 +62,12 @@ def model_place(name: str | Path, what: str = "model") -> ModelPlace:
     match = None if isinstance(name, Path) else _HUB_NAME.fullmatch(name)
     if match is None or (match["revision"] is None and _reads_like_a_folder(place)):
         raise _no_folder(name, place, what, on_hub=match is not None)
+    if Path(match["id"]).is_dir():  # the hub's libraries would take it and pass the revision over
+        raise ModelLoadError(
+            f"'{name}' names {_article(what)} of the hub, and there is a folder '{match['id']}'.",
+            "The folder has no revisions, and the hub's libraries would load it instead.",
+            f"Name the folder as '{match['id']}', or start where there is no such folder.",
+        )
     return ModelPlace(match["id"], match["revision"])
 
 

@@ -23,6 +23,8 @@ from soulkit.runs.folder import is_run, note_start, read_environment
 NAME = "threads"
 """In `environment.json`: what a start took."""
 VARIABLE = "OMP_NUM_THREADS"
+MOST_THREADS = 1024
+"""More than any machine has cores; with some millions the libraries below end the process."""
 WATCHED = 0.3
 """Seconds for which the cores are watched. Load averages over a minute still hold the command that
 has just ended, and not yet the one that has just begun."""
@@ -69,9 +71,11 @@ def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> T
 
 
 def _of_variable(text: str) -> int | None:
-    """The first number of `4` or `4,2`, one for each level of nesting; None for anything else."""
+    """The first number of `4` or `4,2`, one for each level of nesting; None for anything else, and
+    for more than a process can start."""
     first = text.partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) > 0 else None
+    number = int(first) if first.isdecimal() and len(first) <= len(str(MOST_THREADS)) else 0
+    return number if 0 < number <= MOST_THREADS else None
 
 
 @cache

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from soulkit.config import Settings
 from soulkit.data.hub import RELEASES
+from soulkit.keys import printable
 from soulkit.models.local.licences import UNSTATED
 from soulkit.models.local.loading import auto_class
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
@@ -117,7 +120,22 @@ def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
         plain = isinstance(value, str | int | float) and not _is_path(value)
         if name not in _ELSEWHERE and plain and value != defaults.get(name):
             words += ["--set", f"{name}={value}"]
-    return shlex.join(words)
+    return shlex.join([*words, *_players(config, ""), *_task_players(config)])
+
+
+def _task_players(config: TrainConfig) -> Iterator[str]:
+    for task, players in config.task_players.items():
+        yield from _players(players, f"{task}=")
+
+
+def _players(settings: Settings, task: str) -> Iterator[str]:
+    """`--judge endpoint:MODEL` for everybody who plays beside the actor."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, RoleSettings):
+                player = one.model_copy(update={"model": _plain(one.model)}).written()
+                yield from (f"--{name.replace('_', '-')}", printable(f"{task}{player}"))
 
 
 def _weighted(config: TrainConfig) -> Iterator[str]:
@@ -138,7 +156,7 @@ def _data(config: TrainConfig, material: Material, summary: Mapping[str, Any]) -
             f"`{_plain(source)}`" if source else RELEASES["train"],
             task.spec.licence or "not stated",
         ]  # fmt: skip
-        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+        yield _row(*cells)
     yield "\nThe hash is of the rows' ids, in their order.\n"
 
 
@@ -160,14 +178,27 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
             interval = f"{low:.3f} to {high:.3f}" if None not in (low, high) else "none"
             mean = "–" if cell.get("mean") is None else f"{cell['mean']:.3f}"
             scored = f"{cell.get('n_scored')}/{cell.get('n')}"
-            label = {"value": "drafts", "value/kind=refined": "refined rollouts"}.get(name, name)
+            label = _label(name, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
-            yield f"| {task} | {label} | {mean} | {interval} | {scored} | {judge} |"
-    steps = summary.get("summary_steps")
+            yield _row(task, label, mean, interval, scored, judge)
+    steps, last = summary.get("summary_steps"), summary.get("steps")
     if summary.get("command") != "train sft":
-        yield f"\nDrafts and refined rollouts are of the last {steps} steps, on training rows;"
-        yield "`dev` is greedy, on rows held out of training."
+        yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
+        yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
     yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
+
+
+def _label(metric: str, summary: Mapping[str, Any]) -> str:
+    names = {
+        "value": "drafts", "value/kind=refined": "refined rollouts",
+        "dev": f"dev (step {summary.get('dev_steps')})",
+        "loss": "loss, of all tasks" if len(summary.get("tasks", {})) > 1 else "loss",
+    }  # fmt: skip
+    return names.get(metric, metric)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
 
 
 def _judges(summary: Mapping[str, Any], task: str) -> str:

@@ -33,6 +33,15 @@ def with_dev(
     return replace(summary, tasks=cells, dev_steps=records[0].step + 1)
 
 
+def without_dev(summary: TrainSummary) -> TrainSummary:
+    """`summary` without the dev score of its last evaluation."""
+    tasks = {
+        task: {name: cell for name, cell in cells.items() if name != DEV}
+        for task, cells in summary.tasks.items()
+    }
+    return replace(summary, tasks=tasks, dev_steps=None)
+
+
 def _dev_summary(summary: Summary, records: Sequence[Record], tasks: Iterable[Task]) -> Summary:
     played = {record.task for record in records}
     return summarise(
