@@ -143,9 +143,7 @@ def with_advantages(
         compared, std=config.advantage_std, singleton=singleton_of(config.protocol)
     ))  # fmt: skip
     advantages_S = [next(rest) if s.compared else s.advantage for s in sequences_S]
-    return [
-        replace(s, advantage=math.nan if broken else advantage)
-        for s, advantage in zip(sequences_S, advantages_S, strict=True)
-        if (broken := not math.isfinite(s.reward or 0.0)) or advantage is not None
-        if s.weight > 0
-    ]
+    advantages_S = [a if math.isfinite(s.reward or 0.0) else math.nan
+                    for a, s in zip(advantages_S, sequences_S, strict=True)]  # fmt: skip
+    return [replace(s, advantage=a) for s, a in zip(sequences_S, advantages_S, strict=True)
+            if a is not None and s.weight > 0]  # fmt: skip
