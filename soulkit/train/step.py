@@ -146,6 +146,5 @@ def with_advantages(
     return [
         replace(s, advantage=math.nan if broken else advantage)
         for s, advantage in zip(sequences_S, advantages_S, strict=True)
-        if (broken := not math.isfinite(s.reward or 0.0)) or advantage is not None
-        if s.weight > 0
+        if s.weight > 0 and ((broken := not math.isfinite(s.reward or 0)) or advantage is not None)
     ]
