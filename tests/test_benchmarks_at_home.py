@@ -16,7 +16,7 @@ FOLDERS = sorted(path.name for path in BUILTIN.iterdir() if (path / "__init__.py
 GENERAL = sorted(
     path
     for path in PACKAGE.rglob("*.py")
-    if not any(BUILTIN / name in path.parents for name in FOLDERS) and PACKAGE / "demo" not in path.parents
+    if not {*(BUILTIN / name for name in FOLDERS), PACKAGE / "demo"} & {*path.parents}
 )
 WORDS = {"mistakes", "templates", "tom"}
 """Names of folders and tasks that are words of their own."""

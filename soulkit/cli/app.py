@@ -18,7 +18,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -128,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_debug(arguments)
     _open_streams()
-    _log_to_stderr(debug)
-    with StopSignals() as stop:
+    with _log_to_stderr(debug), StopSignals() as stop:
         try:
             code = _dispatch(arguments)
         except KeyboardInterrupt:
@@ -142,13 +142,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _interrupted(stop.exit_code) if code == 130 else code
 
 
-def _log_to_stderr(debug: bool) -> None:
+@contextmanager
+def _log_to_stderr(debug: bool) -> Iterator[None]:
     """What tasks break on is said once a place; with --debug it comes with its traceback."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Masked("%(message)s"))
     logger = logging.getLogger("soulkit")
+    before = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[:2]
+        logger.setLevel(before[2])
 
 
 class _Masked(logging.Formatter):

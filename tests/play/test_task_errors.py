@@ -321,9 +321,6 @@ def test_each_place_is_said_once_with_the_task(caplog: pytest.LogCaptureFixture)
     def grade(self: ChoiceTask, example: Any, answer: str) -> float:
         raise OverflowError("said once")
 
-    import logging
-
-    logging.getLogger("soulkit").propagate = True
     play(task_with(grade=grade))
     lines = [r.getMessage() for r in caplog.records if "said once" in r.getMessage()]
     assert len(lines) == 1 and lines[0].startswith("task error in tomi.score: OverflowError")

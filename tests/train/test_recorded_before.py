@@ -123,8 +123,18 @@ def rounded(value: Any) -> Any:
 
 def seconds_apart(line: dict[str, Any]) -> dict[str, Any]:
     """A line without what no two runs have in common, and without what earlier versions made in
-    another way or did not have: the ends of the gap's interval, the schema."""
-    apart = ("time/", "gap/loo_", "schema")
+    another way or did not have: the ends of the gap's interval, the schema, numbers over tokens
+    (those of all drafts today, of drafts that moved the weights then)."""
+    apart = (
+        "time/",
+        "gap/loo_",
+        "schema",
+        "update/",
+        "part/",
+        "policy/entropy",
+        "ratio/",
+        "clip/",
+    )
     return {k: v for k, v in renamed(line).items() if not k.startswith(apart) and v is not None}
 
 
