@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -146,11 +147,14 @@ def models(run: Path) -> dict[str, Any]:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """Name → content. PEFT writes its settings with sets in them, in any order."""
+    """Name → content, without the folder. PEFT writes its settings with sets in any order."""
     contents: dict[str, Any] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     if "adapter_config.json" in contents:
         settings = json.loads(contents["adapter_config.json"])
         contents["adapter_config.json"] = {**settings, "target_modules": None}
+    if "soulkit.json" in contents:  # the base of a tiny model lies in the run
+        note = contents["soulkit.json"].decode()
+        contents["soulkit.json"] = re.sub(r'"model": "/.*/base"', '"model": "base"', note)
     return contents
 
 
