@@ -151,10 +151,10 @@ def files(folder: Path) -> dict[str, Any]:
     if "adapter_config.json" in contents:
         settings = json.loads(contents["adapter_config.json"])
         contents["adapter_config.json"] = {**settings, "target_modules": None}
-    if "soulkit.json" in contents:  # a tiny base lies within its run
-        contents["soulkit.json"] = contents["soulkit.json"].replace(
-            bytes(folder.resolve().parent), b"RUN"
-        )
+    if "soulkit.json" in contents:  # a tiny base lies within its run, wherever that lies
+        note = json.loads(contents["soulkit.json"])
+        note["base"]["model"] = Path(note["base"]["model"]).name
+        contents["soulkit.json"] = note
     return contents
 
 
