@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -152,9 +151,10 @@ def files(folder: Path) -> dict[str, Any]:
     if "adapter_config.json" in contents:
         settings = json.loads(contents["adapter_config.json"])
         contents["adapter_config.json"] = {**settings, "target_modules": None}
-    if "soulkit.json" in contents:  # the base of a tiny model lies in the run
-        note = contents["soulkit.json"].decode()
-        contents["soulkit.json"] = re.sub(r'"model": "/.*/base"', '"model": "base"', note)
+    if "soulkit.json" in contents:  # a tiny base lies within its run, wherever that lies
+        note = json.loads(contents["soulkit.json"])
+        note["base"]["model"] = Path(note["base"]["model"]).name
+        contents["soulkit.json"] = note
     return contents
 
 
