@@ -69,7 +69,8 @@ def test_an_evaluation_goes_on_and_names_the_lines(
         task.write_text(code[: code.index("class Breaking")] + "class Breaking(Kind): ...\n",
                         encoding="utf-8")  # fmt: skip
     capfd.readouterr()
-    for name in [name for name in sys.modules if name.startswith("soulkit_user_")]:
+    loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name in [name for name, file in loaded.items() if file == str(task)]:
         del sys.modules[name]  # another process would read the file anew
     assert soul("rescore", out, "--out", tmp_path / "again", "--json") == 0
     records = load_records(tmp_path / "again" / "episodes.jsonl")
