@@ -17,6 +17,8 @@ from soulkit.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.slow
+
 
 def soul(*arguments: object) -> subprocess.CompletedProcess[str]:
     """`soul` where torch cannot be imported."""

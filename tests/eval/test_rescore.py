@@ -319,6 +319,7 @@ def test_bad_folders(old: Path, home: Path) -> None:
     assert "no episodes" in three_lines(rescore(old, "--out", home / "new")[2])[0]
 
 
+@pytest.mark.slow
 def test_a_killed_command_is_given_again(old: Path, home: Path) -> None:
     half = home / ".new.half"
     shutil.copytree(old, half)

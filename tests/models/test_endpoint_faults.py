@@ -170,6 +170,7 @@ def test_several_opinions_outlive_a_torn_one() -> None:
     assert problems and all(problems), "unreadable opinions are on record with their reason"
 
 
+@pytest.mark.slow
 def test_an_outage_that_ends_costs_nothing() -> None:
     with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 1.4)), answer) as server:
         records = played(server, 48, down_after_s=30.0)

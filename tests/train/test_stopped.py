@@ -170,6 +170,7 @@ def test_checkpoints_come_by_minutes_too(tmp_path: Path, warm: Path) -> None:
     assert names == ["step_000001", "step_000002", "step_000003"]
 
 
+@pytest.mark.slow
 def test_a_stop_in_an_ablation_is_the_end_of_all_its_runs(tmp_path: Path, warm: Path) -> None:
     """A signal that comes behind the last step of a run does not end with that run."""
     out = tmp_path / "ablation"
