@@ -31,7 +31,7 @@ RELEASED = frozenset(
 )
 """Columns that a file of the released layout may have beside the row itself."""
 
-_PACKED = b"soulkit.packed"
+PACKED = b"soulkit.packed"
 """Metadata key of a Parquet column whose values have no one type and are kept as JSON text."""
 
 
@@ -212,7 +212,7 @@ def _read_parquet(path: Path) -> Iterator[SourcedRow]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            packed = [f.name for f in file.schema_arrow if _PACKED in (f.metadata or {})]
+            packed = [f.name for f in file.schema_arrow if PACKED in (f.metadata or {})]
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
@@ -396,6 +396,24 @@ def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bo
     return len(objects)
 
 
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines as they come, aside and renamed, to a file that is not there yet.
+
+    What JSON has no form for (dates) is written as text. DataError when a file is there that says
+    something else, and when there are no rows.
+    """
+    check_target(path, (".jsonl",))
+
+    def writer(aside: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        with aside.open("w", encoding="utf-8", newline="\n") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            if not file.tell():
+                raise empty(path)
+
+    _write_aside(path, writer, rows, replace=False)
+
+
 def _write_aside(
     path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]], replace: bool
 ) -> None:
@@ -446,7 +464,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         if column is None:
             column = pa.array([None if v is None else json.dumps(v) for v in values])
         columns.append(column)
-        fields.append(pa.field(name, column.type, metadata={_PACKED: b"json"} if packed else None))
+        fields.append(pa.field(name, column.type, metadata={PACKED: b"json"} if packed else None))
     pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
 
 
