@@ -18,6 +18,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.imitation import imitation_loss
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, take_step
 from soulkit.train.material.feasible import rehearsed
@@ -46,7 +47,7 @@ class SupervisedStep:
         spans = [
             span
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
-            for span in lesson_spans(
+            for span in perfect_spans(
                 task, example, feedback_for(task, example, config, rng), policy
             )
         ]
@@ -65,7 +66,7 @@ def feedback_for(
     return rehearsed(task, example, config, rng)
 
 
-def lesson_spans(
+def perfect_spans(
     task: Task, example: Example, feedback: Feedback | None, policy: Policy
 ) -> list[Span]:
     """The trained sequences of one perfect episode."""
@@ -84,7 +85,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     lengths = [
         len(span.ids)
         for task, example in pool
-        for span in lesson_spans(task, example, None, policy)
+        for span in perfect_spans(task, example, None, policy)
     ]
     longer = sum(limit is not None and length > limit for length in lengths)
     if longer:
@@ -112,13 +113,11 @@ def imitate(
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for pack in policy.packs(used, config.tokens_per_batch):
-        scored = policy.score(pack)
-        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans)
-        is_reply = is_reply.to(scored.log_prob.device)
+        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans).to(policy.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
-        loss = -(scored.log_prob * weight).sum()
-        loss.backward()
-        total += float(-scored.log_prob.detach()[is_reply].sum()) / replies
+        scored = imitation_loss(policy, pack, weight)
+        scored.loss.backward()
+        total += float(-scored.log_prob[is_reply].sum()) / replies
     seen = Learned(tokens=replies, sequences=len(spans), skipped=0)
     try:
         norm = take_step(policy, optimizer, total, config)
