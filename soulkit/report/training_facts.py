@@ -46,6 +46,10 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
+LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
+"""The labels of `lesson_facts`."""
+
+
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     """Of a training on conversations: (label, text) of its losses and of what was left out."""
     facts = []

@@ -59,7 +59,8 @@ def test_a_run_learns_the_people_and_says_so(
 ) -> None:
     out = tmp_path / "run"
     assert soul(*command(files, out, "--lesson-tokens", 60, steps=2)) == 0
-    first, second, measured = read_jsonl(out / "metrics.jsonl")
+    before, first, second, measured = read_jsonl(out / "metrics.jsonl")
+    assert before["step"] == -1 and before["loss/valid/valid"] > measured["loss/valid/valid"]
     learned = [sum(line[f"lessons/of/{name}"] for line in (first, second)) for name in
                ("chats", "more")]  # fmt: skip
     assert learned == [8, 4]  # 90 rows and one and a half times 30
@@ -123,9 +124,9 @@ def test_validation_comes_every_so_often_and_after_the_last_step(
         gather_corpus(config(files)).samples["chats"][:2], encoder_for(policy, every.config)
     )
     every = Validation(every.config, policy, {"v": spans})
-    assert [step for step in range(7) if every(step)] == [2, 5, 6]
+    assert [step for step in range(-1, 7) if every(step)] == [-1, 2, 5, 6]
     last = Validation(config(files, steps=7), policy, {"v": spans})
-    assert [step for step in range(7) if last(step)] == [6]
+    assert [step for step in range(-1, 7) if last(step)] == [-1, 6]
 
 
 def test_what_checkpoints_are_ranked_by() -> None:
