@@ -89,7 +89,8 @@ def shared(a: Ids, b: Ids) -> int:
 def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
     """The trie of `sequences`, in any order; equal ones and prefixes of others cost nothing.
 
-    Where sharing does not pay a sequence is a root of its own. ValueError for an empty sequence, which has no place.
+    Where sharing does not pay a sequence is a root of its own. ValueError for an empty sequence,
+    which has no place.
     """
     if not all(sequences):
         raise ValueError("a sequence without tokens has no place in a trie")
