@@ -1,13 +1,21 @@
+<<<<<<< HEAD
 """Chats made for tests: a person with a taste and an assistant, in any number."""
+=======
+"""Conversations made for tests, and files of them."""
+>>>>>>> corpora
 
 from __future__ import annotations
 
 import json
+<<<<<<< HEAD
 import random
+=======
+>>>>>>> corpora
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 PEOPLE = ("ann", "bob", "cleo", "dan", "eve", "finn")
 TASTES = ("tea", "soup", "trains", "rain", "bread", "jazz", "maps", "chess")
 
@@ -36,3 +44,53 @@ def write_chats(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 def chats_file(path: Path, count: int, seed: int = 0) -> Path:
     """`count` chats, others for every seed."""
     return write_chats(path, (chat(number, seed) for number in range(count)))
+=======
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.making import LessonShape, lesson_from
+from soulkit.data.corpora.messages import conversation_of
+
+Row = dict[str, Any]
+
+
+def said_by(*turns: str) -> list[dict[str, str]]:
+    """`"user: hi"` and the like, as messages."""
+    pairs = (turn.partition(": ") for turn in turns)
+    return [{"role": role, "content": text} for role, _, text in pairs]
+
+
+def chat(number: int, **more: Any) -> Row:
+    """A conversation that no other number gives."""
+    turns = said_by(f"user: question {number}", f"assistant: answer {number}", "user: thanks")
+    return {"messages": turns, **more}
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
+    """A .jsonl file; a row that is text stands there as it is."""
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def parquet(path: Path, rows: list[Row], group: int = 1000) -> Path:
+    """A Parquet file with so many rows in a row group."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
+    return path
+
+
+def lesson(row: Any, side: str = "human", **shape: Any) -> Lesson:
+    """The lesson of one row."""
+    return lesson_from(conversation_of(row, "f:1"), LessonShape(side, **shape), "s", "f:1")
+
+
+def lines(made: Lesson) -> list[str]:
+    """`assistant* hi`: role, a star where it is learned, and text."""
+    return [
+        f"{s.role}{'*' if learned else ''} {s.text}"
+        for s, learned in zip(made.segments, made.trained, strict=True)
+    ]
+>>>>>>> corpora
