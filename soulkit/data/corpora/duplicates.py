@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.contamination import THRESHOLD, folded_words, shingles
-from soulkit.data.corpora.messages import Conversation, Unusable, conversation_of
+from soulkit.data.corpora.messages import ChatRow, Unusable, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
 from soulkit.data.corpora.store import source_rows
 from soulkit.data.files import BadRow
@@ -96,7 +96,7 @@ def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicat
     return report
 
 
-def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str, Conversation]]:
+def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str, ChatRow]]:
     for key, row in source_rows(source_settings(source).path):
         report.rows += 1
         try:
@@ -107,12 +107,12 @@ def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str,
             report.bad.append(BadRow(key, str(error)))
 
 
-def _digest(conversation: Conversation) -> bytes:
+def _digest(conversation: ChatRow) -> bytes:
     words = [(u.role or u.speaker, folded_words(u.text)) for u in conversation.utterances]
     return hashlib.blake2b(repr(words).encode("utf-8"), digest_size=16).digest()
 
 
-def spoken_triples(conversation: Conversation) -> Triples:
+def spoken_triples(conversation: ChatRow) -> Triples:
     """Checksums of the word triples of what is said, each once, in order; (n,), uint32."""
     spoken = [u.text for u in conversation.utterances if u.role != "system"]
     return triples_of(folded_words(spoken))

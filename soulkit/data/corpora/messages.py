@@ -1,7 +1,7 @@
 """The messages of a row, whatever its layout, as one plain shape: who speaks, and what is said.
 
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-    → [Utterance(role="user", speaker="user", text="hi"), Utterance(role="assistant", ...)]
+    → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
 
 Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
 an assistant does with tools is words of the *surroundings*: a call and its answer each become an
@@ -36,7 +36,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class ChatLine:
     """One message as its row has it."""
 
     role: str
@@ -54,16 +54,18 @@ class Utterance:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatRow:
     """The utterances of one row, and what stands beside them."""
 
-    utterances: tuple[Utterance, ...]
+    utterances: tuple[ChatLine, ...]
     data_source: str
     fact: str
     tokenizer: str
+    evaluation_only: bool
+    """Whether the row says that nobody may train on it."""
 
 
-def conversation_of(row: Any, place: str) -> Conversation:
+def conversation_of(row: Any, place: str) -> ChatRow:
     """What one row of a file holds; Unusable where that is no conversation.
 
     `place` is `file:row`.
@@ -75,11 +77,12 @@ def conversation_of(row: Any, place: str) -> Conversation:
     utterances = tuple(u for item in _items(fields, place) for u in _utterances(item))
     if not utterances:
         raise Unusable("its conversation is empty")
-    return Conversation(
+    return ChatRow(
         utterances,
         _text_field(fields, "data_source"),
         _text_field(fields, "fact"),
         _text_field(fields, "tokenizer"),
+        str(fields.get("evaluation_only")).lower() in ("true", "1"),
     )
 
 
@@ -103,7 +106,7 @@ def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
     return list(items)
 
 
-def _utterances(item: Any) -> Iterator[Utterance]:
+def _utterances(item: Any) -> Iterator[ChatLine]:
     if not isinstance(item, Mapping):
         raise Unusable("one of its messages is no object")
     words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
@@ -115,13 +118,13 @@ def _utterances(item: Any) -> Iterator[Utterance]:
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
     if role == "tool":
-        yield Utterance("tool", speaker, names, f"({speaker} answers) {text}".strip())
+        yield ChatLine("tool", speaker, names, f"({speaker} answers) {text}".strip())
         return
     ids = item.get("token_ids")
     exact = tuple(map(int, ids)) if isinstance(ids, list | tuple) else ()
-    yield Utterance(role, speaker, names, text, marks, exact, item.get("trained") is not False)
+    yield ChatLine(role, speaker, names, text, marks, exact, item.get("trained") is not False)
     for call in _calls(item):
-        yield Utterance("tool", "tool", frozenset({"tool"}), call)
+        yield ChatLine("tool", "tool", frozenset({"tool"}), call)
 
 
 def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
