@@ -169,7 +169,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
     """Training lines by step; a later line of a step replaces an earlier one."""
-    by_step = {line.step: line for line in lines if not line.dev}
+    by_step = {line.step: line for line in lines if not line.measures}
     return tuple(by_step[step] for step in sorted(by_step))
 
 

@@ -270,11 +270,11 @@ async def _train(
     replace_folder(run.path / "model", partial(policy.save, step=loop.step))
     best = export_best(run.path, run.checkpoints)
     if best is not None:
-        summary = with_best(summary, run, *best)
+        summary = with_best(summary, run, best)
     whole = with_origin(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
-        done = read_position(best[0]).step
+        done = read_position(best).step
         of_best = with_origin(run.path, best_summary(summary, run, done, material).to_json())
         write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
@@ -288,11 +288,13 @@ def best_summary(summary: TrainSummary, run: Run, step: int, material: Material)
     return with_dev(without_dev(summary), measured, material.tasks.values())
 
 
-def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> TrainSummary:
+def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:
+    position = read_position(checkpoint)
     return replace(
         summary,
-        best_step=read_position(checkpoint).step,
-        best_dev=dev,
+        best_step=position.step,
+        best_dev=position.dev,
+        best_valid=None if position.dev is not None else position.valid,
         best_checkpoint=checkpoint.relative_to(run.path).as_posix(),
     )
 

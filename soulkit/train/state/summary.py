@@ -94,6 +94,8 @@ class TrainSummary(Summary):
     best_step: int | None = None
     """Steps done at the checkpoint with the best dev score, as its name counts them."""
     best_dev: float | None = None
+    best_valid: float | None = None
+    """Mean validation loss at that checkpoint, where it is the best for that."""
     best_checkpoint: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +109,11 @@ class TrainSummary(Summary):
         if self.dev_steps is not None:
             line["dev_steps"] = self.dev_steps
         if self.best_step is not None:
-            line |= {"best_step": self.best_step, "best_dev": self.best_dev}
+            line["best_step"] = self.best_step
+            if self.best_valid is None:
+                line["best_dev"] = self.best_dev
+            else:
+                line["best_valid"] = self.best_valid
             line["best_checkpoint"] = self.best_checkpoint
         return line
 
@@ -125,6 +131,7 @@ class TrainSummary(Summary):
             dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
             best_step=whole(line["best_step"]) if "best_step" in line else None,
             best_dev=finite(line.get("best_dev")),
+            best_valid=finite(line.get("best_valid")),
             best_checkpoint=text(line.get("best_checkpoint")),
         )
 
