@@ -238,7 +238,12 @@ def one_line_summary(line: StepLine) -> str:
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import limits_text, truncation_text
-    from soulkit.report.training_facts import canary_text, feedback_text, task_lines
+    from soulkit.report.training_facts import (
+        ability_text,
+        canary_text,
+        feedback_text,
+        task_lines,
+    )
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -253,6 +258,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
+    if text := ability_text(summary.retention):
+        print_line(f"  general ability    {text}", markup=False, soft_wrap=True)
     if unscored := summary.n - summary.n_scored:
         last = summary.summary_steps
         print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")

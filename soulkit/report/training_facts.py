@@ -1,7 +1,8 @@
-"""What a training run says of its feedback and its canaries, in one line each."""
+"""What a training run says of feedback, canaries and general ability, in one line each."""
 
 from __future__ import annotations
 
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import CanaryTotals, FeedbackTotals
 
@@ -66,3 +67,11 @@ def alarm_text(alarm: Alarm) -> str:
         f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
         f"({alarm.first:.2f} at first{drafts})"
     )
+
+
+def ability_text(ability: AbilityTotals | None) -> str:
+    """`0.525 to 0.400 (40/40, 40/40 scored), -0.125 [-0.231, -0.019], 40 clusters: a regression`;
+    empty where it was not measured."""
+    if ability is None:
+        return ""
+    return ability.words() + (": a regression" if ability.regression else "")

@@ -49,6 +49,7 @@ from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import training_plan, work_of
+from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
@@ -258,6 +259,7 @@ async def _train(
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
     loop = Loop.open(config, run, policy, tracker, journal, begin)
     try:
+        await measure_ability(loop, "before")
         if material.objective is None:
             step = SupervisedStep(loop, material.pool, Skips.of(run.metrics))
             stop_ended(loop)
@@ -265,6 +267,8 @@ async def _train(
             summary = supervised_summary(config, run, loop, material)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
+        await measure_ability(loop, "after")
+        summary = replace(summary, retention=ability_of(loop, say))
     finally:
         loop.close()
     replace_folder(run.path / "model", partial(policy.save, step=loop.step))
@@ -285,7 +289,8 @@ async def _train(
 def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
     """`summary` with what the best weights, those after `step`, scored: not what the last did."""
     measured = dev_after(run.path, step, light=True)
-    return with_dev(without_dev(summary), measured, material.tasks.values())
+    before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
+    return with_dev(before, measured, material.tasks.values())
 
 
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from soulkit.eval.summary import Summary
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import (
     Alarm,
     CoachCounts,
@@ -87,6 +88,8 @@ class TrainSummary(Summary):
     """The two mean rewards and the leave-one-out gap."""
     feedback: FeedbackTotals | None = None
     canaries: CanaryTotals | None = None
+    retention: AbilityTotals | None = None
+    """General ability before and after, where a run measures it."""
     calls: Mapping[str, Any] = field(default_factory=dict)
     """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
     dev_steps: int | None = None
@@ -106,6 +109,8 @@ class TrainSummary(Summary):
             line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
         if self.canaries is not None:
             line["canaries"] = self.canaries.to_json()
+        if self.retention is not None:
+            line["retention"] = self.retention.to_json()
         if self.dev_steps is not None:
             line["dev_steps"] = self.dev_steps
         if self.best_step is not None:
@@ -127,6 +132,7 @@ class TrainSummary(Summary):
             rewards=Rewards.from_json(renamed(members(line.get("rewards")))),
             feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
             canaries=CanaryTotals.from_json(line.get("canaries")),
+            retention=AbilityTotals.from_json(line.get("retention")),
             calls=members(line.get("calls")),
             dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
             best_step=whole(line["best_step"]) if "best_step" in line else None,
