@@ -382,6 +382,11 @@ class TrainConfig(
         return [] if self.method == "sft" else super().served()
 
     @property
+    def corpus_names(self) -> list[str]:
+        """What the sources of conversations are called: by settings, else by their files."""
+        return [one.name or Path(one.path).stem or one.path for one in self.corpora]
+
+    @property
     def feedback_when(self) -> str:
         if self.feedback_for != "auto":
             return self.feedback_for

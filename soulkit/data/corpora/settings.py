@@ -1,10 +1,10 @@
 """One source of conversations, as options and YAML name it.
 
-    chats.jsonl              the same as {path: chats.jsonl}
-    chats.jsonl:1.5          {path: chats.jsonl, ratio: 1.5}
-    shards/                  train_shard_*, train-*, train/, or what has `train` in its name
-    data/*.parquet           every file that the pattern matches
-    owner/name@1f2e/en:train a data set of the hub: [@revision][/configuration][:split]
+chats.jsonl              the same as {path: chats.jsonl}
+chats.jsonl:1.5          {path: chats.jsonl, ratio: 1.5}
+shards/                  train_shard_*, train-*, train/, or what has `train` in its name
+data/*.parquet           every file that the pattern matches
+owner/name@1f2e/en:train a data set of the hub: [@revision][/configuration][:split]
 """
 
 from __future__ import annotations

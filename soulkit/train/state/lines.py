@@ -210,6 +210,8 @@ class Learned(Named):
     """What a teacher's token advantages look like."""
     means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
     loss: float | None = named_field("loss/total")
+    losses: Mapping[str, float] = spread_fields("loss/of/")
+    """Source → its part of the loss of conversations, in nats per learned token of its own."""
     grad_norm: float | None = named_field("grad/norm")
     updates: int | None = named_field("optimizer/updates")
     skipped: int | None = named_field("update/skipped")
