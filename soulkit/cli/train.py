@@ -166,7 +166,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
         from soulkit.train.objectives.registry import overruled
-        from soulkit.train.planning import training_plan
+        from soulkit.train.planning import measured_plan, training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
@@ -182,7 +182,8 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
-            show_corpus_plan(corpus_plan(config, material.corpus), values["json"])
+            played = measured_plan(config, material.measured) if material.measured else None
+            show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
         show_plan(training_plan(material.config, material), values["json"])
         for server in material.config.servers():
@@ -258,6 +259,8 @@ def one_line_summary(line: StepLine) -> str:
     parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
     dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
     valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
+    probe = [f"{name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
+    parts += ["probe", *probe] if probe else []
     return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -63,13 +64,21 @@ from soulkit.train.sft.corpus_run import (
     words_of_corpus,
 )
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.sft.measures import make_measures
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.held_out import with_dev, without_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import LOADING, Begin, Loop, Show, nobody_hears
+from soulkit.train.state.loop import (
+    LOADING,
+    Begin,
+    Loop,
+    Show,
+    nobody_hears,
+    nothing_to_validate,
+)
 from soulkit.train.state.note import model_note
 from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
@@ -97,6 +106,22 @@ def train(
     gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
+    with _opened(config, out, say, ready, begin) as parts:
+        return asyncio.run(_train(*parts, show, say or _quiet, begin))
+
+
+async def train_beside(material: Material, out: Path) -> None:
+    """A training within another one, as `train` does it, with nobody to show it to."""
+    with _opened(material.config, out, None, material, nobody_hears) as parts:
+        await _train(*parts, _unseen, _quiet, nobody_hears)
+
+
+@contextmanager
+def _opened(
+    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: Material | None,
+    begin: Begin,
+) -> Iterator[tuple[TrainConfig, Run, Policy, Policy | None, Material]]:  # fmt: skip
+    """Everything that a training needs, checked, with its run folder locked."""
     refuse_untrainable(config)
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
@@ -120,11 +145,13 @@ def train(
             if say is not None:
                 if remark := numbers_remark(policy):
                     say(remark)
-                for server in config.servers():
+                for server in (material.measured or material).config.servers():
                     say(server)
-            return asyncio.run(
-                _train(config, run, policy, teacher, material, show, say or _quiet, begin)
-            )
+            yield config, run, policy, teacher, material
+
+
+def _unseen(line: StepLine) -> None:
+    """Nobody is shown the steps."""
 
 
 def prepare_training(
@@ -137,8 +164,9 @@ def prepare_training(
     say = say or _quiet
     for remark in material.remarks():
         say(remark)
-    material.config.check_players()
-    if pays(material.config):
+    for part in filter(None, (material, material.measured)):
+        part.config.check_players()
+    if pays(material.config) or (material.measured and pays(material.measured.config)):
         _confirm(material, out, say, ask)
     return material
 
@@ -147,12 +175,12 @@ def _confirm(
     material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
 ) -> None:
     """Have the cost of the steps that are left confirmed."""
-    config = material.config
+    config, asking = material.config, (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
-    done = 1 + max((line.step for line in lines if line.played), default=-1)
+    done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(scaled(training_plan(config, material), left), config, say, ask)
+        confirm_cost(scaled(training_plan(config, material), left), asking, say, ask)
 
 
 def _quiet(remark: str) -> None:
@@ -277,7 +305,7 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            summary = await _supervise(loop, material, show)
+            summary = await _supervise(loop, material, show, say)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
         await measure_ability(loop, "after")
@@ -303,7 +331,8 @@ def best_summary(summary: TrainSummary, run: Run, step: int, material: Material)
     """`summary` with what the best weights, those after `step`, scored: not what the last did."""
     measured = dev_after(run.path, step, light=True)
     before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
-    return with_dev(before, measured, material.tasks.values())
+    tasks = (material.measured or material).tasks
+    return with_dev(before, measured, tasks.values())
 
 
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:
@@ -317,16 +346,39 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
     )
 
 
-async def _supervise(loop: Loop, material: Material, show: Show) -> TrainSummary:
+async def _supervise(
+    loop: Loop, material: Material, show: Show, say: Callable[[str], None]
+) -> TrainSummary:
     """Take the steps of supervised training: on gold episodes, or on conversations."""
     stop_ended(loop)
+    step: Callable[[int], Awaitable[StepLine]]
+    step, validate = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics)), None
     if material.corpus is not None:
         step, validate = supervision(loop, material.corpus)
-        await loop.run_all(step, with_stops(loop, show), validate=validate)
-    else:
-        lessons = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-        await loop.run_all(lessons, with_stops(loop, show))
-    return supervised_summary(loop.config, loop.run, loop, material)
+    shown, validate = with_stops(loop, show), validate or nothing_to_validate
+    if material.measured is None:
+        await loop.run_all(step, shown, validate=validate)
+        return supervised_summary(loop.config, loop.run, loop, material)
+    measures = make_measures(loop, material.measured, train_beside, say)
+    try:
+        await hold_roll(loop, material.measured, measures.players, say)
+        await loop.run_all(step, shown, measures.score, validate, measures.probe)
+    finally:
+        await measures.close()
+    summary = supervised_summary(loop.config, loop.run, loop, material)
+    newest = newest_dev(loop.run.path, light=True)
+    return with_dev(summary, newest, material.measured.tasks.values())
+
+
+async def hold_roll(
+    loop: Loop, measured: Material, players: Players, say: Callable[[str], None]
+) -> None:
+    """Note who plays on which rows, and ask whether they are there, before the first step."""
+    record = _provenance(measured.config, players, measured, loop.policy)
+    keep_provenance(loop.run, record)
+    if loop.step < loop.config.steps:
+        players.say = say
+        await players.roll_call.hold()
 
 
 async def _reinforce(

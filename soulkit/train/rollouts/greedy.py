@@ -51,7 +51,7 @@ async def played_greedily(
 
 @dataclass(frozen=True)
 class DevScores:
-    """Scores the weights of a run on its dev rows, every so many steps."""
+    """Scores the weights of a run on its dev rows."""
 
     config: TrainConfig
     sampler: LocalModel
@@ -63,13 +63,16 @@ class DevScores:
     async def after(
         self, step: int, policy: Policy, begin: Callable[[str], None]
     ) -> dict[str, float | None]:
-        """Greedy headline of the weights that `step` moved, per task; empty between turns.
-
-        `begin` is told where that takes its time.
-        """
+        """`now` every so many steps, as the settings say; empty between turns."""
         every = self.config.eval_every
         if every is None or (step + 1) % every or not self.rows:
             return {}
+        return await self.now(step, policy, begin)
+
+    async def now(
+        self, step: int, policy: Policy, begin: Callable[[str], None]
+    ) -> dict[str, float | None]:
+        """Greedy headline of the weights that `step` moved, per task; `begin` hears of it."""
         begin("held-out rows")
         self.sampler.policy_version = policy.version()
         values: dict[str, float | None] = {}
