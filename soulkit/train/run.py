@@ -76,6 +76,7 @@ from soulkit.train.state.loop import (
     Begin,
     Loop,
     Show,
+    Validate,
     nobody_hears,
     nothing_to_validate,
 )
@@ -352,10 +353,12 @@ async def _supervise(
     """Take the steps of supervised training: on gold episodes, or on conversations."""
     stop_ended(loop)
     step: Callable[[int], Awaitable[StepLine]]
-    step, validate = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics)), None
+    validate: Validate = nothing_to_validate
     if material.corpus is not None:
         step, validate = supervision(loop, material.corpus)
-    shown, validate = with_stops(loop, show), validate or nothing_to_validate
+    else:
+        step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
+    shown = with_stops(loop, show)
     if material.measured is None:
         await loop.run_all(step, shown, validate=validate)
         return supervised_summary(loop.config, loop.run, loop, material)

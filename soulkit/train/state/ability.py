@@ -123,8 +123,12 @@ def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
 def _difference(
     before: Sequence[Record], after: Sequence[Record], scale: Interval | None
 ) -> PairedDifference:
-    a, b = ({record.example_id: record.score.value for record in one} for one in (before, after))
+    a, b = (_values(one) for one in (before, after))
     clusters: Mapping[Hashable, Hashable] = {
         record.example_id: record.cluster for record in (*before, *after)
     }
-    return paired_difference(dict(a), dict(b), clusters, scale=scale)
+    return paired_difference(a, b, clusters, scale=scale)
+
+
+def _values(records: Sequence[Record]) -> dict[Hashable, float | None]:
+    return {record.example_id: record.score.value for record in records}
