@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import (
-    actor_print,
     keep_provenance,
-    measured_model,
-    provenance,
     teacher_print,
 )
-from soulkit.eval.summary import Cell, summarise
-from soulkit.metrics.intervals import estimate
+from soulkit.eval.summary import summarise
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.roles.players import Players
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
@@ -49,22 +43,16 @@ from soulkit.train.material.assemble import (
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
-from soulkit.train.planning import training_plan, work_of
+from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
-from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
+from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
 from soulkit.train.sft.corpus_run import (
     check_corpus,
-    lesson_totals,
-    loss_cells,
-    rows_without_use,
-    supervision,
-    validation_totals,
     words_of_corpus,
 )
-from soulkit.train.sft.lessons import SupervisedStep, check_lessons
-from soulkit.train.sft.measures import make_measures
+from soulkit.train.sft.lessons import check_lessons
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
@@ -76,16 +64,17 @@ from soulkit.train.state.loop import (
     Begin,
     Loop,
     Show,
-    Validate,
     nobody_hears,
-    nothing_to_validate,
 )
 from soulkit.train.state.note import model_note
-from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
+from soulkit.train.state.players import training_provenance
+from soulkit.train.state.skips import Skips
+from soulkit.train.state.stops import stop_ended, with_stops
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
-from soulkit.types import Record, Sampling
+from soulkit.train.supervise import supervise
+from soulkit.types import Record
 
 TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
@@ -306,7 +295,7 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            summary = await _supervise(loop, material, show, say)
+            summary = await supervise(loop, material, show, say, train_beside)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
         await measure_ability(loop, "after")
@@ -347,43 +336,6 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
     )
 
 
-async def _supervise(
-    loop: Loop, material: Material, show: Show, say: Callable[[str], None]
-) -> TrainSummary:
-    """Take the steps of supervised training: on gold episodes, or on conversations."""
-    stop_ended(loop)
-    step: Callable[[int], Awaitable[StepLine]]
-    validate: Validate = nothing_to_validate
-    if material.corpus is not None:
-        step, validate = supervision(loop, material.corpus)
-    else:
-        step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-    shown = with_stops(loop, show)
-    if material.measured is None:
-        await loop.run_all(step, shown, validate=validate)
-        return supervised_summary(loop.config, loop.run, loop, material)
-    measures = make_measures(loop, material.measured, train_beside, say)
-    try:
-        await hold_roll(loop, material.measured, measures.players, say)
-        await loop.run_all(step, shown, measures.score, validate, measures.probe)
-    finally:
-        await measures.close()
-    summary = supervised_summary(loop.config, loop.run, loop, material)
-    newest = newest_dev(loop.run.path, light=True)
-    return with_dev(summary, newest, material.measured.tasks.values())
-
-
-async def hold_roll(
-    loop: Loop, measured: Material, players: Players, say: Callable[[str], None]
-) -> None:
-    """Note who plays on which rows, and ask whether they are there, before the first step."""
-    record = _provenance(measured.config, players, measured, loop.policy)
-    keep_provenance(loop.run, record)
-    if loop.step < loop.config.steps:
-        players.say = say
-        await players.roll_call.hold()
-
-
 async def _reinforce(
     loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show,
     say: Callable[[str], None],
@@ -393,7 +345,7 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    record = _provenance(config, players, material, policy)
+    record = training_provenance(config, players, material, policy)
     keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
@@ -422,46 +374,6 @@ async def _reinforce(
         records = [r for r in load_records(run.episodes, light=True) if r.step >= last]
     summary = rollout_summary(config, loop, records, material)
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
-
-
-def _provenance(
-    config: TrainConfig, players: Players, material: Material, policy: Policy
-) -> dict[str, Any]:
-    limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
-    sampling = {
-        name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
-        for name, limit in limits.items()
-    }
-    actor = actor_print(config.model_dump())
-    record = provenance(config, players, work_of(material), actor, sampling)
-    suite = {"suite": config.suite, "left_out": dict(material.left_out)} if config.suite else {}
-    return {"actor": measured_model(config.model_dump(), policy), **record, **suite}
-
-
-def with_stops(loop: Loop, show: Show) -> Show:
-    """`show`, and the end of a run whose feedback is of no use or whose updates cannot be taken;
-    what it learned is kept."""
-
-    def report(line: StepLine) -> None:
-        show(line)
-        stop_after(loop, line)
-
-    return report
-
-
-def stop_after(loop: Loop, line: StepLine) -> None:
-    """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
-    error = in_vain(loop.config.method, line) or too_many_skips(line)
-    if error is not None:
-        loop.checkpoint()
-        raise error
-
-
-def stop_ended(loop: Loop) -> None:
-    """Raise again what ended a run in its last step: there is none left to take."""
-    if loop.step == loop.config.steps:
-        stop_after(loop, newest(loop.run.metrics))
-        stop_after(loop, newest_learned(loop.run.metrics))
 
 
 def rollout_summary(
@@ -498,31 +410,3 @@ def rollout_summary(
         canaries=canary_totals(lines),
         calls=paid["by_role"],
     )  # fmt: skip
-
-
-def supervised_summary(
-    config: TrainConfig, run: Run, loop: Loop, material: Material
-) -> TrainSummary:
-    """The loss over the last steps, one cell for every task of the mixture, or for every source of
-    conversations; what was measured on others of them stands beside it."""
-    lines = read_step_lines(run.metrics)
-    losses = [line.learned.loss for line in lines]
-    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
-    mean = estimate(last, range(len(last)))
-    cell = Cell(
-        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
-    )
-    return TrainSummary(
-        command="train sft",
-        model=config.model,
-        protocol=config.protocol,
-        seconds=loop.seconds,
-        tasks={name: {"loss": cell} for name in config.tasks} or loss_cells(lines),
-        suite=config.suite or "",
-        left_out=material.left_out,
-        steps=loop.step,
-        summary_steps=len(last),
-        validation=validation_totals(lines, material.corpus),
-        lessons=lesson_totals(lines),
-        unusable=rows_without_use(material.corpus),
-    )
