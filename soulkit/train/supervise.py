@@ -72,7 +72,7 @@ async def hold_roll(
 ) -> None:
     """Note who plays on which rows, and ask whether they are there, before the first step."""
     record = training_provenance(measured.config, players, measured, loop.policy)
-    keeptraining_provenance(loop.run, record)
+    keep_provenance(loop.run, record)
     if loop.step < loop.config.steps:
         players.say = say
         await players.roll_call.hold()

@@ -105,7 +105,10 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     gaps += role_gaps(played, config)
     if asking:
         gaps += what_is_away(config)
-    measured = _measured(config, asking)
+    # Imitation needs no players, and is not refused for the want of some: then losses are all.
+    alone = all(part.roles <= {"actor"} for part in work)
+    asked_for = config.eval_task or config.probe_every
+    measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured
     )
