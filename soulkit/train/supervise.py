@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from soulkit.eval.provenance import keep_provenance
 from soulkit.eval.summary import Cell
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
