@@ -274,6 +274,7 @@ def _print(out: Path, summary: TrainSummary) -> None:
         canary_text,
         feedback_text,
         lesson_facts,
+        probe_text,
         task_lines,
     )
 
@@ -292,6 +293,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
     if text := ability_text(summary.retention):
         print_line(f"  general ability    {text}", markup=False, soft_wrap=True)
+    if text := probe_text(summary.probes):
+        print_line(f"  probes             {text}", markup=False, soft_wrap=True)
     for label, text in lesson_facts(summary):
         print_line(f"  {label:18} {text}", markup=False, soft_wrap=True)
     if unscored := summary.n - summary.n_scored:

@@ -27,6 +27,7 @@ from soulkit.report.training_facts import (
     canary_text,
     feedback_text,
     lesson_facts,
+    probe_text,
 )
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
@@ -142,6 +143,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         lines.append(("feedback", feedback_text(summary.feedback)))
         lines.append(("canaries", canary_text(summary.canaries)))
         lines.append(("general ability", ability_text(summary.retention)))
+        lines.append(("probes", probe_text(summary.probes)))
         lines += lesson_facts(summary)
     return [(label, one_line(text, 200)) for label, text in lines if text]
 
@@ -469,7 +471,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision", "general ability", *LESSON_FACTS,
+        "rows", "revision", "general ability", "probes", *LESSON_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import (
@@ -119,3 +121,18 @@ def ability_text(ability: AbilityTotals | None) -> str:
     if ability is None:
         return ""
     return ability.words() + (": a regression" if ability.regression else "")
+
+
+def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
+    """`TASK 0.100 to 0.400 after 50 steps, 0.150 to 0.450 after 100`; empty without probes. One
+    that ended without a result has a dash."""
+    by_task: dict[str, list[str]] = {}
+    for step, scores in probes.items():
+        for name in scores:
+            task, _, moment = name.rpartition("/")
+            if moment == "before":
+                ends = [scores.get(f"{task}/{one}") for one in ("before", "after")]
+                moved = " to ".join("–" if score is None else f"{score:.3f}" for score in ends)
+                steps = "" if by_task.get(task) else " steps"
+                by_task.setdefault(task, []).append(f"{moved} after {step}{steps}")
+    return "; ".join(f"{task} {', '.join(moves)}" for task, moves in by_task.items())

@@ -63,6 +63,8 @@ async def supervise(
     summary = replace(
         supervised_summary(loop.config, loop.run, loop, material),
         cost=paid["cost"], unpriced_calls=paid["unpriced"],
+        probes={str(line.step + 1): line.probe
+                for line in read_step_lines(loop.run.metrics) if line.probe},
     )  # fmt: skip
     played = newest_dev(loop.run.path, light=True)
     return with_dev(summary, played, material.measured.tasks.values())

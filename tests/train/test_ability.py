@@ -158,7 +158,7 @@ def test_a_killed_run_never_calls_other_weights_by_that_name(warm: Path, tmp_pat
              for start, end in (("", ""), (".", ".part"))]  # fmt: skip
     growing = [run / "metrics.jsonl", *(run / "retention" / file for file in files)]
     context, rng, kills = fork_context(), random.Random(5), 0
-    for _ in range(6):
+    for _ in range(3):
         kills += stop_after(context, grpo(run), growing, rng.randrange(1, 4), 9) != 0
         if (run / "summary.json").is_file():
             break

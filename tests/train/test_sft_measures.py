@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError
+from soulkit.report.training_facts import probe_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
@@ -82,6 +83,13 @@ def test_the_plan_counts_dev_scores_and_probes() -> None:
     # Scored after steps 2, 4, 6, 8; four probes of 2 steps, 2 prompts and 4 drafts each.
     assert episodes["tomi dev"] == 4 * 5 and episodes["tomi drafts probe"] == 4 * 2 * 2 * 4
     assert episodes["tomi dev probe"] == 4 * 5
+
+
+def test_probes_are_told_in_a_line() -> None:
+    done = {"50": {"tomi/before": 0.1, "tomi/after": 0.4}, "100": {"tomi/before": 0.25,
+            "tomi/after": None}}  # fmt: skip
+    assert probe_text(done) == "tomi 0.100 to 0.400 after 50 steps, 0.250 to – after 100"
+    assert probe_text({}) == ""
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -160,6 +168,8 @@ def test_a_probe_is_a_run_without_its_weights(whole: Path) -> None:
     steps = [line for line in read_jsonl(run / "metrics.jsonl") if "reward/draft" in line]
     assert len(steps) == 2 and (run / "summary.json").is_file() and (run / "config.yaml").is_file()
     assert not list((whole / "probes").rglob("*.safetensors"))
+    summary = json.loads((whole / "summary.json").read_text())
+    assert list(summary["probes"]) == ["2", "4"]
     measured = {k: v for line in lines_of(whole) for k, v in line.items() if line["step"] == 3}
     assert measured["probe/tomi/before"] == measured["eval/tomi"]
     assert measured["probe/tomi/after"] == probe_results(whole)["step_000004"]["after"]["tomi"]
@@ -171,7 +181,7 @@ def test_a_run_that_is_killed_within_probes_ends_as_an_untouched_one(
 ) -> None:
     run, context, rng, kills = tmp_path / "run", fork_context(), random.Random(2), 0
     arguments = probed(warm / "model", run)
-    for number in (2, 2, 4):
+    for number in (2, 4):
         folder = run / "probes" / f"step_{number:06d}"
         growing = [folder / "sampled.jsonl", folder / "metrics.jsonl", folder / "config.yaml"]
         kills += stop_after(context, arguments, growing, rng.randrange(1, 5), 9) != 0
