@@ -86,8 +86,10 @@ def test_the_plan_counts_dev_scores_and_probes() -> None:
 
 
 def test_probes_are_told_in_a_line() -> None:
-    done = {"50": {"tomi/before": 0.1, "tomi/after": 0.4}, "100": {"tomi/before": 0.25,
-            "tomi/after": None}}  # fmt: skip
+    done: dict[str, dict[str, float | None]] = {
+        "50": {"tomi/before": 0.1, "tomi/after": 0.4},
+        "100": {"tomi/before": 0.25, "tomi/after": None},
+    }
     assert probe_text(done) == "tomi 0.100 to 0.400 after 50 steps, 0.250 to – after 100"
     assert probe_text({}) == ""
 
