@@ -239,7 +239,7 @@ class KeepingSettings(Settings):
     eval_every: int | None = setting(
         None, gt=0, only=MEASURED, unset="never",
         help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
-        "on the validation conversations.",
+        "on the validation conversations, too.",
     )  # fmt: skip
     canary_every: int | None = setting(
         None, gt=0, only=RL, unset="never",
