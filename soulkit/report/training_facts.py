@@ -14,6 +14,17 @@ from soulkit.train.state.summary import (
 )
 
 
+def run_facts(summary: TrainSummary) -> list[tuple[str, str]]:
+    """What stands in the head of a training run beside what every run has: label and text."""
+    return [
+        ("feedback", feedback_text(summary.feedback)),
+        ("canaries", canary_text(summary.canaries)),
+        ("general ability", ability_text(summary.retention)),
+        ("probes", probe_text(summary.probes)),
+        *lesson_facts(summary),
+    ]
+
+
 def feedback_text(feedback: FeedbackTotals | None) -> str:
     """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
     wanted none`, or empty."""
@@ -51,6 +62,8 @@ def _task_text(rewards: Rewards, task: str) -> str:
 
 LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
+LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
+"""The labels of `run_facts` that stand before their texts: these do not say what they are of."""
 
 
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
