@@ -31,43 +31,43 @@ _ITEM, _NUMBER = re.compile(r"[-*•] \s*\S"), re.compile(r"(\d{1,4})[.)] \s*\S"
 # --- counting -------------------------------------------------------------------------------------
 
 
-def words_of(text: str) -> list[str]:
+def _words_of(text: str) -> list[str]:
     """The words of a text, with the marks that hang on them."""
     return [word for word in text.split() if any(map(str.isalnum, word))]
 
 
-def sentences_of(text: str) -> list[str]:
+def _sentences_of(text: str) -> list[str]:
     """The sentences of a text; one that has no end is the last."""
     parts, start = [], 0
     for end in _ENDS.finditer(text):
         parts.append(text[start : end.end()])
         start = end.end()
-    return [part.strip() for part in (*parts, text[start:]) if words_of(part)]
+    return [part.strip() for part in (*parts, text[start:]) if _words_of(part)]
 
 
-def lines_of(text: str) -> list[str]:
+def _lines_of(text: str) -> list[str]:
     """The lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def bare_words(text: str) -> list[str]:
+def _bare_words(text: str) -> list[str]:
     """The words of a text in lower case, without any marks."""
     return re.findall(r"\w+(?:['’]\w+)?", text.lower())
 
 
-def words(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(words_of(text)), least, most)
+def _words(text: str, least: int = 1, most: int | None = None) -> bool:
+    return _within(len(_words_of(text)), least, most)
 
 
-def sentences(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(sentences_of(text)), least, most)
+def _sentences(text: str, least: int = 1, most: int | None = None) -> bool:
+    return _within(len(_sentences_of(text)), least, most)
 
 
-def lines(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(lines_of(text)), least, most)
+def _lines(text: str, least: int = 1, most: int | None = None) -> bool:
+    return _within(len(_lines_of(text)), least, most)
 
 
-def paragraphs(text: str, count: int) -> bool:
+def _paragraphs(text: str, count: int) -> bool:
     blocks, filled = 0, False
     for line in text.splitlines():
         blocks += bool(line.strip()) and not filled
@@ -75,122 +75,122 @@ def paragraphs(text: str, count: int) -> bool:
     return blocks == count
 
 
-def characters(text: str, most: int) -> bool:
+def _characters(text: str, most: int) -> bool:
     return 0 < len(text) <= most
 
 
-def words_a_line(text: str, count: int) -> bool:
-    return _every(lines_of(text), lambda line: len(words_of(line)) == count)
+def _words_a_line(text: str, count: int) -> bool:
+    return _every(_lines_of(text), lambda line: len(_words_of(line)) == count)
 
 
-def words_a_sentence(text: str, most: int) -> bool:
-    return _every(sentences_of(text), lambda one: len(words_of(one)) <= most)
+def _words_a_sentence(text: str, most: int) -> bool:
+    return _every(_sentences_of(text), lambda one: len(_words_of(one)) <= most)
 
 
 # --- letters --------------------------------------------------------------------------------------
 
 
-def upper(text: str) -> bool:
+def _upper(text: str) -> bool:
     return text.isupper()
 
 
-def lower(text: str) -> bool:
+def _lower(text: str) -> bool:
     return text.islower()
 
 
-def capitals(text: str) -> bool:
+def _capitals(text: str) -> bool:
     """Every word begins with a capital."""
-    return _every(bare_cased(text), lambda word: word[0].isupper() or word[0].isdigit())
+    return _every(_bare_cased(text), lambda word: word[0].isupper() or word[0].isdigit())
 
 
-def bare_cased(text: str) -> list[str]:
+def _bare_cased(text: str) -> list[str]:
     """The words of a text as they are written, without what stands before their first letter."""
-    return [word.lstrip("\"'“‘([*_#-") or word for word in words_of(text)]
+    return [word.lstrip("\"'“‘([*_#-") or word for word in _words_of(text)]
 
 
-def without_characters(text: str, characters: str) -> bool:
+def _without_characters(text: str, characters: str) -> bool:
     low = text.lower()
     return bool(low) and not any(character in low for character in characters.lower())
 
 
-def begin_with(text: str, letter: str) -> bool:
+def _begin_with(text: str, letter: str) -> bool:
     """Every word begins with the letter, in whatever case."""
-    return _every(bare_words(text), lambda word: word.startswith(letter.lower()))
+    return _every(_bare_words(text), lambda word: word.startswith(letter.lower()))
 
 
-def spells(text: str, letters: str) -> bool:
+def _spells(text: str, letters: str) -> bool:
     """The first letters of the lines, in whatever case."""
-    return "".join(line[0] for line in lines_of(text)).lower() == letters.lower()
+    return "".join(line[0] for line in _lines_of(text)).lower() == letters.lower()
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def contains(text: str, words: Sequence[str]) -> bool:
+def _contains(text: str, words: Sequence[str]) -> bool:
     return all(_times(text, word) for word in words)
 
 
-def without(text: str, words: Sequence[str]) -> bool:
+def _without(text: str, words: Sequence[str]) -> bool:
     return bool(text) and not any(_times(text, word) for word in words)
 
 
-def times(text: str, word: str, count: int) -> bool:
+def _times(text: str, word: str, count: int) -> bool:
     return _times(text, word) == count
 
 
-def marks(text: str, mark: str, count: int) -> bool:
+def _marks(text: str, mark: str, count: int) -> bool:
     return text.count(mark) == count
 
 
-def no_word_twice(text: str) -> bool:
-    every = bare_words(text)
+def _no_word_twice(text: str) -> bool:
+    every = _bare_words(text)
     return bool(every) and len(set(every)) == len(every)
 
 
-def starts(text: str, words: str) -> bool:
+def _starts(text: str, words: str) -> bool:
     return text.startswith(words)
 
 
-def ends(text: str, words: str) -> bool:
+def _ends(text: str, words: str) -> bool:
     return text.endswith(words)
 
 
 # --- form -----------------------------------------------------------------------------------------
 
 
-def bullets(text: str, count: int, only: bool = True) -> bool:
+def _bullets(text: str, count: int, only: bool = True) -> bool:
     """So many lines that begin with `- `, `* ` or `• `; with `only`, and no other line."""
-    items = [bool(_ITEM.match(line)) for line in lines_of(text)]
+    items = [bool(_ITEM.match(line)) for line in _lines_of(text)]
     return sum(items) == count and (all(items) or not only)
 
 
-def numbered(text: str, count: int, only: bool = True) -> bool:
+def _numbered(text: str, count: int, only: bool = True) -> bool:
     """Lines `1. …` to `count. …`, in this order; with `only`, and no other line."""
-    heads = [_NUMBER.match(line) for line in lines_of(text)]
+    heads = [_NUMBER.match(line) for line in _lines_of(text)]
     numbers = [int(head[1]) for head in heads if head]
     return numbers == list(range(1, count + 1)) and (all(heads) or not only)
 
 
-def in_order(text: str) -> bool:
+def _in_order(text: str) -> bool:
     """The lines stand in the order of the alphabet."""
-    every = [line.lower() for line in lines_of(text)]
+    every = [line.lower() for line in _lines_of(text)]
     return len(every) > 1 and every == sorted(every)
 
 
-def title(text: str) -> bool:
+def _title(text: str) -> bool:
     """A first line `# …`, an empty line, and more."""
     head, *rest = text.splitlines() or [""]
     return head.startswith("# ") and len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
 
 
-def quoted(text: str) -> bool:
+def _quoted(text: str) -> bool:
     """The whole reply stands between double quotation marks, and no other is in it."""
     return len(text) > 2 and text[0] == text[-1] == '"' and text.count('"') == 2
 
 
-def table(text: str, columns: int, rows: int) -> bool:
+def _table(text: str, columns: int, rows: int) -> bool:
     """A Markdown table, its head and rule beside so many rows, and nothing else."""
-    every = lines_of(text)
+    every = _lines_of(text)
     cells = [line.strip("|").split("|") for line in every]
     framed = all(line.startswith("|") and line.endswith("|") for line in every)
     even = all(len(row) == columns and all(map(str.strip, row)) for row in cells)
@@ -198,7 +198,7 @@ def table(text: str, columns: int, rows: int) -> bool:
     return len(every) == rows + 2 and framed and even and ruled
 
 
-def json_object(text: str, keys: Mapping[str, str]) -> bool:
+def _json_object(text: str, keys: Mapping[str, str]) -> bool:
     """A JSON object with exactly these keys, whose values are of these kinds."""
     value = _json(text)
     if not isinstance(value, dict) or value.keys() != keys.keys():
@@ -206,7 +206,7 @@ def json_object(text: str, keys: Mapping[str, str]) -> bool:
     return all(_is_kind(value[key], kind) for key, kind in keys.items())
 
 
-def json_list(text: str, count: int, of: str = "string") -> bool:
+def _json_list(text: str, count: int, of: str = "string") -> bool:
     """A JSON list of so many values of one kind."""
     value = _json(text)
     return isinstance(value, list) and len(value) == count and all(_is_kind(v, of) for v in value)
@@ -215,12 +215,12 @@ def json_list(text: str, count: int, of: str = "string") -> bool:
 # --- how checks are read --------------------------------------------------------------------------
 
 KINDS: Mapping[str, Callable[..., bool]] = {
-    check.__name__: check
+    check.__name__.removeprefix("_"): check
     for check in (
-        words, sentences, lines, paragraphs, characters, words_a_line, words_a_sentence,
-        upper, lower, capitals, without_characters, begin_with, spells,
-        contains, without, times, marks, no_word_twice, starts, ends,
-        bullets, numbered, in_order, title, quoted, table, json_object, json_list,
+        _words, _sentences, _lines, _paragraphs, _characters, _words_a_line, _words_a_sentence,
+        _upper, _lower, _capitals, _without_characters, _begin_with, _spells,
+        _contains, _without, _times, _marks, _no_word_twice, _starts, _ends,
+        _bullets, _numbered, _in_order, _title, _quoted, _table, _json_object, _json_list,
     )
 }  # fmt: skip
 """Kind of a check → what decides it."""
