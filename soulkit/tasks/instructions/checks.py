@@ -127,15 +127,15 @@ def _spells(text: str, letters: str) -> bool:
 
 
 def _contains(text: str, words: Sequence[str]) -> bool:
-    return all(_times(text, word) for word in words)
+    return all(_count_of(text, word) for word in words)
 
 
 def _without(text: str, words: Sequence[str]) -> bool:
-    return bool(text) and not any(_times(text, word) for word in words)
+    return bool(text) and not any(_count_of(text, word) for word in words)
 
 
 def _times(text: str, word: str, count: int) -> bool:
-    return _times(text, word) == count
+    return _count_of(text, word) == count
 
 
 def _marks(text: str, mark: str, count: int) -> bool:
@@ -272,7 +272,7 @@ def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
     return bool(parts) and all(map(holds, parts))
 
 
-def _times(text: str, word: str) -> int:
+def _count_of(text: str, word: str) -> int:
     return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
