@@ -34,7 +34,7 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers"})
+GROUPS = frozenset({"data", "eval_data", "roles", "endpoints", "option", "headers"})
 """Settings whose members are all alike, whatever their names are."""
 FILES = frozenset(
     {
@@ -184,7 +184,7 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         _add_player(reach, value)
     elif name in CODE:
         reach.code.append(value)
-    elif name == "data":
+    elif name in ("data", "eval_data"):
         reach.files += [] if value.startswith("synth:") else [value]
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)

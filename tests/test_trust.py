@@ -29,7 +29,8 @@ INERT = """
     controls hack_penalty max_prompt playable rows_per_task threads
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
-    prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute sampler_cap
+    prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute retention
+    retention_tokens eval_task probe_every probe_lr probe_method probe_steps sampler_cap
     lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
@@ -43,7 +44,7 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name in ("data", "option") else "/probe"
+        probe: Any = {"tomi": "/probe"} if name in ("data", "eval_data", "option") else "/probe"
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":

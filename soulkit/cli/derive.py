@@ -194,6 +194,8 @@ def settings_from(
             continue
         if option.setting == "data":
             settings["data"] = rows(value, names)
+        elif option.setting == "eval_data":
+            settings["eval_data"] = rows(value, listed(values.get("eval_task")))
         else:
             settings |= _settings_of(option, value)
     return settings | assignments(values.get("set"))

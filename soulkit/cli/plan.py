@@ -60,12 +60,13 @@ def show_plan(plan: Plan, as_json: bool) -> None:
         console().print(line, markup=False, soft_wrap=True)
 
 
-def show_corpus_plan(plan: CorpusPlan, as_json: bool) -> None:
-    """Print the plan of a training on conversations: a table by source, and a few lines."""
+def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None) -> None:
+    """Print the plan of a training on conversations: a table by source, a few lines, and what is
+    `played` to measure it."""
     from soulkit.train.sft.planning import learned_text
 
     if as_json:
-        print_json(plan.as_dict())
+        print_json({**plan.as_dict(), **({"played": played.as_dict()} if played else {})})
         return
     table = new_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
     for one in plan.sources:
@@ -81,6 +82,8 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool) -> None:
         lines.append(f"time about {duration(machine.seconds)}")
     for line in lines:
         console().print(line, markup=False, soft_wrap=True)
+    if played is not None:
+        show_plan(played, as_json=False)
 
 
 def _figures(one: PlayerLoad) -> tuple[str, ...]:

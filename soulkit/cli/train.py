@@ -169,7 +169,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
         from soulkit.train.objectives.registry import overruled
-        from soulkit.train.planning import training_plan
+        from soulkit.train.planning import measured_plan, training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
@@ -185,7 +185,8 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
-            show_corpus_plan(corpus_plan(config, material.corpus), values["json"])
+            played = measured_plan(config, material.measured) if material.measured else None
+            show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
         show_plan(training_plan(material.config, material), values["json"])
         for server in material.config.servers():
@@ -261,15 +262,19 @@ def one_line_summary(line: StepLine) -> str:
     parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
     dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
     valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
+    probe = [f"{name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
+    parts += ["probe", *probe] if probe else []
     return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import limits_text, truncation_text
     from soulkit.report.training_facts import (
+        ability_text,
         canary_text,
         feedback_text,
         lesson_facts,
+        probe_text,
         task_lines,
     )
 
@@ -286,6 +291,10 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
+    if text := ability_text(summary.retention):
+        print_line(f"  general ability    {text}", markup=False, soft_wrap=True)
+    if text := probe_text(summary.probes):
+        print_line(f"  probes             {text}", markup=False, soft_wrap=True)
     for label, text in lesson_facts(summary):
         print_line(f"  {label:18} {text}", markup=False, soft_wrap=True)
     if unscored := summary.n - summary.n_scored:

@@ -1,9 +1,10 @@
-"""What a training run says of its feedback and its canaries, in one line each."""
+"""What a training run says of feedback, canaries and general ability, in one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import (
     CanaryTotals,
@@ -11,6 +12,17 @@ from soulkit.train.state.summary import (
     TrainSummary,
     ValidationTotals,
 )
+
+
+def run_facts(summary: TrainSummary) -> list[tuple[str, str]]:
+    """What stands in the head of a training run beside what every run has: label and text."""
+    return [
+        ("feedback", feedback_text(summary.feedback)),
+        ("canaries", canary_text(summary.canaries)),
+        ("general ability", ability_text(summary.retention)),
+        ("probes", probe_text(summary.probes)),
+        *lesson_facts(summary),
+    ]
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:
@@ -50,6 +62,8 @@ def _task_text(rewards: Rewards, task: str) -> str:
 
 LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
+LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
+"""The labels of `run_facts` that stand before their texts: these do not say what they are of."""
 
 
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
@@ -128,3 +142,26 @@ def alarm_text(alarm: Alarm) -> str:
         f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
         f"({alarm.first:.2f} at first{drafts})"
     )
+
+
+def ability_text(ability: AbilityTotals | None) -> str:
+    """`0.525 to 0.400 (40/40, 40/40 scored), -0.125 [-0.231, -0.019], 40 clusters: a regression`;
+    empty where it was not measured."""
+    if ability is None:
+        return ""
+    return ability.words() + (": a regression" if ability.regression else "")
+
+
+def probe_text(probes: Mapping[str, Mapping[str, float | None]]) -> str:
+    """`TASK 0.100 to 0.400 after 50 steps, 0.150 to 0.450 after 100`; empty without probes. One
+    that ended without a result has a dash."""
+    by_task: dict[str, list[str]] = {}
+    for step, scores in probes.items():
+        for name in scores:
+            task, _, moment = name.rpartition("/")
+            if moment == "before":
+                ends = [scores.get(f"{task}/{one}") for one in ("before", "after")]
+                moved = " to ".join("–" if score is None else f"{score:.3f}" for score in ends)
+                steps = "" if by_task.get(task) else " steps"
+                by_task.setdefault(task, []).append(f"{moved} after {step}{steps}")
+    return "; ".join(f"{task} {', '.join(moves)}" for task, moves in by_task.items())

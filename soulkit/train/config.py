@@ -17,6 +17,7 @@ from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
 from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
+from soulkit.train.beside import BesideSettings
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
 from soulkit.train.objectives.opd import OpdSettings
@@ -238,7 +239,7 @@ class KeepingSettings(Settings):
     eval_every: int | None = setting(
         None, gt=0, only=MEASURED, unset="never",
         help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
-        "on the validation conversations.",
+        "on the validation conversations, too.",
     )  # fmt: skip
     canary_every: int | None = setting(
         None, gt=0, only=RL, unset="never",
@@ -281,7 +282,8 @@ class KeepingSettings(Settings):
 
 class TrainConfig(
     DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
-    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, PlayConfig,
+    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, BesideSettings,
+    PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 

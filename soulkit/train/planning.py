@@ -51,7 +51,13 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
     config = material.config
     work = work_of(material)
     if material.objective is None:
-        return on_machine(_supervised_plan(config, work), _lessons_machine(config, work))
+        lessons = _supervised_plan(config, work) if work else Plan(tasks=(), concurrency=1)
+        played = measured_plan(config, material.measured) if material.measured else None
+        if played is None:
+            return on_machine(lessons, _lessons_machine(config, work))
+        machines = [m for m in (_lessons_machine(config, work), played.machine) if m]
+        whole = replace(played, tasks=(*lessons.tasks, *played.tasks))
+        return on_machine(whole, together(machines))
     learned = _learned(config, material.objective, work)
     tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material))
     whole = replace(learned, tasks=tasks)
@@ -62,6 +68,29 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
     dev = replace(sampler(config.model, watched, of_actor, *size), memory=0)
     parts = [trained, dev, *local_players(config, whole, *size)] if trained else []
     return on_machine(whole, together(parts))
+
+
+def measured_plan(config: TrainConfig, measured: Material) -> Plan:
+    """What a supervised run's dev scores and probes will ask for; a probe's model stands beside the
+    one that is trained."""
+    probe = training_plan(measured.config, measured)
+    probes = config.steps // config.probe_every if config.probe_every else 0
+    scored = _scorings(config)
+    once = _dev(measured.config, measured)
+    dev = scaled(replace(probe, tasks=once), scored).tasks if scored else ()
+    each = scaled(probe, probes, "probe").tasks if probes else ()
+    machine = probe.machine and replace(
+        probe.machine,
+        memory=probe.machine.memory if probes else 0,
+        seconds=probe.machine.seconds * probes,
+    )
+    return replace(probe, tasks=(*dev, *each), machine=machine)
+
+
+def _scorings(config: TrainConfig) -> int:
+    """How often the weights of a supervised run are scored: by turns, and before probes."""
+    turns = [every for every in (config.eval_every, config.probe_every) if every]
+    return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
 
 
 def comparison_plan(runs: Sequence[Planned]) -> Plan:

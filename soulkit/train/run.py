@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import (
-    actor_print,
     keep_provenance,
-    measured_model,
-    provenance,
     teacher_print,
 )
-from soulkit.eval.summary import Cell, summarise
-from soulkit.metrics.intervals import estimate
+from soulkit.eval.summary import summarise
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.roles.players import Players
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
@@ -48,35 +43,38 @@ from soulkit.train.material.assemble import (
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
-from soulkit.train.planning import training_plan, work_of
-from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
+from soulkit.train.planning import training_plan
+from soulkit.train.rollouts.ability import ability_of, measure_ability
+from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
-from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import (
     check_corpus,
-    lesson_totals,
-    loss_cells,
-    measured_rows,
-    rows_without_use,
-    supervision,
-    validation_totals,
     words_of_corpus,
 )
-from soulkit.train.sft.lessons import SupervisedStep, check_lessons, dev_spans
+from soulkit.train.sft.lessons import check_lessons
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
 from soulkit.train.state.held_out import with_dev, without_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import LOADING, Begin, Loop, Show, nobody_hears
+from soulkit.train.state.loop import (
+    LOADING,
+    Begin,
+    Loop,
+    Show,
+    nobody_hears,
+)
 from soulkit.train.state.note import model_note
-from soulkit.train.state.skips import Skips, newest_learned, too_many_skips
+from soulkit.train.state.players import training_provenance
+from soulkit.train.state.skips import Skips
+from soulkit.train.state.stops import stop_ended, with_stops
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
-from soulkit.types import Record, Sampling
+from soulkit.train.supervise import supervise
+from soulkit.types import Record
 
 TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
@@ -98,6 +96,22 @@ def train(
     gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
+    with _opened(config, out, say, ready, begin) as parts:
+        return asyncio.run(_train(*parts, show, say or _quiet, begin))
+
+
+async def train_beside(material: Material, out: Path) -> None:
+    """A training within another one, as `train` does it, with nobody to show it to."""
+    with _opened(material.config, out, None, material, nobody_hears) as parts:
+        await _train(*parts, _unseen, _quiet, nobody_hears)
+
+
+@contextmanager
+def _opened(
+    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: Material | None,
+    begin: Begin,
+) -> Iterator[tuple[TrainConfig, Run, Policy, Policy | None, Material]]:  # fmt: skip
+    """Everything that a training needs, checked, with its run folder locked."""
     refuse_untrainable(config)
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
@@ -121,11 +135,13 @@ def train(
             if say is not None:
                 if remark := numbers_remark(policy):
                     say(remark)
-                for server in config.servers():
+                for server in (material.measured or material).config.servers():
                     say(server)
-            return asyncio.run(
-                _train(config, run, policy, teacher, material, show, say or _quiet, begin)
-            )
+            yield config, run, policy, teacher, material
+
+
+def _unseen(line: StepLine) -> None:
+    """Nobody is shown the steps."""
 
 
 def prepare_training(
@@ -138,8 +154,9 @@ def prepare_training(
     say = say or _quiet
     for remark in material.remarks():
         say(remark)
-    material.config.check_players()
-    if pays(material.config):
+    for part in filter(None, (material, material.measured)):
+        part.config.check_players()
+    if pays(material.config) or (material.measured and pays(material.measured.config)):
         _confirm(material, out, say, ask)
     return material
 
@@ -148,12 +165,12 @@ def _confirm(
     material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
 ) -> None:
     """Have the cost of the steps that are left confirmed."""
-    config = material.config
+    config, asking = material.config, (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
-    done = 1 + max((line.step for line in lines if line.played), default=-1)
+    done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(scaled(training_plan(config, material), left), config, say, ask)
+        confirm_cost(scaled(training_plan(config, material), left), asking, say, ask)
 
 
 def _quiet(remark: str) -> None:
@@ -276,10 +293,13 @@ async def _train(
     stream = material.corpus.stream if material.corpus else None
     loop = Loop.open(config, run, policy, tracker, journal, begin, stream)
     try:
+        await measure_ability(loop, "before")
         if material.objective is None:
-            summary = await _supervise(loop, material, show)
+            summary = await supervise(loop, material, show, say, train_beside)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
+        await measure_ability(loop, "after")
+        summary = replace(summary, retention=ability_of(loop, say))
     finally:
         loop.close()
     replace_folder(run.path / "model", partial(policy.save, step=loop.step))
@@ -300,7 +320,9 @@ async def _train(
 def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
     """`summary` with what the best weights, those after `step`, scored: not what the last did."""
     measured = dev_after(run.path, step, light=True)
-    return with_dev(without_dev(summary), measured, material.tasks.values())
+    before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
+    tasks = (material.measured or material).tasks
+    return with_dev(before, measured, tasks.values())
 
 
 def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:
@@ -314,19 +336,6 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
     )
 
 
-async def _supervise(loop: Loop, material: Material, show: Show) -> TrainSummary:
-    """Take the steps of supervised training: on gold episodes, or on conversations."""
-    stop_ended(loop)
-    if material.corpus is not None:
-        step, validate = supervision(loop, material.corpus)
-        await loop.run_all(step, with_stops(loop, show), validate=validate)
-    else:
-        lessons = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-        held_out = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy))
-        await loop.run_all(lessons, with_stops(loop, show), validate=held_out)
-    return supervised_summary(loop.config, loop.run, loop, material)
-
-
 async def _reinforce(
     loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show,
     say: Callable[[str], None],
@@ -336,7 +345,7 @@ async def _reinforce(
         config.batch_size, deterministic=config.deterministic, journal=loop.journal
     )
     players = make_players(config, sampler, run)
-    record = _provenance(config, players, material, policy)
+    record = training_provenance(config, players, material, policy)
     keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
@@ -365,46 +374,6 @@ async def _reinforce(
         records = [r for r in load_records(run.episodes, light=True) if r.step >= last]
     summary = rollout_summary(config, loop, records, material)
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
-
-
-def _provenance(
-    config: TrainConfig, players: Players, material: Material, policy: Policy
-) -> dict[str, Any]:
-    limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
-    sampling = {
-        name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
-        for name, limit in limits.items()
-    }
-    actor = actor_print(config.model_dump())
-    record = provenance(config, players, work_of(material), actor, sampling)
-    suite = {"suite": config.suite, "left_out": dict(material.left_out)} if config.suite else {}
-    return {"actor": measured_model(config.model_dump(), policy), **record, **suite}
-
-
-def with_stops(loop: Loop, show: Show) -> Show:
-    """`show`, and the end of a run whose feedback is of no use or whose updates cannot be taken;
-    what it learned is kept."""
-
-    def report(line: StepLine) -> None:
-        show(line)
-        stop_after(loop, line)
-
-    return report
-
-
-def stop_after(loop: Loop, line: StepLine) -> None:
-    """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
-    error = in_vain(loop.config.method, line) or too_many_skips(line)
-    if error is not None:
-        loop.checkpoint()
-        raise error
-
-
-def stop_ended(loop: Loop) -> None:
-    """Raise again what ended a run in its last step: there is none left to take."""
-    if loop.step == loop.config.steps:
-        stop_after(loop, newest(loop.run.metrics))
-        stop_after(loop, newest_learned(loop.run.metrics))
 
 
 def rollout_summary(
@@ -441,31 +410,3 @@ def rollout_summary(
         canaries=canary_totals(lines),
         calls=paid["by_role"],
     )  # fmt: skip
-
-
-def supervised_summary(
-    config: TrainConfig, run: Run, loop: Loop, material: Material
-) -> TrainSummary:
-    """The loss over the last steps, one cell for every task of the mixture, or for every source of
-    conversations; what was measured on others of them stands beside it."""
-    lines = read_step_lines(run.metrics)
-    losses = [line.learned.loss for line in lines]
-    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
-    mean = estimate(last, range(len(last)))
-    cell = Cell(
-        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
-    )
-    return TrainSummary(
-        command="train sft",
-        model=config.model,
-        protocol=config.protocol,
-        seconds=loop.seconds,
-        tasks={name: {"loss": cell} for name in config.tasks} or loss_cells(lines),
-        suite=config.suite or "",
-        left_out=material.left_out,
-        steps=loop.step,
-        summary_steps=len(last),
-        validation=validation_totals(lines, measured_rows(material)),
-        lessons=lesson_totals(lines),
-        unusable=rows_without_use(material.corpus),
-    )

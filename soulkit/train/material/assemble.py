@@ -34,6 +34,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.conversations import Corpus, gather_corpus
 from soulkit.train.material.feasible import refuse_without_feedback
+from soulkit.train.material.measured import measured_settings
 from soulkit.train.material.sampling import TaskRows, mixture
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
@@ -56,6 +57,8 @@ class Material:
     """Task of the suite → why it is not trained on here."""
     corpus: Corpus | None = None
     """The conversations that are learned in the place of tasks."""
+    measured: Material | None = None
+    """What supervised training is measured on: rows, players and settings of a reinforcement."""
 
     def remarks(self) -> list[str]:
         """What is said aloud before the start: what is left out, and rows that are repeated."""
@@ -81,7 +84,7 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     if config.corpora:
         corpus = gather_corpus(config)
         refuse_gaps(what_is_away(config) if asking else [], lambda: None)
-        return Material({}, [], [], config, corpus=corpus)
+        return Material({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
@@ -102,13 +105,25 @@ def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     gaps += role_gaps(played, config)
     if asking:
         gaps += what_is_away(config)
-    material = replace(_mixed(config, tasks, rows_by_task, objective), left_out=left_out)
+    # Imitation needs no players, and is not refused for the want of some: then losses are all.
+    alone = all(part.roles <= {"actor"} for part in work)
+    asked_for = config.eval_task or config.probe_every
+    measured = _measured(config, asking) if alone or asked_for else None
+    material = replace(
+        _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured
+    )
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool
     if config.canary_every is not None:
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return material
+
+
+def _measured(config: TrainConfig, asking: bool) -> Material | None:
+    """What a supervised run is measured on; None where that is nothing."""
+    settings = measured_settings(config)
+    return None if settings is None else gather_material(settings, asking=asking)
 
 
 def playable_part(
@@ -154,7 +169,7 @@ def _mixed(
     for name, rows in rows_by_task.items():
         train[name] = rows
         held: Sequence[Example] = ()
-        if config.eval_every:
+        if (config.eval_every or config.probe_every) and name in (config.eval_task or rows_by_task):
             train[name], held = dev_split(rows, config.dev_share, config.dev_by)
         dev += [(tasks[name], example) for example in held[: config.dev_limit]]
     present = {name: task for name, task in tasks.items() if name in train}

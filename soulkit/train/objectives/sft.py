@@ -95,6 +95,7 @@ class SFT(Method):
 
     names: ClassVar = {"sft": "Imitate the tasks' gold episodes."}
     settings: ClassVar = SftSettings
+    marks: ClassVar = {"sft": ("plays",)}
     default_words: ClassVar = {
         "lr": "1e-4, with --full 1e-5, of the model tiny 2e-3",
         "lr_schedule": "cosine",

@@ -295,11 +295,14 @@ class StepLine(Named):
     """Task → dev score of the moved weights, in steps that evaluate."""
     valid: Mapping[str, float | None] = spread_fields("loss/valid/")
     """Source → nats per learned token of its validation conversations, in such steps."""
+    probe: Mapping[str, float | None] = spread_fields("probe/")
+    """`TASK/before` and `TASK/after` → dev score of the moved weights, and of what a short
+    reinforcement made of them."""
 
     @property
     def measures(self) -> bool:
         """Whether it says what the moved weights are worth: a line of its own beside the step's."""
-        return bool(self.dev or self.valid)
+        return bool(self.dev or self.valid or self.probe)
 
     @property
     def played(self) -> bool:
@@ -331,12 +334,12 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
     """What is appended for a step: its line, and one with what the moved weights are worth."""
-    return [_noted(replace(line, dev={}, valid={})), *dev_lines(line)]
+    return [_noted(replace(line, dev={}, valid={}, probe={})), *dev_lines(line)]
 
 
 def dev_lines(line: StepLine) -> list[dict[str, Any]]:
     """The line with a step's dev scores and validation losses, where there are any."""
-    measured = StepLine(step=line.step, dev=line.dev, valid=line.valid)
+    measured = StepLine(step=line.step, dev=line.dev, valid=line.valid, probe=line.probe)
     return [_noted(measured)] if line.measures else []
 
 

@@ -154,6 +154,7 @@ class Loop:
         show: Show,
         measure: Measure = nothing_held_out,
         validate: Validate = nothing_to_validate,
+        probe: Measure = nothing_held_out,
     ) -> None:
         """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
         try:
@@ -161,11 +162,11 @@ class Loop:
                 self._measure_base(validate)
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
-                await self._complete(last, measure, validate, show)
+                await self._complete(last, measure, validate, probe, show)
             while self.step < self.config.steps:
                 await asyncio.sleep(0)  # a step that waits for nothing cannot be stopped elsewhere
                 line = await self._take(take_step)
-                await self._complete(line, measure, validate, show)
+                await self._complete(line, measure, validate, probe, show)
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self.step:
@@ -192,12 +193,13 @@ class Loop:
         return line
 
     async def _complete(
-        self, line: StepLine, measure: Measure, validate: Validate, show: Show
+        self, line: StepLine, measure: Measure, validate: Validate, probe: Measure, show: Show
     ) -> None:
         """What follows a step: dev scores, losses, and a checkpoint where one is due."""
         start, self.unmeasured = time.monotonic(), True
         line = replace(line, valid=validate(line.step))
         line = replace(line, dev=await measure(line.step))
+        line = replace(line, probe=await probe(line.step))
         self.seconds += time.monotonic() - start
         self.metrics.write_all(dev_lines(line))
         self.unmeasured = False

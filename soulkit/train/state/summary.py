@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from soulkit.eval.summary import Summary
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import (
     Alarm,
     CoachCounts,
@@ -124,6 +125,10 @@ class TrainSummary(Summary):
     """The two mean rewards and the leave-one-out gap."""
     feedback: FeedbackTotals | None = None
     canaries: CanaryTotals | None = None
+    retention: AbilityTotals | None = None
+    """General ability before and after, where a run measures it."""
+    probes: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """Steps done → `TASK/before` and `TASK/after` of the probe of those weights."""
     calls: Mapping[str, Any] = field(default_factory=dict)
     """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
     dev_steps: int | None = None
@@ -148,6 +153,10 @@ class TrainSummary(Summary):
             line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
         if self.canaries is not None:
             line["canaries"] = self.canaries.to_json()
+        if self.retention is not None:
+            line["retention"] = self.retention.to_json()
+        if self.probes:
+            line["probes"] = {step: dict(scores) for step, scores in self.probes.items()}
         if self.validation is not None:
             line["validation"] = asdict(self.validation)
         if self.lessons != LessonCounts():
@@ -175,6 +184,11 @@ class TrainSummary(Summary):
             rewards=Rewards.from_json(renamed(members(line.get("rewards")))),
             feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
             canaries=CanaryTotals.from_json(line.get("canaries")),
+            retention=AbilityTotals.from_json(line.get("retention")),
+            probes={
+                step: {name: finite(score) for name, score in members(scores).items()}
+                for step, scores in members(line.get("probes")).items()
+            },
             calls=members(line.get("calls")),
             dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
             best_step=whole(line["best_step"]) if "best_step" in line else None,

@@ -1,0 +1,136 @@
+"""A post-training probe: what would reinforcement make of these weights?
+
+    RUN/probes/step_000100/          an ordinary run of `probe_method`, without its weights
+    RUN/probes/step_000100/probe.json   of which weights, their dev scores before and after
+    RUN/probes/weights_000100/       the snapshot it starts from; gone when the probe is done
+
+The probe is a training of its own that starts from a snapshot on the disk, with a model, an adapter
+and an optimizer of its own: nothing of the supervised run is moved and put back, so nothing of it
+can be left moved. That costs the memory of a second model beside the first, and its loading. One
+that was killed is taken up where its own newest checkpoint stands; one from other weights (a
+supervised run that is not deterministic may come to others when it resumes) is begun again.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from soulkit.errors import CallError, UserError
+from soulkit.runs.jsonl import write_json
+from soulkit.train.config import TINY
+from soulkit.train.material.assemble import Material
+from soulkit.train.material.measured import probe_settings
+from soulkit.train.state.checkpoint import replace_folder
+from soulkit.train.state.lines import read_step_lines
+from soulkit.train.state.loop import Loop
+
+Reinforce = Callable[[Material, Path], Awaitable[Any]]
+"""Trains on a material, whose settings say how, into a run folder."""
+PROBES, RESULT, VERSION = "probes", "probe.json", "policy.txt"
+WEIGHTS = ("model", "best", "checkpoints")
+"""Folders of a probe's run that are thrown away."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Takes the probes of one supervised run."""
+
+    loop: Loop
+    measured: Material
+    reinforce: Reinforce
+    say: Callable[[str], None]
+
+    def recorded(self, step: int) -> dict[str, float | None]:
+        """The result of a probe of these very weights that was done before; empty without one."""
+        try:
+            result = json.loads((self._run(step) / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if result.get("policy") != self.loop.policy.version():
+            return {}
+        self._throw_away(step)
+        return _named(result["before"], result["after"])
+
+    async def run(self, step: int, before: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Reinforce a snapshot of the weights that `step` moved, whose dev scores are `before`."""
+        self._snapshot(step)
+        self.loop.begin(f"probe of step {step + 1}")
+        run, failure = self._run(step), ""
+        try:
+            with torch.random.fork_rng():
+                await self.reinforce(replace(self.measured, config=self._settings(step)), run)
+        except (
+            UserError,
+            CallError,
+        ) as error:  # what it says of the weights is that it says nothing
+            failure = str(error)
+            self.say(f"the probe of step {step + 1} ended without a result: {failure}")
+        after = {} if failure else _newest_dev(run)
+        result = {"policy": self.loop.policy.version(), "before": dict(before), "after": after}
+        run.mkdir(parents=True, exist_ok=True)
+        write_json(run / RESULT, {**result, **({"failure": failure} if failure else {})})
+        self._throw_away(step)
+        return _named(before, after)
+
+    def _settings(self, step: int) -> Any:
+        """The weights are a whole model, or an adapter on the base of the run."""
+        config, weights = self.loop.config, self._weights(step)
+        base = str(self.loop.run.path / "base") if config.model == TINY else config.model
+        return probe_settings(
+            self.measured.config,
+            model=weights if config.full else base,
+            adapter=None if config.full else weights,
+            threads=torch.get_num_threads(),
+        )
+
+    def _run(self, step: int) -> Path:
+        return self.loop.run.path / PROBES / f"step_{step + 1:06d}"
+
+    def _weights(self, step: int) -> Path:
+        return self.loop.run.path / PROBES / f"weights_{step + 1:06d}"
+
+    def _snapshot(self, step: int) -> None:
+        """Write the weights down, unless a probe of just these is under way; one of others goes."""
+        weights, version = self._weights(step), self.loop.policy.version()
+        mark = weights / VERSION
+        if mark.is_file() and mark.read_text(encoding="utf-8") == version:
+            return
+        shutil.rmtree(self._run(step), ignore_errors=True)
+
+        def fill(aside: Path) -> None:
+            self.loop.policy.save(aside, step + 1)
+            (aside / VERSION).write_text(version, encoding="utf-8")
+
+        replace_folder(weights, fill)
+
+    def _throw_away(self, step: int) -> None:
+        for folder in (self._weights(step), *(self._run(step) / name for name in WEIGHTS)):
+            shutil.rmtree(folder, ignore_errors=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _newest_dev(run: Path) -> dict[str, float | None]:
+    lines = [line for line in read_step_lines(run / "metrics.jsonl") if line.dev]
+    return dict(lines[-1].dev) if lines else {}
+
+
+def _named(
+    before: Mapping[str, float | None], after: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Named as metrics are; a probe that failed has None after."""
+    tasks = dict.fromkeys((*before, *after))
+    return {
+        f"{task}/{moment}": scores.get(task)
+        for task in tasks
+        for moment, scores in (("before", before), ("after", after))
+    }

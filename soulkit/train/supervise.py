@@ -1,0 +1,109 @@
+"""Supervised training: its steps, what it is measured by on the way, and what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from soulkit.eval.provenance import keep_provenance
+from soulkit.eval.summary import Cell
+from soulkit.metrics.intervals import estimate
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.players import Players
+from soulkit.runs.folder import Run
+from soulkit.runs.records import newest_dev
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import Material
+from soulkit.train.sft.corpus import Validation
+from soulkit.train.sft.corpus_run import (
+    lesson_totals,
+    loss_cells,
+    measured_rows,
+    rows_without_use,
+    supervision,
+    validation_totals,
+)
+from soulkit.train.sft.lessons import SupervisedStep, dev_spans
+from soulkit.train.sft.measures import make_measures
+from soulkit.train.sft.probe import Reinforce
+from soulkit.train.state.held_out import with_dev
+from soulkit.train.state.lines import StepLine, read_step_lines
+from soulkit.train.state.loop import Loop, Show, Validate, nothing_to_validate
+from soulkit.train.state.players import training_provenance
+from soulkit.train.state.skips import Skips
+from soulkit.train.state.stops import stop_ended, with_stops
+from soulkit.train.state.summary import LAST_STEPS, TrainSummary
+
+
+async def supervise(
+    loop: Loop, material: Material, show: Show, say: Callable[[str], None], reinforce: Reinforce
+) -> TrainSummary:
+    """Take the steps of supervised training: on gold episodes, or on conversations. `reinforce`
+    trains its probes."""
+    stop_ended(loop)
+    step: Callable[[int], Awaitable[StepLine]]
+    validate: Validate = nothing_to_validate
+    if material.corpus is not None:
+        step, validate = supervision(loop, material.corpus)
+    else:
+        step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
+        validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy))
+    shown = with_stops(loop, show)
+    if material.measured is None:
+        await loop.run_all(step, shown, validate=validate)
+        return supervised_summary(loop.config, loop.run, loop, material)
+    measures = make_measures(loop, material.measured, reinforce, say)
+    try:
+        await hold_roll(loop, material.measured, measures.players, say)
+        await loop.run_all(step, shown, measures.score, validate, measures.probe)
+    finally:
+        await measures.close()
+    with Ledger(loop.run.ledger_path) as ledger:
+        paid = ledger.totals()
+    summary = replace(
+        supervised_summary(loop.config, loop.run, loop, material),
+        cost=paid["cost"], unpriced_calls=paid["unpriced"],
+        probes={str(line.step + 1): line.probe
+                for line in read_step_lines(loop.run.metrics) if line.probe},
+    )  # fmt: skip
+    played = newest_dev(loop.run.path, light=True)
+    return with_dev(summary, played, material.measured.tasks.values())
+
+
+async def hold_roll(
+    loop: Loop, measured: Material, players: Players, say: Callable[[str], None]
+) -> None:
+    """Note who plays on which rows, and ask whether they are there, before the first step."""
+    record = training_provenance(measured.config, players, measured, loop.policy)
+    keep_provenance(loop.run, record)
+    if loop.step < loop.config.steps:
+        players.say = say
+        await players.roll_call.hold()
+
+
+def supervised_summary(
+    config: TrainConfig, run: Run, loop: Loop, material: Material
+) -> TrainSummary:
+    """The loss over the last steps, one cell for every task of the mixture, or for every source of
+    conversations; what was measured on others of them stands beside it."""
+    lines = read_step_lines(run.metrics)
+    losses = [line.learned.loss for line in lines]
+    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
+    mean = estimate(last, range(len(last)))
+    cell = Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
+    return TrainSummary(
+        command="train sft",
+        model=config.model,
+        protocol=config.protocol,
+        seconds=loop.seconds,
+        tasks={name: {"loss": cell} for name in config.tasks} or loss_cells(lines),
+        suite=config.suite or "",
+        left_out=material.left_out,
+        steps=loop.step,
+        summary_steps=len(last),
+        validation=validation_totals(lines, measured_rows(material)),
+        lessons=lesson_totals(lines),
+        unusable=rows_without_use(material.corpus),
+    )

@@ -1,0 +1,212 @@
+"""What a supervised run is measured by while it runs: greedy dev scores, probes, and their cost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError
+from soulkit.report.training_facts import probe_text
+from soulkit.runs.folder import read_jsonl
+from soulkit.runs.records import load_records
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import gather_material
+from soulkit.train.material.measured import measured_settings
+from soulkit.train.planning import training_plan
+from tests.support.resuming import files, fork_context, reply, states, stop_after
+from tests.support.servers.openai_server import ScriptedServer
+from tests.support.training import lines_of, soul
+
+PROBES = {
+    "probe_every": 2, "probe_steps": 2, "probe_method": "grpo", "prompts_per_step": 2,
+    "group_size": 4, "max_tokens": 12,
+}  # fmt: skip
+
+
+def config(**settings: Any) -> TrainConfig:
+    plain: dict[str, Any] = {
+        "method": "sft", "model": "unused", "tasks": {"tomi": 1.0}, "data": {"tomi": "synth:60"},
+        "steps": 8, "lr": 0.5,
+    }  # fmt: skip
+    return TrainConfig.model_validate(plain | settings)
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"eval_task": ["tomi"]}, "every --eval-every STEPS"),
+    ({"eval_data": {"tomi": "rows.jsonl"}, "eval_every": 2}, "--eval-task"),
+    ({"eval_task": ["tomi"], "eval_data": {"hitom": "f"}, "eval_every": 2}, "hitom"),
+    ({"method": "grpo", "probe_every": 2}, "are for sft"),
+    ({"tasks": {}, "data": {}, "corpora": ["chats.jsonl"], "probe_every": 2}, "no rows to play"),
+])  # fmt: skip
+def test_settings_that_nothing_would_read_are_refused(settings: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config(**settings)
+
+
+def test_what_is_measured_has_the_settings_of_a_reinforcement() -> None:
+    assert measured_settings(config()) is None
+    scored = measured_settings(config(eval_every=2, limit=30))
+    assert scored is not None
+    assert (scored.method, scored.tasks, scored.limit) == ("grpo", {"tomi": 1.0}, 30)
+    other = measured_settings(config(
+        **PROBES, eval_task="hitom", eval_data={"*": "synth:9"}, limit=30, full=True,
+        retention=True, probe_lr=1e-3, judge=[{"model": "j"}],
+    ))  # fmt: skip
+    assert other is not None and (other.tasks, other.data) == ({"hitom": 1.0}, {"*": "synth:9"})
+    assert (other.limit, other.full, other.retention, other.lr) == (None, False, False, 1e-3)
+    assert (other.steps, other.eval_every, other.probe_every) == (2, 2, None)
+    assert [one.model for one in other.judge] == ["j"]
+
+
+def test_dev_rows_are_learned_by_nobody() -> None:
+    material = gather_material(config(**PROBES, eval_every=2, dev_limit=5))
+    measured = material.measured
+    assert measured is not None and measured.config.method == "grpo"
+    dev = {example.id for _, example in measured.dev}
+    assert len(dev) == 5
+    assert not dev & {example.id for pool in (material.pool, measured.pool) for _, example in pool}
+    with pytest.raises(ConfigError, match="evaluation-only"):
+        gather_material(config(eval_every=2, eval_task="instructions"))
+
+
+def test_the_plan_counts_dev_scores_and_probes() -> None:
+    planned = training_plan(config(**PROBES, eval_every=4, dev_limit=5))
+    episodes = {part.task: part.episodes for part in planned.tasks}
+    # Scored after steps 2, 4, 6, 8; four probes of 2 steps, 2 prompts and 4 drafts each.
+    assert episodes["tomi dev"] == 4 * 5 and episodes["tomi drafts probe"] == 4 * 2 * 2 * 4
+    assert episodes["tomi dev probe"] == 4 * 5
+
+
+def test_probes_are_told_in_a_line() -> None:
+    done: dict[str, dict[str, float | None]] = {
+        "50": {"tomi/before": 0.1, "tomi/after": 0.4},
+        "100": {"tomi/before": 0.25, "tomi/after": None},
+    }
+    assert probe_text(done) == "tomi 0.100 to 0.400 after 50 steps, 0.250 to – after 100"
+    assert probe_text({}) == ""
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def sft(model: Path, out: Path, *more: object) -> list[str]:
+    words = (
+        "train", "sft", "--model", model, "--task", "tomi", "--data", "tomi=synth:40",
+        "--steps", 4, "--batch", 4, "--lr", 1e-3, "--lora-r", 4, "--eval-every", 2,
+        "--set", "dev_limit=4", "--set", "max_tokens=12", "--set", "deterministic=true",
+        "--checkpoint-every", 1, "--out", out, *more,
+    )  # fmt: skip
+    return [str(word) for word in words]
+
+
+def probed(model: Path, out: Path) -> list[str]:
+    return sft(
+        model, out, "--probe-every", 2, "--probe-steps", 2, "--probe-method", "ditto",
+        "--set", "probe_lr=0.003", "--set", "prompts_per_step=2", "--set", "group_size=4",
+    )  # fmt: skip
+
+
+def learned(run: Path) -> list[dict[str, Any]]:
+    """The metrics of the training itself."""
+    lines = [
+        {k: v for k, v in line.items() if not k.startswith("probe/")} for line in lines_of(run)
+    ]
+    return [line for line in lines if line.keys() - {"schema", "step"}]
+
+
+def probe_results(run: Path) -> dict[str, Any]:
+    return {path.parent.name: json.loads(path.read_text())
+            for path in sorted((run / "probes").rglob("probe.json"))}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SFT that is scored, and never probed."""
+    out = tmp_path_factory.mktemp("measures") / "plain"
+    assert soul(*sft(warm / "model", out)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with two probes, untouched."""
+    out = tmp_path_factory.mktemp("measures") / "whole"
+    assert soul(*probed(warm / "model", out)) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_the_best_weights_follow_the_dev_scores(plain: Path) -> None:
+    summary = json.loads((plain / "summary.json").read_text())
+    scores = {line["step"]: line["eval/tomi"] for line in lines_of(plain) if "eval/tomi" in line}
+    assert scores.keys() == {1, 3} and summary["best_dev"] == max(scores.values())
+    assert summary["tasks"]["tomi"]["dev"]["headline"] and summary["dev_steps"] == 4
+    records = load_records(plain / "dev.jsonl")
+    assert {record.step for record in records} == {1, 3} and len(records) == 8
+    assert (plain / "best" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_probes_leave_every_bit_of_the_training_alone(plain: Path, whole: Path) -> None:
+    assert learned(whole) == learned(plain)
+    assert states(whole) == states(plain)
+    assert files(whole / "model").keys() == files(plain / "model").keys()
+    name = "adapter_model.safetensors"
+    assert files(whole / "model")[name] == files(plain / "model")[name]
+
+
+@pytest.mark.slow
+def test_a_probe_is_a_run_without_its_weights(whole: Path) -> None:
+    assert list(probe_results(whole)) == ["step_000002", "step_000004"]
+    run = whole / "probes" / "step_000004"
+    steps = [line for line in read_jsonl(run / "metrics.jsonl") if "reward/draft" in line]
+    assert len(steps) == 2 and (run / "summary.json").is_file() and (run / "config.yaml").is_file()
+    assert not list((whole / "probes").rglob("*.safetensors"))
+    summary = json.loads((whole / "summary.json").read_text())
+    assert list(summary["probes"]) == ["2", "4"]
+    measured = {k: v for line in lines_of(whole) for k, v in line.items() if line["step"] == 3}
+    assert measured["probe/tomi/before"] == measured["eval/tomi"]
+    assert measured["probe/tomi/after"] == probe_results(whole)["step_000004"]["after"]["tomi"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_within_probes_ends_as_an_untouched_one(
+    warm: Path, whole: Path, tmp_path: Path
+) -> None:
+    run, context, rng, kills = tmp_path / "run", fork_context(), random.Random(2), 0
+    arguments = probed(warm / "model", run)
+    for number in (2, 4):
+        folder = run / "probes" / f"step_{number:06d}"
+        growing = [folder / "sampled.jsonl", folder / "metrics.jsonl", folder / "config.yaml"]
+        kills += stop_after(context, arguments, growing, rng.randrange(1, 5), 9) != 0
+    assert kills and soul(*arguments) == 0
+    assert learned(run) == learned(whole) and states(run) == states(whole)
+    assert probe_results(run) == probe_results(whole)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ScriptedServer(answer=reply) as server:
+        yield server.base_url
+
+
+@pytest.mark.slow
+def test_dialogues_are_played_with_the_partner_that_is_named(
+    warm: Path, tmp_path: Path, url: str
+) -> None:
+    out = tmp_path / "run"
+    more = ("--eval-task", "secret_keeper", "--eval-data", "synth:20", "--partner",
+            f"endpoint:visitor@{url}", "--set", "dev_limit=2", "--set", "max_tokens=8")  # fmt: skip
+    assert soul(*sft(warm / "model", out, *more)) == 0
+    records = load_records(out / "dev.jsonl")
+    assert {record.task for record in records} == {"secret_keeper"} and len(records) == 4
+    assert any(line.seat == "visitor" for line in records[0].episode.transcript)
+    assert "secret_keeper" in json.loads((out / "provenance.json").read_text())["tasks"]
