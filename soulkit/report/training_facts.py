@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from soulkit.train.state.lines import Alarm, Rewards
-from soulkit.train.state.summary import CanaryTotals, FeedbackTotals
+from soulkit.train.state.summary import (
+    CanaryTotals,
+    FeedbackTotals,
+    TrainSummary,
+    ValidationTotals,
+)
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:
@@ -39,6 +44,36 @@ def _task_text(rewards: Rewards, task: str) -> str:
         interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
         parts.append(f"gap {gap:+.3f}{interval}")
     return "  ".join(parts)
+
+
+def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
+    """Of a training on conversations: (label, text) of its losses and of what was left out."""
+    facts = []
+    if (valid := summary.validation) is not None:
+        texts = [
+            f"{name} {valid.first[name]:.3f} to {loss:.3f}" + _of_lessons(valid, name)
+            for name, loss in valid.last.items()
+        ]
+        facts.append(("validation loss", "; ".join(texts)))
+    if learned := summary.lessons.learned:
+        facts.append(("lessons", ", ".join(f"{name} {n:,}" for name, n in learned.items())))
+    reasons = [f"{n:,} × {reason}" for reason, n in summary.lessons.left_out.items()]
+    if n := summary.lessons.shortened:
+        reasons.append(f"{n:,} lost their oldest turns")
+    if reasons:
+        facts.append(("left out", "; ".join(reasons)))
+    rows = [
+        f"{source}: " + ", ".join(f"{n:,} × {reason}" for reason, n in several.items())
+        for source, several in summary.unusable.items()
+        if several
+    ]
+    if rows:
+        facts.append(("rows without use", "; ".join(rows)))
+    return facts
+
+
+def _of_lessons(valid: ValidationTotals, name: str) -> str:
+    return f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else ""
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:
