@@ -9,6 +9,10 @@ from pydantic import model_validator
 from soulkit.config import Settings, setting
 
 SECTION = "Objective"
+WITHOUT_FACT = (
+    "--mix-lambda 0: no token is drawn by whoever sees the fact, and the model learns its own "
+    "words again; a control, by which no fact is taught"
+)
 
 
 class MixSettings(Settings):
@@ -33,12 +37,13 @@ class MixSettings(Settings):
 
     @model_validator(mode="after")
     def _mixed_for_something(self) -> Self:
-        written = [n for n in ("mix_lambda", "mix_samples", "mix_tokens")
-                   if n in self.model_fields_set]  # fmt: skip
-        if (
-            self.objective == "nll"
-            and written
-            and getattr(self, written[0]) != (type(self).model_fields[written[0]].default)
-        ):
-            raise ValueError(f"{written[0]} is about --objective mixsd")
+        defaults = {n: f.default for n, f in MixSettings.model_fields.items() if n != "objective"}
+        idle = [n for n, default in defaults.items() if getattr(self, n) != default]
+        if self.objective == "nll" and idle:
+            raise ValueError(f"{idle[0]} is about --objective mixsd")
+        if self.objective == "mixsd" and not getattr(self, "corpora", ()):
+            raise ValueError(
+                "--objective mixsd writes about the facts of conversations: --data FILE, whose "
+                "rows have a field 'fact' beside their messages"
+            )
         return self

@@ -10,8 +10,7 @@ RUN/written.jsonl holds every text that was written, before a weight has moved; 
 killed writes the rest, and a batch that it lost half of is written as it would have been.
 RUN/lessons/ holds those that are learned, as conversations with exact ids.
 
-After "Mixed Contextual Self-Distillation" as published for teaching facts without forgetting; the
-words that tell the expert the fact are this project's own (`prompts/expert.md`).
+The words that tell the expert the fact are in `prompts/expert.md`.
 """
 
 from __future__ import annotations
@@ -22,18 +21,23 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.settings import SourceSettings
+from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import ContextOverflow, DataError
 from soulkit.models.local.mixed import expert_turns
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tokenizing import tokenizer_print
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.conversations import Corpus, lessons_of
 from soulkit.types import Call, Completion, Sampling, Segment
 
 WRITTEN, LESSONS, TOTALS = "written.jsonl", "lessons", "written.json"
@@ -41,10 +45,6 @@ NO_FACT, EMPTY, CUT, TOO_LONG = (
     "it has no fact", "the text is empty", "the text was cut at its limit",
     "question and fact leave no room for a text",
 )  # fmt: skip
-WITHOUT_FACT = (
-    "--mix-lambda 0: nobody sees the facts, and the model learns its own words again; a control, "
-    "by which no fact is taught"
-)
 
 
 @cache
@@ -57,6 +57,8 @@ def prompts() -> PromptFolder:
 class Prompt:
     """What one text is written from."""
 
+    source: int
+    """The place of its source in the run's list."""
     lesson: Lesson
     naive: tuple[Segment, ...]
     """What stands before the reply that is learned."""
@@ -84,21 +86,21 @@ def expert_context(context: Sequence[Segment], fact: str) -> tuple[Segment, ...]
     return (Segment("system", words), *context)
 
 
-def prompts_of(lessons: Iterable[Lesson], samples: int) -> list[Prompt]:
-    """`samples` of each lesson that has a fact; its last learned reply is what is written.
+def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Prompt]:
+    """`samples` of each (source, lesson); the lesson's last learned reply is what is written.
 
     Rows with equal questions and facts are told apart by their order.
     """
     made: list[Prompt] = []
     seen: Counter[str] = Counter()
-    for lesson in lessons:
+    for source, lesson in placed:
         last = max(i for i, learned in enumerate(lesson.trained) if learned)
         naive = lesson.segments[:last]
         expert = expert_context(naive, lesson.fact)
         key = _digest(naive, expert)
         seen[key] += 1
         name = key if seen[key] == 1 else f"{key}#{seen[key]}"
-        made += [Prompt(lesson, naive, expert, name, sample) for sample in range(samples)]
+        made += [Prompt(source, lesson, naive, expert, name, sample) for sample in range(samples)]
     return made
 
 
@@ -139,6 +141,33 @@ class Written:
         }
 
 
+async def with_written(
+    config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
+    say: Callable[[str], None], begin: Callable[[str], None],
+) -> Corpus:  # fmt: skip
+    """`corpus` with what the policy writes in the place of what its rows' authors wrote.
+
+    To be called before a weight has moved, or been put back: it is the model at the start of the
+    run that writes. What is finished is not written again.
+    """
+    texts = [lesson_file(run, place) for place in range(len(config.corpora))]
+    if not (run / TOTALS).exists():
+        sampler = policy.sampler(config.batch_size)
+        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), begin)
+        try:
+            written = await writer.write([lessons_of(one, config) for one in config.corpora], run)
+        finally:
+            await sampler.close()
+        say(written.words())
+    sources = [
+        SourceSettings(path=str(text), ratio=source.ratio, side="assistant", name=source.name)
+        for text, source in zip(texts, config.corpora, strict=True)
+        if text.exists()
+    ]
+    stream = LessonStream.open(sources, seed=config.seed, window=config.window)
+    return replace(corpus, stream=stream)
+
+
 @dataclass
 class Writer:
     """Writes the texts of one run."""
@@ -150,25 +179,26 @@ class Writer:
     begin: Callable[[str], None]
     """Hears how far the writing is."""
 
-    async def write(self, sources: Mapping[str, Iterable[Lesson]], run: Path) -> Written:
-        """Write what is missing of RUN/written.jsonl, then RUN/lessons/SOURCE.jsonl.
+    async def write(self, sources: Sequence[Iterable[Lesson]], run: Path) -> Written:
+        """Write what is missing of RUN/written.jsonl, then RUN/lessons/, one file a source.
 
-        Lessons without a fact are counted and left out; DataError when nothing is left.
+        Lessons without a fact are counted and left out; DataError when nothing is left. A source
+        of which no text can be learned has no file.
         """
-        lessons = [lesson for of_source in sources.values() for lesson in of_source]
-        made = prompts_of([one for one in lessons if one.fact], self.config.mix_samples)
+        placed = [(place, one) for place, several in enumerate(sources) for one in several]
+        made = prompts_of([pair for pair in placed if pair[1].fact], self.config.mix_samples)
         written = Written(facts=len(made) // self.config.mix_samples)
-        if missing := len(lessons) - written.facts:
+        if missing := len(placed) - written.facts:
             written.left_out[NO_FACT] = missing
         records = await self._records(made, run / WRITTEN)
-        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+        rows: dict[int, list[dict[str, Any]]] = {}
         for prompt, record in zip(made, records, strict=True):
-            if row := self._learned_row(prompt, record, written):
-                rows[prompt.lesson.source].append(row)
-        if not written.texts:
+            if row := _learned_row(prompt, record, written):
+                rows.setdefault(prompt.source, []).append(row)
+        if not rows:
             raise _nothing_written(written)
-        for name, of_source in rows.items():
-            _write_rows(lesson_file(run, name), of_source)
+        for place, of_source in rows.items():
+            _write_rows(lesson_file(run, place), of_source)
         write_json(run / TOTALS, written.to_json())
         return written
 
@@ -180,6 +210,7 @@ class Writer:
         """
         on_disk = {record["place"]: record for record in read_jsonl(path, repair=True)}
         start, before = time.monotonic(), sum(p.place in on_disk for p in made)
+        done = before
         with JsonlWriter(path) as lines:
             for batch in _batches(made, self.sampler.batch_size):
                 lost = [p for p in batch if p.place not in on_disk]
@@ -188,7 +219,7 @@ class Writer:
                 records = {r["place"]: r for r in await self._batch(batch)}
                 lines.write_all(records[p.place] for p in lost)
                 on_disk.update((p.place, records[p.place]) for p in lost)
-                done = sum(p.place in on_disk for p in made)
+                done += len(lost)
                 self.begin(_progress(done, before, len(made), time.monotonic() - start))
         return [on_disk[p.place] for p in made]
 
@@ -223,31 +254,31 @@ class Writer:
             **({"left_out": left_out} if left_out else {}),
         }
 
-    def _learned_row(
-        self, prompt: Prompt, record: Mapping[str, Any], written: Written
-    ) -> dict[str, Any] | None:
-        """The text as a conversation of which it alone is learned; None where it is left out."""
-        if reason := record.get("left_out"):
-            written.left_out[reason] += 1
-            return None
-        written.texts += 1
-        written.tokens += len(record["token_ids"])
-        written.by_expert += record["expert_tokens"]
-        reply = {
-            "role": "assistant", "content": record["text"], "token_ids": record["token_ids"]
-        }  # fmt: skip
-        return {
-            "messages": [*map(_message, prompt.naive), reply],
-            "data_source": prompt.lesson.source,
-            "tokenizer": record["tokenizer"],
-            "place": prompt.place,
-        }
+
+def _learned_row(
+    prompt: Prompt, record: Mapping[str, Any], written: Written
+) -> dict[str, Any] | None:
+    """The text as a conversation of which it alone is learned; None where it is left out."""
+    if reason := record.get("left_out"):
+        written.left_out[reason] += 1
+        return None
+    written.texts += 1
+    written.tokens += len(record["token_ids"])
+    written.by_expert += record["expert_tokens"]
+    reply = {
+        "role": "assistant", "content": record["text"], "token_ids": record["token_ids"]
+    }  # fmt: skip
+    return {
+        "messages": [*map(_message, prompt.naive), reply],
+        "data_source": prompt.lesson.source,
+        "tokenizer": record["tokenizer"],
+        "place": prompt.place,
+    }
 
 
-def lesson_file(run: Path, source: str) -> Path:
-    """Where the texts of a source stand that are learned."""
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in source)[:60]
-    return run / LESSONS / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}.jsonl"
+def lesson_file(run: Path, source: int) -> Path:
+    """Where those texts stand that are learned of the source in this place."""
+    return run / LESSONS / f"source{source}.jsonl"
 
 
 def _message(segment: Segment) -> dict[str, Any]:
