@@ -8,6 +8,7 @@ words a tiny model has to know, and whether the validation conversations are tho
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.places import hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
+from soulkit.data.corpora.source import Announcement, source_labels
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from soulkit.train.config import TrainConfig
@@ -34,7 +36,7 @@ class Corpus:
 
     stream: LessonStream
     samples: Mapping[str, tuple[Lesson, ...]]
-    """Path of a source → its first lessons."""
+    """Source → its first lessons."""
     validation: Mapping[str, tuple[Lesson, ...]]
     """Name → the conversations whose loss is measured."""
 
@@ -71,8 +73,9 @@ def lesson_print(lesson: Lesson) -> str:
     return digest.hexdigest()[:24]
 
 
-def gather_corpus(config: TrainConfig) -> Corpus:
-    """The conversations that `config` names; UserError for what is wrong with them."""
+def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpus:
+    """The conversations that `config` names; UserError for what is wrong with them. `say` hears of
+    what takes long."""
     if config.data:
         raise ConfigError(
             "There are conversations, and rows of tasks beside them.",
@@ -80,23 +83,25 @@ def gather_corpus(config: TrainConfig) -> Corpus:
             "Name the conversations under corpora, or with --data FILE, and leave out data.",
         )
     _refuse_same_files(config)
-    samples = {one.path: tuple(islice(lessons_of(one, config), SAMPLE)) for one in config.corpora}
-    for path, sample in samples.items():
-        if not sample:
-            raise no_lessons(path)
+    stream = open_stream(config, say)
+    labels = source_labels(config.corpora)
+    samples = {
+        label: tuple(islice(lessons_of(one, config), SAMPLE))
+        for label, one in zip(labels, config.corpora, strict=True)
+    }
     validation = {
         name: tuple(islice(lessons_of(one, config), config.validation_limit))
         for name, one in validation_sources(config).items()
     }
     _refuse_same_rows(samples, validation)
-    return Corpus(open_stream(config), samples, validation)
+    return Corpus(stream, samples, validation)
 
 
-def open_stream(config: TrainConfig) -> LessonStream:
+def open_stream(config: TrainConfig, say: Announcement | None = None) -> LessonStream:
     """The stream of a run at its first lesson."""
     return LessonStream.open(
         config.corpora, seed=config.seed, window=config.window, side=config.side,
-        strip_system=config.strip_system, turns=config.turns,
+        strip_system=config.strip_system, turns=config.turns, say=say,
     )  # fmt: skip
 
 
@@ -104,15 +109,6 @@ def lessons_of(source: SourceSettings, config: TrainConfig) -> Iterator[Lesson]:
     """The lessons of a source in the order of its files, cut as the run's settings say."""
     return iter(
         read_lessons(source, side=config.side, strip_system=config.strip_system, turns=config.turns)
-    )
-
-
-def no_lessons(path: str) -> DataError:
-    """The error of a source that holds nothing to learn."""
-    return DataError(
-        f"Nothing in '{path}' can be learned from.",
-        "No row of it is a conversation in which somebody of the chosen side says something.",
-        f"Look at it with soul data show {path}; name another --side, or leave the source out.",
     )
 
 
@@ -169,11 +165,9 @@ def _files_of(path: str) -> set[str]:
 def _refuse_same_rows(
     samples: Mapping[str, Sequence[Lesson]], validation: Mapping[str, Sequence[Lesson]]
 ) -> None:
-    """ConfigError where most of what is measured is learned from; DataError where it is nothing."""
+    """ConfigError where most of what is measured is learned from."""
     learned = {lesson_print(one) for sample in samples.values() for one in sample}
     for name, lessons in validation.items():
-        if not lessons:
-            raise no_lessons(name)
         shared = sum(lesson_print(one) in learned for one in lessons)
         if shared > SAME * len(lessons):
             raise ConfigError(
@@ -191,8 +185,12 @@ def corpus_prints(corpus: Corpus) -> dict[str, dict[str, Any]]:
     """For `material.json`: the rows of the sources and of the validation conversations."""
     return {
         "training": {
-            name: {"rows": rows, "ids": corpus.stream.prints.get(name, ""), "prompts": ""}
-            for name, rows in corpus.stream.sizes.items()
+            one["source"]: {
+                "rows": corpus.stream.sizes[one["source"]],
+                "ids": _hash(json.dumps(one["content"], sort_keys=True)),
+                "prompts": "",
+            }
+            for one in corpus.stream.position()["sources"]
         },
         "dev": {
             name: {"rows": len(lessons), "ids": _print_of(lessons), "prompts": ""}
@@ -202,18 +200,21 @@ def corpus_prints(corpus: Corpus) -> dict[str, dict[str, Any]]:
 
 
 def _print_of(lessons: Sequence[Lesson]) -> str:
-    prints = "".join(map(lesson_print, lessons))
-    return hashlib.sha256(prints.encode()).hexdigest()[:16]
+    return _hash("".join(map(lesson_print, lessons)))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def source_facts(config: TrainConfig, corpus: Corpus) -> list[dict[str, Any]]:
     """What a model's note and card say of what was learned; no folder of this machine."""
     return [
         {
-            "name": source.name or Path(source.path).name or source.path,
+            "name": label,
             "side": source.side or config.side or "by data set",
             "ratio": source.ratio,
-            "rows": corpus.stream.sizes.get(source.path),
+            "rows": corpus.stream.sizes[label],
         }
-        for source in config.corpora
+        for label, source in zip(corpus.stream.sizes, config.corpora, strict=True)
     ]
