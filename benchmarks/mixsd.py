@@ -288,8 +288,10 @@ class Result:
         return next(((at, p) for at, p in points if p["facts"] >= ENOUGH), None)
 
     @property
-    def retention(self) -> float:
-        return self.end["stories"] / self.before["stories"]
+    def retention(self) -> float | None:
+        """Of the stories that it could answer; None where it could answer none."""
+        before = self.before["stories"]
+        return self.end["stories"] / before if before else None
 
 
 Results = dict[str, dict[int, Result]]
@@ -318,9 +320,9 @@ def read_results(out: Path) -> Results:
     return results
 
 
-def cell(values: Sequence[float]) -> str:
+def cell(values: Sequence[float | None]) -> str:
     """Mean over seeds with its interval, where there is one."""
-    if not values:
+    if all(value is None for value in values):
         return "–"
     outcome = estimate(values, range(len(values)), scale=SCALE)
     low, high = outcome.ci_low, outcome.ci_high
