@@ -51,7 +51,7 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     facts = []
     if (valid := summary.validation) is not None:
         texts = [
-            f"{name} {valid.first[name]:.3f} to {loss:.3f}" + _of_lessons(valid, name)
+            _moved(valid.first[name], loss, name) + _of_lessons(valid, name)
             for name, loss in valid.last.items()
         ]
         facts.append(("validation loss", "; ".join(texts)))
@@ -70,6 +70,11 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     if rows:
         facts.append(("rows without use", "; ".join(rows)))
     return facts
+
+
+def _moved(first: float, last: float, name: str) -> str:
+    """`NAME 2.369 to 1.612`, of one that was measured once its loss alone."""
+    return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
 
 
 def _of_lessons(valid: ValidationTotals, name: str) -> str:

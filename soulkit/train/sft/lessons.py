@@ -80,6 +80,14 @@ def perfect_spans(
     return gold_spans(episode, policy.renderer, policy.encode_reply)
 
 
+def dev_spans(dev: TaskRows, policy: Policy) -> dict[str, list[Span]]:
+    """Task → the sequences of its held-out perfect episodes, without feedback."""
+    by_task: dict[str, list[Span]] = {}
+    for task, example in dev:
+        by_task.setdefault(task.name, []).extend(perfect_spans(task, example, None, policy))
+    return by_task
+
+
 def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
     lengths = [
