@@ -63,9 +63,8 @@ from soulkit.train.sft.corpus_run import (
     validation_totals,
     words_of_corpus,
 )
-from soulkit.train.sft.lessons import SupervisedStep, check_lessons
-from soulkit.train.sft.mixsd import with_written
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons, dev_spans
+from soulkit.train.sft.mixsd import with_written
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
