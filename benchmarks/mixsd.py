@@ -30,7 +30,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,8 @@ LABELS = {
 }  # fmt: skip
 ENOUGH = 0.9
 """Share of the facts at which arms are compared that learn them at different speeds."""
+GUESSING = 0.5
+"""What guessing between the two places of a story gives."""
 SCALE = (0.0, 1.0)
 
 Row = dict[str, Any]
@@ -288,10 +290,10 @@ class Result:
         return next(((at, p) for at, p in points if p["facts"] >= ENOUGH), None)
 
     @property
-    def retention(self) -> float | None:
-        """Of the stories that it could answer; None where it could answer none."""
-        before = self.before["stories"]
-        return self.end["stories"] / before if before else None
+    def kept(self) -> float | None:
+        """Of what it could answer of the stories beyond guessing; None where that was nothing."""
+        before = self.before["stories"] - GUESSING
+        return (self.end["stories"] - GUESSING) / before if before else None
 
 
 Results = dict[str, dict[int, Result]]
@@ -333,24 +335,25 @@ def cell(values: Sequence[float | None]) -> str:
 def table(results: Results) -> list[str]:
     """Markdown: one line an arm, means over its seeds with 95 % intervals."""
     lines = [
-        "| arm | seeds | facts recalled | held-out stories | stories, relative to before "
+        "| arm | seeds | facts recalled | held-out stories | kept, beyond guessing "
         f"| facts read in context | stories where {ENOUGH:.0%} of the facts are there (step) "
-        "| s a run |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| facts read there | s a run |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     first = next(iter(results.values()), {})
     start = [run.before for run in first.values()]
     cells = [cell([p[of] for p in start]) for of in ("facts", "stories", "reading")]
-    lines.append(f"| before | {len(start)} | {cells[0]} | {cells[1]} | | {cells[2]} | | |")
+    lines.append(f"| before | {len(start)} | {cells[0]} | {cells[1]} | | {cells[2]} | | | |")
     for name, runs in ((n, list(results[n].values())) for n in ARMS if n in results):
         ends = [run.end for run in runs]
         reached = [run.enough for run in runs if run.enough is not None]
         steps = f" ({', '.join(str(at) for at, _ in reached)})" if reached else ""
         parts = [
             LABELS[name], str(len(runs)), cell([p["facts"] for p in ends]),
-            cell([p["stories"] for p in ends]), cell([run.retention for run in runs]),
+            cell([p["stories"] for p in ends]), cell([run.kept for run in runs]),
             cell([p["reading"] for p in ends]),
             cell([p["stories"] for _, p in reached]) + steps,
+            cell([p["reading"] for _, p in reached]),
             f"{sum(run.seconds for run in runs) / len(runs):.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(parts)} |")
@@ -358,16 +361,26 @@ def table(results: Results) -> list[str]:
 
 
 def differences(results: Results) -> list[str]:
-    """Each arm minus plain SFT on the held-out stories at the end, paired by seed."""
-    plain = {seed: run.end["stories"] for seed, run in results.get("plain", {}).items()}
-    lines = ["| held-out stories, paired by seed | difference |", "|---|--:|"]
+    """Each arm minus plain SFT at the end, paired by seed."""
+    lines = ["| paired by seed | held-out stories | facts read in context |", "|---|--:|--:|"]
+    plain = results.get("plain", {})
     for name in (n for n in ARMS if n != "plain" and n in results):
-        ends = {seed: run.end["stories"] for seed, run in results[name].items()}
-        if shared := plain.keys() & ends.keys():
-            d = paired_difference(plain, ends, {seed: seed for seed in shared}, scale=SCALE)
-            shown = "" if d.ci_low is None else f" [{d.ci_low:+.2f}, {d.ci_high:+.2f}]"
-            lines.append(f"| {LABELS[name]} − {LABELS['plain']} | {d.difference:+.3f}{shown} |")
+        if plain.keys() & results[name].keys():
+            parts = [_difference(plain, results[name], of) for of in ("stories", "reading")]
+            lines.append(f"| {LABELS[name]} − {LABELS['plain']} | {' | '.join(parts)} |")
     return lines
+
+
+def _difference(a: Mapping[int, Result], b: Mapping[int, Result], of: str) -> str:
+    """b − a with its interval, where two seeds or more differ."""
+    before, after = (_ends(side, of) for side in (a, b))
+    d = paired_difference(before, after, {seed: seed for seed in a.keys() & b.keys()}, scale=SCALE)
+    ends = "" if d.ci_low is None else f" [{d.ci_low:+.2f}, {d.ci_high:+.2f}]"
+    return f"{d.difference:+.3f}{ends}".replace("-", "−")
+
+
+def _ends(runs: Mapping[int, Result], of: str) -> dict[Hashable, float | None]:
+    return {seed: run.end[of] for seed, run in runs.items()}
 
 
 def curves(results: Results) -> list[str]:
