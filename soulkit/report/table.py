@@ -21,7 +21,13 @@ from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
-from soulkit.report.training_facts import canary_text, feedback_text, lesson_facts
+from soulkit.report.training_facts import (
+    LESSON_FACTS,
+    canary_text,
+    feedback_text,
+    lesson_facts,
+    validation_rows,
+)
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.summary import TrainSummary
@@ -222,7 +228,7 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
     whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
-    return whole + _task_rows(run)
+    return whole + _task_rows(run) + validation_rows(run.valid)
 
 
 def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -448,7 +454,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision",
+        "rows", "revision", *LESSON_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

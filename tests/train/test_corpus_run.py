@@ -20,7 +20,7 @@ from soulkit.train.material.conversations import gather_corpus
 from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import encoded, encoder_for
 from soulkit.train.state.checkpoint import Position, read_position
-from tests.support.chats import chat, chats_file, write_chats
+from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
 from tests.support.training import lines_of, soul
 
@@ -59,7 +59,8 @@ def test_a_run_learns_the_people_and_says_so(
 ) -> None:
     out = tmp_path / "run"
     assert soul(*command(files, out, "--lesson-tokens", 60, steps=2)) == 0
-    first, second, measured = read_jsonl(out / "metrics.jsonl")
+    before, first, second, measured = read_jsonl(out / "metrics.jsonl")
+    assert before["step"] == -1 and before["loss/valid/valid"] > measured["loss/valid/valid"]
     learned = [sum(line[f"lessons/of/{name}"] for line in (first, second)) for name in
                ("chats", "more")]  # fmt: skip
     assert learned == [8, 4]  # 90 rows and one and a half times 30
@@ -83,14 +84,14 @@ def test_a_run_learns_the_people_and_says_so(
     assert "validation loss" in printed.out and "chats 8, more 4" in printed.out
     assert soul("report", out) == 0 and soul("runs", tmp_path) == 0
     shown = capsys.readouterr().out
-    assert "valid" in shown and "loss chats" in shown
+    assert "validation loss, valid" in shown and "validation loss valid" in shown
 
 
 @pytest.fixture(scope="module")
 def policy(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     from soulkit.models.local.tiny import build_tiny
 
-    rows = [chat(number) for number in range(90)]
+    rows = [person_chat(number) for number in range(90)]
     texts = [message["content"] for row in rows for message in row["messages"]]
     folder = build_tiny(tmp_path_factory.mktemp("models") / "tiny", texts, max_context=256)
     return load_policy(config(files, full=True, model=str(folder)), folder)
@@ -123,9 +124,9 @@ def test_validation_comes_every_so_often_and_after_the_last_step(
         gather_corpus(config(files)).samples["chats"][:2], encoder_for(policy, every.config)
     )
     every = Validation(every.config, policy, {"v": spans})
-    assert [step for step in range(7) if every(step)] == [2, 5, 6]
+    assert [step for step in range(-1, 7) if every(step)] == [-1, 2, 5, 6]
     last = Validation(config(files, steps=7), policy, {"v": spans})
-    assert [step for step in range(7) if last(step)] == [6]
+    assert [step for step in range(-1, 7) if last(step)] == [-1, 6]
 
 
 def test_what_checkpoints_are_ranked_by() -> None:
@@ -177,7 +178,9 @@ def test_mistakes_cost_three_lines(
 def test_conversations_that_stand_in_both_are_measured_and_not_learned(
     tmp_path: Path, files: Path
 ) -> None:
-    mixed = write_chats(tmp_path / "mixed.jsonl", [chat(3), *(chat(n, 2) for n in range(9))])
+    mixed = write_rows(
+        tmp_path / "mixed.jsonl", [person_chat(3), *(person_chat(n, 2) for n in range(9))]
+    )
     corpus = gather_corpus(config(files, validation=[str(mixed)]))
     assert len(corpus.held_out) == 10
     assert "1 of the first conversations" in " ".join(corpus.remarks())

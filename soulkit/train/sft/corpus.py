@@ -125,9 +125,10 @@ class Validation:
     spans: Mapping[str, Sequence[Span]]
 
     def __call__(self, step: int) -> dict[str, float | None]:
-        """After `step`, where its turn is: every `eval_every` steps and after the last."""
+        """After `step`, where its turn is: before the first, every `eval_every` steps and after the
+        last."""
         done, every = step + 1, self.config.eval_every
-        if done != self.config.steps and (every is None or done % every):
+        if done not in (0, self.config.steps) and (every is None or done % every):
             return {}
         return self.losses()
 
