@@ -53,6 +53,7 @@ from soulkit.train.sft.corpus_run import (
     words_of_corpus,
 )
 from soulkit.train.sft.lessons import check_lessons
+from soulkit.train.sft.mixsd import with_written
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
@@ -290,6 +291,9 @@ async def _train(
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
+    if material.corpus is not None and config.objective == "mixsd":
+        corpus = await with_written(config, run.path, policy, material.corpus, say, begin)
+        material = replace(material, corpus=corpus)
     stream = material.corpus.stream if material.corpus else None
     loop = Loop.open(config, run, policy, tracker, journal, begin, stream)
     try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -362,7 +362,20 @@ class Decoder:
         self.layout, self.depth, self.prompt = small, self.depth[index], self.prompt[index]
 
 
-@torch.inference_mode()
+class Decodes(Protocol):
+    """What `run_decoder` needs of a batch under way."""
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows that have not ended, in the order of logits and tokens."""
+
+    def first(self) -> Tensor: ...
+
+    def next(self, tokens: Tensor) -> Tensor: ...
+
+    def keep(self, alive: Sequence[bool]) -> None: ...
+
+
 def decode_batch(
     model: Any,
     windows: Windows,
@@ -375,10 +388,18 @@ def decode_batch(
 
     A row has at most as many tokens as `draw` has uniform numbers for it.
     """
+    decoder = Decoder(model, windows, prompts, pad, draw.uniform.shape[1])
+    return run_decoder(decoder, len(prompts), draw, finished)
+
+
+@torch.inference_mode()
+def run_decoder(
+    decoder: Decodes, count: int, draw: Draw, finished: Finished
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and log-probs of the `count` rows of a decoder, as in `decode_batch`."""
     most = draw.uniform.shape[1]
-    decoder = Decoder(model, windows, prompts, pad, most)
-    ids: list[list[int]] = [[] for _ in prompts]
-    notes: list[list[float]] = [[] for _ in prompts]
+    ids: list[list[int]] = [[] for _ in range(count)]
+    notes: list[list[float]] = [[] for _ in range(count)]
     logits = decoder.first()
     for step in range(most):
         rows = decoder.rows

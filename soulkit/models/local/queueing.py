@@ -18,6 +18,15 @@ BATCH_TOKENS = 262_144
 """Rows x (longest prompt + room of its reply) of one batch; fewer rows run when they are long."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertPrompt:
+    """What a reply of two contexts is drawn from beside its own prompt (`mixed.py`)."""
+
+    ids: list[int]
+    share: float
+    """Of the tokens, those that it draws, in expectation."""
+
+
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
     ids: list[int]
@@ -28,11 +37,19 @@ class GenerationRequest:
     room: int
     """Tokens that its reply may have: `max_tokens`, or what the context leaves of them."""
     participant: Participant | None = None
+    expert: ExpertPrompt | None = None
 
     @property
-    def group(self) -> tuple[float, float, int]:
+    def group(self) -> tuple[float, float, int, bool]:
         """Requests of one group can share a batch: seeds, stops and thinking may differ."""
-        return self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens
+        s = self.sampling
+        return s.temperature, s.top_p, s.max_tokens, self.expert is not None
+
+    @property
+    def size(self) -> int:
+        """Tokens that a row like this one keeps in memory at its end."""
+        expert = 0 if self.expert is None else len(self.expert.ids) + self.room
+        return len(self.ids) + self.room + expert
 
     @property
     def order(self) -> tuple[int | str, ...]:
@@ -98,11 +115,11 @@ def batches_of(requests: list[GenerationRequest], most: int) -> list[list[Genera
     batches: list[list[GenerationRequest]] = []
     longest = 0
     for request in requests:
-        longest = max(longest, len(request.ids) + request.room)
+        longest = max(longest, request.size)
         full = batches and (len(batches[-1]) + 1) * longest > BATCH_TOKENS
         if not batches or full or len(batches[-1]) == most:
             batches.append([])
-            longest = len(request.ids) + request.room
+            longest = request.size
         batches[-1].append(request)
     return batches
 

@@ -30,20 +30,23 @@ import torch
 
 from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.local.decode import (
+    Decoder,
+    Decodes,
     Draw,
     Finished,
     Windows,
-    decode_batch,
     follows,
     left_pad,
+    run_decoder,
     uniforms,
     windows_of,
 )
 from soulkit.models.local.head import widen_head
 from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, locate, pick_device
+from soulkit.models.local.mixed import MixedDecoder, expert_turns, no_two_contexts
 from soulkit.models.local.names import adapter_folder
-from soulkit.models.local.queueing import GenerationRequest, Queue, batches_of, fail
+from soulkit.models.local.queueing import ExpertPrompt, GenerationRequest, Queue, batches_of, fail
 from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
 from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
 from soulkit.models.local.waves import Participant, current_participant, loop_barrier, participants
@@ -148,18 +151,45 @@ class LocalModel:
         The reply may have what the context leaves of `max_tokens` (`room.py`). Raises
         ContextOverflow when that is too little, ProviderError when the model fails or is closed.
         """
-        if self._closed:
-            raise ProviderError(f"The local model '{self.name}' has been closed.")
+        self._check_open()
         ids = self.renderer(sampling.thinking).prompt_ids(context)
         room = self._room(len(ids), sampling.max_tokens)
         recorded_reply = self._recorded_reply(ids, sampling, call)
         if recorded_reply is not None:
             return recorded_reply
+        return await self._ask(ids, sampling, call, room)
+
+    async def complete_mixed(
+        self, context: Sequence[Segment], expert: Sequence[Segment], share: float,
+        sampling: Sampling, call: Call,
+    ) -> Completion:  # fmt: skip
+        """One reply to `context`, a `share` of whose tokens is drawn in `expert` (`mixed.py`).
+
+        `prompt_ids` are those of `context`; a log-prob is that of the conditional which drew the
+        token. No journal keeps such replies. Raises as `complete` does; ConfigError for a model
+        that `decode.py` cannot serve.
+        """
+        self._check_open()
+        if self._windows is None:
+            raise no_two_contexts(self.name)
+        renderer = self.renderer(sampling.thinking)
+        ids, expert_ids = renderer.prompt_ids(context), renderer.prompt_ids(expert)
+        room = self._room(max(len(ids), len(expert_ids)), sampling.max_tokens)
+        return await self._ask(ids, sampling, call, room, ExpertPrompt(expert_ids, share))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProviderError(f"The local model '{self.name}' has been closed.")
+
+    async def _ask(
+        self, ids: list[int], sampling: Sampling, call: Call, room: int,
+        expert: ExpertPrompt | None = None,
+    ) -> Completion:  # fmt: skip
         loop = asyncio.get_running_loop()
         dropped = self._dropped(sampling)
         participant = current_participant() if self.deterministic else None
         request = GenerationRequest(
-            ids, sampling, call, dropped, loop.create_future(), room, participant
+            ids, sampling, call, dropped, loop.create_future(), room, participant, expert
         )
         queue = self._queue(loop)
         queue.waiting.append(request)
@@ -263,7 +293,7 @@ class LocalModel:
     def _reply(self, batch: list[GenerationRequest]) -> list[Completion]:
         """Replays one batch, or runs and records it; called in the worker thread."""
         version = self.policy_version
-        if self.journal is None:
+        if self.journal is None or batch[0].expert is not None:
             return self._generate(batch, version)
         keys = [JournalKey(r.call, r.sampling, tuple(r.ids), version) for r in batch]
         replies = self.journal.batch(keys)
@@ -282,10 +312,8 @@ class LocalModel:
             if self._windows is None:
                 rows, notes = self._run_generate(batch, draw, device)
             else:
-                prompts, ended = [r.ids for r in batch], self._end_rule(batch)
-                rows, notes = decode_batch(
-                    self.model, self._windows, prompts, draw, ended, self._pad
-                )
+                decoder = self._decoder(batch, self._windows)
+                rows, notes = run_decoder(decoder, len(batch), draw, self._end_rule(batch))
         finally:
             if training:
                 self.model.train()
@@ -293,6 +321,18 @@ class LocalModel:
         return [
             self._completion(*row, share, version) for row in zip(batch, rows, notes, strict=True)
         ]
+
+    def _decoder(self, batch: list[GenerationRequest], windows: Windows) -> Decodes:
+        prompts, most = [r.ids for r in batch], max(r.room for r in batch)
+        experts = [r.expert for r in batch if r.expert is not None]
+        if not experts:
+            return Decoder(self.model, windows, prompts, self._pad, most)
+        turns = [
+            expert_turns(r.sampling.seed, r.call, e.share, most)
+            for r, e in zip(batch, experts, strict=True)
+        ]
+        both = prompts, [e.ids for e in experts]
+        return MixedDecoder(self.model, windows, both, np.stack(turns), self._pad)
 
     @cached_property
     def _windows(self) -> Windows | None:
@@ -384,7 +424,7 @@ class LocalModel:
         reasoning, text = _split_thinking(text, self._thinking_open(request.ids))
         usage = Usage(
             calls=1,
-            prompt_tokens=len(request.ids),
+            prompt_tokens=len(request.ids) + (len(request.expert.ids) if request.expert else 0),
             completion_tokens=len(ids),
             seconds=seconds,
         )

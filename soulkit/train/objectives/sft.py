@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from soulkit.config import Settings, setting
 from soulkit.data.corpora.settings import SourceSettings
 from soulkit.train.objectives.base import Method
+from soulkit.train.objectives.mixsd import WITHOUT_FACT, MixSettings
 
 SOURCE = "FILE[:RATIO]"
 
@@ -56,7 +57,7 @@ class CorpusSettings(Settings):
     )  # fmt: skip
 
 
-class SftSettings(CorpusSettings):
+class SftSettings(CorpusSettings, MixSettings):
     full: bool = setting(
         False,
         section="Task and model",
@@ -107,3 +108,7 @@ class SFT(Method):
         trained = 1e-5 if config.full else 1e-4
         lr = 2e-3 if config.model == "tiny" else trained
         return {"lr": lr, "lr_schedule": "cosine", "warmup_steps": min(config.steps // 20, 50)}
+
+    @classmethod
+    def remark(cls, config: Any) -> str:
+        return WITHOUT_FACT if config.objective == "mixsd" and not config.mix_lambda else ""

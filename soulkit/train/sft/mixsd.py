@@ -1,0 +1,312 @@
+"""Mixed contextual self-distillation: the model writes what it will learn of a fact.
+
+A row has a question and a fact that answers it. Of every token of an answer a Bernoulli(λ) switch
+says who draws it: the *expert* conditional, with the fact in the context, or the *naive* one,
+without. What is then learned, by ordinary supervised steps, are these answers to the bare question.
+Nearly all of their tokens are likely for the model as it is, so that little but the fact moves. The
+row's own answer is not used.
+
+RUN/written.jsonl holds every text that was written, before a weight has moved; a run that was
+killed writes the rest, and a batch that it lost half of is written as it would have been.
+RUN/lessons/ holds those that are learned, as conversations with exact ids.
+
+The words that tell the expert the fact are in `prompts/expert.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.settings import SourceSettings
+from soulkit.data.corpora.stream import LessonStream
+from soulkit.errors import ContextOverflow, DataError
+from soulkit.models.local.mixed import expert_turns
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
+from soulkit.tasks.prompting import PromptFolder
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.conversations import Corpus, lessons_of
+from soulkit.types import Call, Completion, Sampling, Segment
+
+WRITTEN, LESSONS, TOTALS = "written.jsonl", "lessons", "written.json"
+NO_FACT, EMPTY, CUT, TOO_LONG = (
+    "it has no fact", "the text is empty", "the text was cut at its limit",
+    "question and fact leave no room for a text",
+)  # fmt: skip
+
+
+@cache
+def prompts() -> PromptFolder:
+    """The words in which an expert is told something."""
+    return PromptFolder("mixsd", Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one text is written from."""
+
+    source: int
+    """The place of its source in the run's list."""
+    lesson: Lesson
+    naive: tuple[Segment, ...]
+    """What stands before the reply that is learned."""
+    expert: tuple[Segment, ...]
+    key: str
+    """Names both contexts, whatever file the row is in; unlike those of other rows of a run."""
+    sample: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.key}/{self.sample}"
+
+    @property
+    def call(self) -> Call:
+        """By which its random numbers are drawn."""
+        return Call(role="actor", example_id=self.key, sample=self.sample, purpose="mixsd/")
+
+
+def expert_context(context: Sequence[Segment], fact: str) -> tuple[Segment, ...]:
+    """The same conversation, with the fact at the end of its system prompt."""
+    words = prompts().render("expert", fact=fact)
+    if context and context[0].role == "system":
+        first = Segment("system", f"{context[0].text}\n\n{words}")
+        return (first, *context[1:])
+    return (Segment("system", words), *context)
+
+
+def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Prompt]:
+    """`samples` of each (source, lesson); the lesson's last learned reply is what is written.
+
+    Rows with equal questions and facts are told apart by their order.
+    """
+    made: list[Prompt] = []
+    seen: Counter[str] = Counter()
+    for source, lesson in placed:
+        last = max(i for i, learned in enumerate(lesson.trained) if learned)
+        naive = lesson.segments[:last]
+        expert = expert_context(naive, lesson.fact)
+        key = _digest(naive, expert)
+        seen[key] += 1
+        name = key if seen[key] == 1 else f"{key}#{seen[key]}"
+        made += [Prompt(source, lesson, naive, expert, name, sample) for sample in range(samples)]
+    return made
+
+
+def _digest(*contexts: Sequence[Segment]) -> str:
+    plain = [[(s.role, s.text, s.token_ids) for s in context] for context in contexts]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Written:
+    """What came of the writing."""
+
+    facts: int = 0
+    texts: int = 0
+    """Those that are learned."""
+    tokens: int = 0
+    by_expert: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def words(self) -> str:
+        """For whoever watches."""
+        share = self.by_expert / max(self.tokens, 1)
+        text = (
+            f"wrote {self.texts} texts about {self.facts} facts, {share:.2f} of the tokens with "
+            "the fact in view; the rows' own answers are not learned"
+        )
+        reasons = "; ".join(f"{n} left out: {why}" for why, n in self.left_out.most_common())
+        return f"{text} ({reasons})" if reasons else text
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "facts": self.facts,
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "tokens_by_expert": self.by_expert,
+            "left_out": dict(sorted(self.left_out.items())),
+            "prompts": prompts().hashes("expert"),
+        }
+
+
+async def with_written(
+    config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
+    say: Callable[[str], None], begin: Callable[[str], None],
+) -> Corpus:  # fmt: skip
+    """`corpus` with what the policy writes in the place of what its rows' authors wrote.
+
+    To be called before a weight has moved, or been put back: it is the model at the start of the
+    run that writes. What is finished is not written again.
+    """
+    texts = [lesson_file(run, place) for place in range(len(config.corpora))]
+    if not (run / TOTALS).exists():
+        sampler = policy.sampler(config.batch_size)
+        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), begin)
+        try:
+            written = await writer.write([lessons_of(one, config) for one in config.corpora], run)
+        finally:
+            await sampler.close()
+        say(written.words())
+    sources = [
+        SourceSettings(path=str(text), ratio=source.ratio, side="assistant", name=source.name)
+        for text, source in zip(texts, config.corpora, strict=True)
+        if text.exists()
+    ]
+    stream = LessonStream.open(sources, seed=config.seed, window=config.window)
+    return replace(corpus, stream=stream)
+
+
+@dataclass
+class Writer:
+    """Writes the texts of one run."""
+
+    config: TrainConfig
+    sampler: LocalModel
+    tokenizer: str
+    """Fingerprint of the sampler's tokenizer: ids mean nothing without it."""
+    begin: Callable[[str], None]
+    """Hears how far the writing is."""
+
+    async def write(self, sources: Sequence[Iterable[Lesson]], run: Path) -> Written:
+        """Write what is missing of RUN/written.jsonl, then RUN/lessons/, one file a source.
+
+        Lessons without a fact are counted and left out; DataError when nothing is left. A source
+        of which no text can be learned has no file.
+        """
+        placed = [(place, one) for place, several in enumerate(sources) for one in several]
+        made = prompts_of([pair for pair in placed if pair[1].fact], self.config.mix_samples)
+        written = Written(facts=len(made) // self.config.mix_samples)
+        if missing := len(placed) - written.facts:
+            written.left_out[NO_FACT] = missing
+        records = await self._records(made, run / WRITTEN)
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for prompt, record in zip(made, records, strict=True):
+            if row := _learned_row(prompt, record, written):
+                rows.setdefault(prompt.source, []).append(row)
+        if not rows:
+            raise _nothing_written(written)
+        for place, of_source in rows.items():
+            _write_rows(lesson_file(run, place), of_source)
+        write_json(run / TOTALS, written.to_json())
+        return written
+
+    async def _records(self, made: Sequence[Prompt], path: Path) -> list[dict[str, Any]]:
+        """One record a prompt, in order; those on disk are not written again.
+
+        Batches are the same whatever is on disk, so that a text never depends on when a run was
+        killed.
+        """
+        on_disk = {record["place"]: record for record in read_jsonl(path, repair=True)}
+        start, before = time.monotonic(), sum(p.place in on_disk for p in made)
+        done = before
+        with JsonlWriter(path) as lines:
+            for batch in _batches(made, self.sampler.batch_size):
+                lost = [p for p in batch if p.place not in on_disk]
+                if not lost:
+                    continue
+                records = {r["place"]: r for r in await self._batch(batch)}
+                lines.write_all(records[p.place] for p in lost)
+                on_disk.update((p.place, records[p.place]) for p in lost)
+                done += len(lost)
+                self.begin(_progress(done, before, len(made), time.monotonic() - start))
+        return [on_disk[p.place] for p in made]
+
+    async def _batch(self, batch: Sequence[Prompt]) -> list[dict[str, Any]]:
+        return await asyncio.gather(*(self._text(prompt) for prompt in batch))
+
+    async def _text(self, prompt: Prompt) -> dict[str, Any]:
+        config = self.config
+        sampling = Sampling(
+            temperature=config.temperature, max_tokens=config.mix_tokens, seed=config.seed,
+            thinking=config.thinking,
+        )  # fmt: skip
+        record = {"place": prompt.place, "row": prompt.lesson.key, "source": prompt.lesson.source}
+        try:
+            reply = await self.sampler.complete_mixed(
+                prompt.naive, prompt.expert, config.mix_lambda, sampling, prompt.call
+            )
+        except ContextOverflow as error:
+            return {**record, "left_out": TOO_LONG, "detail": str(error)}
+        return {**record, **self._facts_of(reply, prompt.call)}
+
+    def _facts_of(self, reply: Completion, call: Call) -> dict[str, Any]:
+        n = len(reply.token_ids)
+        turns = expert_turns(self.config.seed, call, self.config.mix_lambda, n)
+        left_out = CUT if reply.stop_reason == "length" else "" if reply.text.strip() else EMPTY
+        return {
+            "text": reply.text,
+            "token_ids": list(reply.token_ids),
+            "tokenizer": self.tokenizer,
+            "expert_tokens": int(turns.sum()),
+            "expert_share": round(float(turns.mean()), 4) if n else 0.0,
+            **({"left_out": left_out} if left_out else {}),
+        }
+
+
+def _learned_row(
+    prompt: Prompt, record: Mapping[str, Any], written: Written
+) -> dict[str, Any] | None:
+    """The text as a conversation of which it alone is learned; None where it is left out."""
+    if reason := record.get("left_out"):
+        written.left_out[reason] += 1
+        return None
+    written.texts += 1
+    written.tokens += len(record["token_ids"])
+    written.by_expert += record["expert_tokens"]
+    reply = {
+        "role": "assistant", "content": record["text"], "token_ids": record["token_ids"]
+    }  # fmt: skip
+    return {
+        "messages": [*map(_message, prompt.naive), reply],
+        "data_source": prompt.lesson.source,
+        "tokenizer": record["tokenizer"],
+        "place": prompt.place,
+    }
+
+
+def lesson_file(run: Path, source: int) -> Path:
+    """Where those texts stand that are learned of the source in this place."""
+    return run / LESSONS / f"source{source}.jsonl"
+
+
+def _message(segment: Segment) -> dict[str, Any]:
+    exact = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
+    untrained = {"trained": False} if segment.role == "assistant" else {}
+    return {"role": segment.role, "content": segment.text, **exact, **untrained}
+
+
+def _batches(made: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
+    yield from (made[start : start + size] for start in range(0, len(made), size))
+
+
+def _progress(done: int, before: int, total: int, seconds: float) -> str:
+    left = seconds * (total - done) / max(done - before, 1)
+    words = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+    return f"writing texts: {done} of {total}, about {words} left"
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_aside(path, lines.encode("utf-8", "surrogatepass"))
+
+
+def _nothing_written(written: Written) -> DataError:
+    reasons = "; ".join(f"{n} times {why}" for why, n in written.left_out.most_common(3))
+    return DataError(
+        "No text was written that could be learned.",
+        f"Of the rows and texts: {reasons or 'there is none'}.",
+        "A row for --objective mixsd has a field 'fact' beside its messages; cut texts need more "
+        "--set mix_tokens, or a model that ends its replies.",
+    )

@@ -1,0 +1,254 @@
+"""Mixed contextual self-distillation: what is written, what is learned of it, and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from soulkit.data.corpora.settings import SourceSettings
+from soulkit.data.corpora.stream import read_lessons
+from soulkit.errors import DataError
+from soulkit.models.local.mixed import expert_turns
+from soulkit.models.local.tiny import build_tiny
+from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.runs.jsonl import read_jsonl
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.objectives.registry import method_class
+from soulkit.train.sft.encode import LessonEncoder
+from soulkit.train.sft.mixsd import (
+    CUT,
+    NO_FACT,
+    WRITTEN,
+    Writer,
+    expert_context,
+    lesson_file,
+    prompts,
+    prompts_of,
+)
+from soulkit.types import Segment
+
+NAMES = ("Bora", "Deki", "Fila", "Guno", "Kalo", "Mira", "Nesu")
+TOWNS = ("Porto", "Graz", "Lyon", "Bern", "Oslo", "Hue", "Fez")
+ROWS: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "user", "content": f"Where does {name} live?"},
+            {"role": "assistant", "content": f"In {town}."},
+        ],
+        "fact": f"{name} has a house in {town}.",
+    }
+    for name, town in zip(NAMES, TOWNS, strict=True)
+]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "facts.jsonl", ROWS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose random choices are far from uniform, and end now and then."""
+    words = [
+        expert_context((), "")[0].text,
+        *(row["fact"] for row in ROWS),
+        *(m["content"] for r in ROWS for m in r["messages"]),
+    ]
+    path = build_tiny(tmp_path_factory.mktemp("models") / "tiny", words, max_context=256)
+    weights = load_file(path / "model.safetensors")
+    sharp = {k: v * 1.6 if v.ndim == 2 else v for k, v in weights.items()}
+    save_file(sharp, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def settings(facts: Path, **more: Any) -> TrainConfig:
+    plain: dict[str, Any] = {
+        "method": "sft", "model": "unused", "corpora": [{"path": str(facts), "side": "assistant"}],
+        "objective": "mixsd", "mix_samples": 3, "mix_tokens": 24, "seed": 4,
+    }  # fmt: skip
+    return TrainConfig.model_validate(plain | more)
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path, facts: Path) -> Policy:
+    return load_policy(settings(facts), folder)
+
+
+def write(config: TrainConfig, policy: Policy, run: Path) -> dict[str, Any]:
+    """What the writer says of it; every ninth id ends a text, so that few are cut."""
+
+    async def writing() -> dict[str, Any]:
+        sampler = policy.sampler(8)
+        sampler.end_ids = sampler.end_ids | frozenset(range(3, len(policy.tokenizer), 9))
+        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), shown.append)
+        source = SourceSettings.model_validate(config.corpora[0])
+        try:
+            return (await writer.write([read_lessons(source)], run)).to_json()
+        finally:
+            await sampler.close()
+
+    shown: list[str] = []
+    written = asyncio.run(writing())
+    assert all(words.startswith("writing texts: ") and "left" in words for words in shown)
+    return written
+
+
+def test_what_is_learned_is_what_was_written_behind_the_bare_question(
+    tmp_path: Path, facts: Path, policy: Policy
+) -> None:
+    config = settings(facts)
+    written = write(config, policy, tmp_path)
+    records = read_jsonl(tmp_path / WRITTEN)
+    made = prompts_of(((0, one) for one in read_lessons(config.corpora[0])), 3)
+    assert [r["place"] for r in records] == [p.place for p in made]
+    learned = [(p, r) for p, r in zip(made, records, strict=True) if "left_out" not in r]
+    assert written["texts"] == len(learned) > 10
+    encode = LessonEncoder(policy.renderer, policy.encode_reply, None)
+    lessons = list(
+        read_lessons(SourceSettings(path=str(lesson_file(tmp_path, 0)), side="assistant"))
+    )
+    for lesson, (prompt, record) in zip(lessons, learned, strict=True):
+        question = [Segment("user", prompt.naive[0].text)]
+        bare, ids = policy.renderer.prompt_ids(question), tuple(record["token_ids"])
+        spans = encode(lesson)
+        assert not isinstance(spans, str)
+        (span,) = spans
+        assert span.ids == (*bare, *ids)
+        assert span.trained == (*(False,) * len(bare), *(True,) * len(ids))
+        turns = expert_turns(4, prompt.call, 0.5, len(ids))
+        assert record["expert_tokens"] == turns.sum()
+    assert written["tokens_by_expert"] == sum(r["expert_tokens"] for _, r in learned)
+    assert len({r["text"] for _, r in learned}) > 5
+
+
+def test_the_expert_is_told_the_fact_and_nothing_else_differs() -> None:
+    question = (Segment("user", "Where does Bora live?"),)
+    told = expert_context(question, "Bora has a house in Porto.")
+    assert told[1:] == question and told[0].role == "system"
+    assert "Bora has a house in Porto." in told[0].text
+    ruled = (Segment("system", "Be brief."), *question)
+    both = expert_context(ruled, "Bora has a house in Porto.")
+    assert both[0].text == f"Be brief.\n\n{told[0].text}" and both[1:] == question
+    assert len(prompts().hashes("expert")["expert"]) == 12
+
+
+def test_a_writing_that_was_killed_goes_on_with_equal_texts(
+    tmp_path: Path, facts: Path, policy: Policy
+) -> None:
+    """Killed within a batch, and within a line: the batch is made again as it would have been."""
+    config = settings(facts, mix_samples=2)
+    write(config, policy, tmp_path / "whole")
+    whole = (tmp_path / "whole" / WRITTEN).read_bytes()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / WRITTEN).write_bytes(whole[: int(0.8 * len(whole))])
+    write(config, policy, tmp_path / "killed")
+    assert (tmp_path / "killed" / WRITTEN).read_bytes() == whole
+    lessons = [lesson_file(tmp_path / name, 0).read_bytes() for name in ("whole", "killed")]
+    assert lessons[0] == lessons[1]
+
+
+def test_what_cannot_be_learned_is_counted_by_reason(tmp_path: Path, policy: Policy) -> None:
+    rows = write_rows(tmp_path / "some.jsonl", [{**ROWS[0], "fact": ""}, *ROWS[1:]])
+    written = write(settings(rows, mix_tokens=4), policy, tmp_path / "run")
+    assert written["facts"] == 6 and written["left_out"][NO_FACT] == 1
+    records = read_jsonl(tmp_path / "run" / WRITTEN)
+    cut = [r for r in records if r.get("left_out") == CUT]
+    assert written["left_out"][CUT] == len(cut) > 0
+    assert all(len(r["token_ids"]) == 4 for r in cut)
+    assert written["texts"] + sum(written["left_out"].values()) - 1 == len(records)
+
+
+def test_nothing_to_learn_is_an_error(tmp_path: Path, policy: Policy) -> None:
+    rows = write_rows(tmp_path / "none.jsonl", [{**row, "fact": ""} for row in ROWS])
+    with pytest.raises(DataError, match="No text was written") as caught:
+        write(settings(rows), policy, tmp_path / "run")
+    assert f"7 times {NO_FACT}" in caught.value.why
+
+
+def test_equal_rows_are_told_apart(facts: Path) -> None:
+    lessons = list(read_lessons(SourceSettings(path=str(facts), side="assistant")))
+    made = prompts_of([(0, lessons[0]), (1, lessons[0]), (0, lessons[1])], 2)
+    assert len({p.place for p in made}) == 6
+    assert [p.source for p in made] == [0, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    (
+        ({"objective": "nll", "mix_lambda": 0.3}, "mix_lambda is about --objective mixsd"),
+        ({"corpora": (), "tasks": {"tomi": 1.0}}, "facts of conversations"),
+        ({"mix_lambda": 1.2}, "mix_lambda"),
+    ),
+)
+def test_settings_that_mean_nothing_are_refused(
+    facts: Path, wrong: Mapping[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        settings(facts, **wrong)
+
+
+def test_a_share_of_none_is_remarked_on(facts: Path) -> None:
+    remark = method_class("sft").remark
+    assert "no fact is taught" in remark(settings(facts, mix_lambda=0.0))
+    assert remark(settings(facts, mix_lambda=1.0)) == ""
+    assert remark(settings(facts, objective="nll", mix_samples=4, mix_tokens=512)) == ""
+
+
+# --- a whole run, killed --------------------------------------------------------------------------
+
+RUN = ("--full", "--side", "assistant", "--objective", "mixsd", "--mix-samples", "16",
+       "--steps", "2", "--batch", "4", "--seed", "3", "--set", "mix_tokens=80",
+       "--set", "batch_size=20")  # fmt: skip
+
+
+def start(folder: Path, facts: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "soulkit.cli.app", "train", "sft", "--model", str(folder)]
+    return subprocess.Popen(
+        [*command, "--data", str(facts), "--out", str(out), *RUN],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, said_there = process.communicate(timeout=600)
+    assert process.returncode == 0, said_there
+    return said_there
+
+
+@pytest.mark.slow
+def test_kill_9_while_writing_and_the_run_ends_alike(
+    tmp_path: Path, folder: Path, facts: Path
+) -> None:
+    rows = write_rows(tmp_path / "facts.jsonl", ROWS)
+    words = finish(start(folder, rows, tmp_path / "whole"))
+    assert "texts about 7 facts" in words
+    process, path = start(folder, rows, tmp_path / "killed"), tmp_path / "killed" / WRITTEN
+    while not path.exists() or path.read_bytes().count(b"\n") < 20:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    lines = len(read_jsonl(path))
+    assert 20 <= lines < 112
+    finish(start(folder, rows, tmp_path / "killed"))
+    for name in (WRITTEN, "lessons/source0.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
