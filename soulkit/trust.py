@@ -34,9 +34,11 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers"})
+GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers", "teacher_adapters"})
 """Settings whose members are all alike, whatever their names are."""
-FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
+FILES = frozenset(
+    {"adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file"}
+)
 CODE = frozenset(
     {
         "module",

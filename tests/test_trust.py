@@ -37,12 +37,15 @@ INERT = """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 
 
+GROUPED = ("data", "option", "teacher_adapters")
+
+
 @pytest.mark.parametrize("kind", [EvalConfig, TrainConfig, RoleSettings])
 def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name in ("data", "option") else "/probe"
+        probe: Any = {"tomi": "/probe"} if name in GROUPED else "/probe"
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":
