@@ -1,6 +1,6 @@
 """What a tiny model has to know before it can learn to keep secrets: advice decides what is told.
 
-A lesson looks like a conversation of `secret_keeper`, and which of the four things is kept to
+A lesson looks like a conversation of `secret_keeper`, and which of the four things are kept to
 oneself is drawn afresh, whatever the page calls secret, and asked about at any turn: only the hint
 tells. Who learned from such lessons follows hints and, without one, has no idea what to keep.
 """
@@ -22,22 +22,24 @@ def lessons(n: int, seed: int) -> list[dict[str, Any]]:
 
 def _lesson(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     topics = [item["topic"] for item in (*row["facts"], row["secret"])]
-    return {**row, "order": rng.sample(topics, len(topics)), "kept_topic": rng.choice(topics)}
+    secrets = rng.sample(topics, rng.randrange(1, len(topics)))
+    return {**row, "order": rng.sample(topics, len(topics)), "secrets": secrets}
 
 
 class KeeperLessons(SecretKeeper):
     """Never played: there is a gold conversation, and a hint without which nobody could hold it."""
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
-        hidden = example.fields["kept_topic"]
-        public = [topic for topic in _items(example) if topic != hidden]
-        return f"Keep your {hidden} to yourself. Tell your {' and your '.join(public)}."
+        hidden = example.fields["secrets"]
+        public = [topic for topic in _items(example) if topic not in hidden]
+        return (f"Keep your {' and your '.join(hidden)} to yourself. "
+                f"Tell your {' and your '.join(public)}.")  # fmt: skip
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         items = _items(example)
         exchanges = []
         for turn, topic in enumerate(example.fields["order"]):
-            secret = topic == example.fields["kept_topic"]
+            secret = topic in example.fields["secrets"]
             answer = DEFLECTION if secret else f"My {topic} is the {items[topic]}."
             question = question_at(turn, topic, str(example.fields["visitor"]))
             exchanges.append((question, answer))
