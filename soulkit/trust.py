@@ -36,7 +36,18 @@ PLAYERS = frozenset(
 )
 GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers"})
 """Settings whose members are all alike, whatever their names are."""
-FILES = frozenset({"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file"})
+FILES = frozenset(
+    {
+        "adapter",
+        "teacher_model",
+        "teacher_adapter",
+        "prices",
+        "ledger_file",
+        "corpora",
+        "validation",
+        "path",
+    }
+)
 CODE = frozenset(
     {
         "module",
