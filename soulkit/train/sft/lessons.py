@@ -46,7 +46,7 @@ class SupervisedStep:
         spans = [
             span
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
-            for span in lesson_spans(
+            for span in perfect_spans(
                 task, example, feedback_for(task, example, config, rng), policy
             )
         ]
@@ -65,7 +65,7 @@ def feedback_for(
     return rehearsed(task, example, config, rng)
 
 
-def lesson_spans(
+def perfect_spans(
     task: Task, example: Example, feedback: Feedback | None, policy: Policy
 ) -> list[Span]:
     """The trained sequences of one perfect episode."""
@@ -84,7 +84,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     lengths = [
         len(span.ids)
         for task, example in pool
-        for span in lesson_spans(task, example, None, policy)
+        for span in perfect_spans(task, example, None, policy)
     ]
     longer = sum(limit is not None and length > limit for length in lengths)
     if longer:
