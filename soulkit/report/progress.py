@@ -130,7 +130,7 @@ def _parsed_key(line: bytes) -> bytes:
 def _steps(path: Path) -> int:
     from soulkit.train.state.lines import read_step_lines
 
-    return len({line.step for line in read_step_lines(path) if not line.dev})
+    return len({line.step for line in read_step_lines(path) if not line.measures})
 
 
 # -- what an unfinished evaluation comes to so far -------------------------------------------------

@@ -17,6 +17,7 @@ from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
 from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
+from soulkit.train.beside import BesideSettings
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
 from soulkit.train.objectives.opd import OpdSettings
@@ -276,7 +277,8 @@ class KeepingSettings(Settings):
 
 class TrainConfig(
     DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
-    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, PlayConfig,
+    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, BesideSettings,
+    PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
@@ -378,6 +380,11 @@ class TrainConfig(
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
+
+    @property
+    def corpus_names(self) -> list[str]:
+        """What the sources of conversations are called: by settings, else by their files."""
+        return [one.name or Path(one.path).stem or one.path for one in self.corpora]
 
     @property
     def feedback_when(self) -> str:

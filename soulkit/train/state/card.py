@@ -21,6 +21,7 @@ from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
+from soulkit.train.state.ability import AbilityTotals
 
 CARD = "README.md"
 _ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "track", "max_cost"})
@@ -185,6 +186,9 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary.get("command") != "train sft":
         yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
         yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
+    if ability := AbilityTotals.from_json(summary.get("retention")):
+        lost = " This is a regression." if ability.regression else ""
+        yield f"\nGeneral ability, before to after: {ability.words()}.{lost}"
     yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
 
 

@@ -27,6 +27,7 @@ from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
+from soulkit.train.material.conversations import corpus_prints
 from soulkit.train.material.sampling import TaskRows
 
 MATERIAL = "material.json"
@@ -43,6 +44,7 @@ def fingerprint(
     return {
         "training": pool_print(material.pool),
         "dev": pool_print(material.dev),
+        **(corpus_prints(material.corpus) if material.corpus else {}),
         "model": model_print(policy),
         "adapter": _adapter(config.adapter),
         "teacher": None if teacher is None else model_print(teacher),
