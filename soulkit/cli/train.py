@@ -168,18 +168,19 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.objectives.registry import overruled
         from soulkit.train.planning import training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
+        from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
     if remark := overruled(method):
         _say(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
+        refuse_unfitting(config)
         material = gather_material(config)
         for remark in material.remarks():
             _say(remark)
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
-            from soulkit.train.sft.planning import corpus_plan
 
             show_corpus_plan(corpus_plan(config, material.corpus), values["json"])
             return

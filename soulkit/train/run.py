@@ -57,11 +57,13 @@ from soulkit.train.sft.corpus_run import (
     check_corpus,
     lesson_totals,
     loss_cells,
+    rows_without_use,
     supervision,
     validation_totals,
     words_of_corpus,
 )
 from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
@@ -195,7 +197,8 @@ def _open(config: TrainConfig, out: Path) -> Run:
 
 
 def refuse_untrainable(config: TrainConfig) -> None:
-    """ConfigError for settings that contradict each other."""
+    """ConfigError for settings that contradict each other, or that cannot fit."""
+    refuse_unfitting(config)
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
             f"All weights were to be trained in {config.dtype}.",
@@ -466,5 +469,5 @@ def supervised_summary(
         summary_steps=len(last),
         validation=validation_totals(lines, material.corpus),
         lessons=lesson_totals(lines),
-        unusable=material.corpus.stream.unusable if material.corpus else {},
+        unusable=rows_without_use(material.corpus),
     )

@@ -127,3 +127,9 @@ def validation_totals(lines: Sequence[StepLine], corpus: Corpus | None) -> Valid
         return None
     lessons = {name: len(some) for name, some in (corpus.validation if corpus else {}).items()}
     return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
+
+
+def rows_without_use(corpus: Corpus | None) -> dict[str, dict[str, int]]:
+    """Source → reason → rows that are no lesson, where there are any."""
+    unusable = corpus.stream.unusable if corpus else {}
+    return {source: reasons for source, reasons in unusable.items() if reasons}
