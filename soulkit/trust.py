@@ -34,6 +34,7 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
+<<<<<<< HEAD
 GROUPS = frozenset({"data", "held_out", "experts", "roles", "endpoints", "option", "headers"})
 """Settings whose members are all alike, whatever their names are."""
 ROWS = ("data", "held_out")
@@ -50,6 +51,12 @@ FILES = frozenset(
         "validation",
         "path",
     }
+=======
+GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers", "teacher_adapters"})
+"""Settings whose members are all alike, whatever their names are."""
+FILES = frozenset(
+    {"adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file"}
+>>>>>>> teachers
 )
 CODE = frozenset(
     {
