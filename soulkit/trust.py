@@ -34,8 +34,9 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-<<<<<<< HEAD
-GROUPS = frozenset({"data", "held_out", "experts", "roles", "endpoints", "option", "headers"})
+GROUPS = frozenset(
+    {"data", "held_out", "experts", "roles", "endpoints", "option", "headers", "teacher_adapters"}
+)
 """Settings whose members are all alike, whatever their names are."""
 ROWS = ("data", "held_out")
 """Settings that name files of rows, or how many to make."""
@@ -44,6 +45,7 @@ FILES = frozenset(
         "adapter",
         "teacher_model",
         "teacher_adapter",
+        "teacher_adapters",
         "prices",
         "ledger_file",
         "experts",
@@ -51,12 +53,6 @@ FILES = frozenset(
         "validation",
         "path",
     }
-=======
-GROUPS = frozenset({"data", "roles", "endpoints", "option", "headers", "teacher_adapters"})
-"""Settings whose members are all alike, whatever their names are."""
-FILES = frozenset(
-    {"adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file"}
->>>>>>> teachers
 )
 CODE = frozenset(
     {

@@ -37,24 +37,19 @@ INERT = """
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
     tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
     samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
-    retention
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 
-BY_TASK = ("data", "held_out", "experts")
+BY_TASK = ("data", "held_out", "experts", "teacher_adapters")
 """Settings that name a place for each task."""
 
-    @pytest.mark.parametrize("kind", [EvalConfig, TrainConfig, DistillConfig, RoleSettings])
-    GROUPED = ("data", "option", "teacher_adapters")
+
+@pytest.mark.parametrize("kind", [EvalConfig, TrainConfig, DistillConfig, RoleSettings])
 def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-<<<<<<< HEAD
         probe: Any = {"tomi": "/probe"} if name in (*BY_TASK, "option") else "/probe"
-=======
-        probe: Any = {"tomi": "/probe"} if name in GROUPED else "/probe"
->>>>>>> teachers
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":

@@ -81,10 +81,11 @@ def _of_episodes(sides: Sequence[Played], scale: tuple[float, float] | None) -> 
     clusters: dict[Hashable, Hashable] = {
         _key(record): cluster_of(record) for side in sides for record in side.records
     }
-    base, expert, generalist = (
+    values: list[dict[Hashable, float | None]] = [
         {_key(record): value for record, value in metric_values(side.records, VALUE)}
         for side in sides
-    )
+    ]
+    base, expert, generalist = values
     return paired_gains(base, expert, generalist, clusters, scale=scale)
 
 

@@ -174,7 +174,7 @@ def _remarks(
     return (words,) if words else ()
 
 
-def _selection(out: Path) -> dict[str, TaskSelection]:
+def _selection(out: Path) -> Mapping[str, TaskSelection]:
     """What became of the samples, by task; nothing where the experts taught directly."""
     try:
         return read_selection(out).tasks
@@ -187,7 +187,7 @@ def _task_result(
 ) -> TaskResult:
     folders = [measured_folder(out, side, task) for side in sides]
     played = [read_played(folder, task) for folder in folders]
-    cells = {side: headline(one.cells) for side, one in zip(sides, played, strict=True)}
+    cells: dict[str, Cell] = {s: headline(p.cells) for s, p in zip(sides, played, strict=True)}
     one, *others = (read_conditions(folder) for folder in folders)
     mixed = [line for other in others for line in condition_differences(one, other, task)]
     result = TaskResult(task=task, metric="", cells=cells, selection=selection,
@@ -218,10 +218,12 @@ def _beside(task: str, sides: Mapping[Side, Played]) -> list[Beside]:
             moved = difference(task, sides["base"], sides["generalist"], metric)
         except DataError:  # of rows that have no such part
             continue
-        means = {side: one.cells[metric].mean if metric in one.cells else None
-                 for side, one in sides.items()}  # fmt: skip
+        means: dict[str, float | None] = {
+            side: one.cells[metric].mean if metric in one.cells else None
+            for side, one in sides.items()
+        }
         less = terms is not None and metric in terms.less_is_better
-        found.append(Beside(metric=metric, means=dict(means), paired=moved.paired,
+        found.append(Beside(metric=metric, means=means, paired=moved.paired,
                             less_is_better=less))  # fmt: skip
     return found
 

@@ -74,7 +74,7 @@ def distill(
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
         if "select" in stages:
-            _select(config, experts, out, watcher)
+            select(config, experts, out, say=watcher.say)
         if "train" in stages:
             _train(config, experts, out, watcher)
         if "report" not in stages:
@@ -120,15 +120,6 @@ def _confirmed(
 
 
 # -- stages ----------------------------------------------------------------------------------------
-
-
-def _select(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, watcher: Watcher
-) -> None:  # fmt: skip
-    selection = select(config, experts, out, say=watcher.say)
-    for task, part in selection.tasks.items():
-        share = "" if part.acceptance is None else f", acceptance {part.acceptance:.3f}"
-        watcher.say(f"selected of {task}: {part.taken} of {part.sampled} samples{share}")
 
 
 def _train(

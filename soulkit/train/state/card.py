@@ -22,11 +22,8 @@ from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
-<<<<<<< HEAD
-from soulkit.train.state.ability import AbilityTotals
-=======
 from soulkit.train.material.conversations import Corpus, source_facts
->>>>>>> sft
+from soulkit.train.state.ability import AbilityTotals
 
 CARD = "README.md"
 _ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "track", "max_cost"})
